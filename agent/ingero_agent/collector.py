@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ingero_agent.causal_chains import CausalChains
 from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health.phase import Phase
@@ -126,6 +127,15 @@ PUSHES: Final[tuple[MetricRow[FleetClient], ...]] = (
     ),
 )
 
+CHAINS: Final[tuple[MetricRow[CausalChains], ...]] = (
+    counter(
+        "ingero_agent_causal_chains",
+        "Records about causes, and searches that failed, by outcome.",
+        lambda s: s.outcomes,
+        "outcome",
+    ),
+)
+
 EVENTS: Final[tuple[MetricRow[EventSocket], ...]] = (
     counter("ingero_agent_sent_events", "Lines sent to consumers.", lambda s: s.sent),
     counter("ingero_agent_dropped_events", "Lines that were lost, by reason.", lambda s: s.dropped, "reason"),
@@ -153,6 +163,8 @@ class AgentCollector(Collector):
         yield from collect_rows(STATE, health)
         yield from collect_rows(LOOP, health.counters)
         yield from collect_rows(PUSHES, self._client)
+        if health.chains:
+            yield from collect_rows(CHAINS, health.chains)
         at = self._client.pushed_at
         age = None if at is None else max(0.0, self._clock() - at)
         yield gauge_now("ingero_agent_last_push_age_seconds", "Time since a push arrived.", age)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent.baseline_file import load_baseline, save_baseline
+from ingero_agent.causal_chains import CausalChains
 from ingero_agent.devices import BackgroundDevices, GpuReading, ReadGpus
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health import classification, early_push, phase, score
@@ -103,6 +104,10 @@ class PushLoop:
             world_size=config.fleet_world_size, rank=config.fleet_node_rank if config.fleet_world_size else None,
             provider=provider,
         )  # fmt: skip
+        self.chains: CausalChains | None = None
+        if config.signal_db_path:
+            pid = config.signal_pid[0] if len(config.signal_pid) == 1 else None
+            self.chains = CausalChains(config.signal_db_path, pid, self._identity, client)
         self.baseline = Baseline()
         self.phase = PhaseState(warmup=config.warmup_samples)
         self.rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
@@ -131,6 +136,8 @@ class PushLoop:
             if self.straggler:
                 self._publish(self._resolved(self._clock(), str(uuid.uuid4())))
             self._save(self._clock())
+            if self.chains:
+                await self.chains.close()
 
     async def _between(self, ended: asyncio.Event, pause: float) -> None:
         """Wait for the next tick, with early polls in between unless Fleet asked to wait."""
@@ -235,6 +242,8 @@ class PushLoop:
         self.rule = rule
         was, hysteresis = self.straggler, self._config.fleet_classifier_hysteresis
         self.straggler = classification.is_straggler(was, rule, current.value, active, hysteresis)
+        if self.chains:
+            self.chains.follow(self.straggler, now)
         if not was and not self.straggler:
             return
         if was != self.straggler:

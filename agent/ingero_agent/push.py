@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.health.classification import FleetResponse
@@ -93,6 +94,10 @@ class FleetClient:
         """Send anything other than a health report, once. The result is ignored."""
         await self._client.send(Signal.METRICS, self._encode(request))
 
+    async def send_logs(self, request: ExportLogsServiceRequest) -> bool:
+        """Send log records, once. Returns whether they arrived."""
+        return (await self._client.send(Signal.LOGS, self._encode(request))).failure is None
+
     async def ask(self, now: float) -> float:
         """Ask the threshold API, used when pushes return no threshold. Returns the seconds until the next request."""
         if self._api is None:
@@ -107,7 +112,7 @@ class FleetClient:
             self.response = replace(self.response, threshold=answer.threshold, quorum=answer.quorum, threshold_at=now)
         return answer.retry_after
 
-    def _encode(self, request: ExportMetricsServiceRequest) -> bytes:
+    def _encode(self, request: ExportMetricsServiceRequest | ExportLogsServiceRequest) -> bytes:
         return to_json(request) if self._json else request.SerializeToString()
 
     def _read_headers(self, reply: ExportResult, now: float) -> None:

@@ -58,3 +58,12 @@ CHAIN_SEVERITY: Final = "ingero.causal_chain.severity"
 
 CHAIN_ROOT_CAUSE: Final = "ingero.causal_chain.root_cause"
 """Log record: root cause as text."""
+
+CHAIN_SUBJECT: Final = "ingero.causal_chain.subject"
+"""Log record: what the cause is about, such as a process or a GPU."""
+
+CHAIN_EVIDENCE: Final = "ingero.causal_chain.evidence"
+"""Log record: evidence, a line each."""
+
+CHAIN_ADVICE: Final = "ingero.causal_chain.advice"
+"""Log record: what to do, a line each."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import orjson
+from google.protobuf.message import Message
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
@@ -138,8 +139,8 @@ def encode_event(event: StragglerStateEvent, *, straggler: bool, time_unix_nano:
     return batch.request
 
 
-def to_json(request: ExportMetricsServiceRequest) -> bytes:
-    """Render a push as OTLP/HTTP JSON."""
+def to_json(request: Message) -> bytes:
+    """Render a push as OTLP/HTTP JSON. Trace and span ids are not supported."""
     from google.protobuf.json_format import MessageToDict
 
     return orjson.dumps(MessageToDict(request))

@@ -20,6 +20,9 @@ from ingero_kit.settings import parse_duration
 
 PROGRAM: Final = "ingero-agent"
 
+MAX_COLLECTIVES: Final = 200_000
+"""Most single collectives that `explain` reads, the newest."""
+
 database_option = click.option(
     "--db", help=f"Database of the trace.  [default: {TraceSettings.model_fields['db'].default}]"
 )
@@ -124,7 +127,7 @@ def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> Non
 
     now = time.time()
     with exit_with_reason(PROGRAM, OSError, sqlite3.Error):
-        wanted = queries.Filter(begin=now - since, end=now, pid=pid)
+        wanted = queries.Filter(begin=now - since, end=now, pid=pid, limit=MAX_COLLECTIVES)
         findings = find_causes(read_time_window(_settings(db=db).db, wanted))
     if as_json:
         click.echo(json.dumps([{"id": one.id, **asdict(one)} for one in findings], indent=2))

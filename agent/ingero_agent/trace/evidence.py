@@ -10,24 +10,25 @@ from ingero_agent.health.throttle import Throttle
 from ingero_agent.sources.trace_db import LAUNCHES
 from ingero_agent.trace.findings import GpuUse, LongCall, TimeWindow
 from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH
-from ingero_agent.trace.queries import Filter, collectives, has_table, open_database
+from ingero_agent.trace.queries import Filter, has_table, open_database, read_collectives
 from ingero_agent.trace.stats import HostSnapshot
 from ingero_agent.trace.store import HISTOGRAM_TABLE, WIDTHS
 
 _NS: Final = 10**9
-MAX_COLLECTIVES: Final = 200_000
 SHORT_SECONDS: Final = 600.0
 """Length of a time window up to which the buckets of 5 s are used."""
 
 
-def read_time_window(file: Path, wanted: Filter) -> TimeWindow:
-    """Read everything that `find_causes` needs. Raises `FileNotFoundError`, `sqlite3.Error`."""
+def read_time_window(file: Path, wanted: Filter, budget: float | None = None) -> TimeWindow:
+    """Read everything that `find_causes` needs, with the newest `wanted.limit` collectives.
+
+    `budget` is the longest that reading may take, seconds. Raises `FileNotFoundError`, `sqlite3.Error`.
+    """
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= SHORT_SECONDS else "event_aggregates"
-    everything = Filter(begin=wanted.begin, end=wanted.end, pid=wanted.pid, limit=MAX_COLLECTIVES)
-    with open_database(file) as database:
+    with open_database(file, budget) as database:
         return TimeWindow(
             histogram=_histograms(database, wanted), launches=_launches(database, wanted, table),
-            snapshots=_snapshots(database, wanted), collectives=collectives(file, everything),
+            snapshots=_snapshots(database, wanted), collectives=read_collectives(database, wanted),
             slow=_slow(database, wanted), stalls=_stalls(database, wanted, table), gpus=_gpus(database, wanted),
             names=dict(database.execute("SELECT pid, name FROM process_names").fetchall()),
             processors=os.cpu_count() or 1,

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ class Filter:
         return int(self.begin * 1e9), int(self.end * 1e9)
 
 
+_STEPS: Final = 10_000
+"""Steps of SQLite between two checks of the time."""
+
 OPERATIONS: Final = (
     "process", "pid", "source", "operation", "calls", "total_ms", "mean_us", "max_us", "megabytes", "container", "pod"
 )  # fmt: skip
@@ -52,12 +56,15 @@ def has_table(database: sqlite3.Connection, table: str) -> bool:
 
 
 @contextmanager
-def open_database(file: Path) -> Iterator[sqlite3.Connection]:
-    """Open it for reading. Raises `FileNotFoundError`, `sqlite3.Error`."""
+def open_database(file: Path, budget: float | None = None) -> Iterator[sqlite3.Connection]:
+    """Open it for reading, for at most `budget` seconds. Raises `FileNotFoundError`, `sqlite3.Error`."""
     if not file.exists():
         raise FileNotFoundError(f"{file} is not there: run `ingero-agent trace --db {file}` first")
     try:
         with open_read_only(file, timeout=5.0) as database:
+            if budget is not None:
+                end = time.monotonic() + budget
+                database.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
             yield database
     except sqlite3.DatabaseError as error:
         raise sqlite3.DatabaseError(f"{file}: {error}") from None
@@ -91,17 +98,22 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     return rows[: wanted.limit]
 
 
-def collectives(file: Path, wanted: Filter) -> list[Collective]:
-    """Single collectives, newest last. Raises as `open_database`."""
+def read_collectives(database: sqlite3.Connection, wanted: Filter) -> list[Collective]:
+    """Single collectives, newest last. Raises `sqlite3.Error`."""
     query = (
         f"SELECT {', '.join(COLLECTIVE_COLUMNS)} FROM collectives WHERE timestamp >= ? AND timestamp < ? "
         "AND (? IS NULL OR pid = ?) AND operation LIKE ? ORDER BY timestamp DESC LIMIT ?"
     )
     bounds = (*wanted.bounds, wanted.pid, wanted.pid, f"%{wanted.operation}%", wanted.limit)
-    with open_database(file) as database:
-        found = database.execute(query, bounds).fetchall()
+    found = database.execute(query, bounds).fetchall()
     rows = (dict(zip(COLLECTIVE_COLUMNS.values(), row, strict=True)) for row in reversed(found))
     return [Collective(**{**row, "tid": 0, "exact": bool(row["exact"])}) for row in rows]
+
+
+def collectives(file: Path, wanted: Filter) -> list[Collective]:
+    """Single collectives, newest last. Raises as `open_database`."""
+    with open_database(file) as database:
+        return read_collectives(database, wanted)
 
 
 def collective_rows(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
