@@ -96,7 +96,6 @@ class _Verdict(_Payload):
 class _Straggler(_Payload):
     node_id: _Name
     state: _Text
-    kind: _Text | None = None
     since: _Text | None = None
     windows: _Count | None = None
     score: _Number | None = None
@@ -166,7 +165,6 @@ def parse_response(
             active=item.state == NodeState.ACTIVE,
             since=moment(item.since) or None,
             windows=item.windows or 0,
-            kind=item.kind or "",
             score=None if by_verdict else item.score,
             threshold=None if by_verdict else item.threshold,
             severity=item.verdict.severity if by_verdict and item.verdict else None,

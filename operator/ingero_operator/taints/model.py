@@ -21,8 +21,6 @@ class Accused:
     windows: int = 0
     score: float | None = None
     threshold: float | None = None
-    kind: str = ""
-    """What is wrong, as Fleet names it."""
     severity: float | None = None
     """Share of its own rate that the node lost, or of the job's time that is lost to its rank, by `kind`; without it
     score and threshold apply."""
