@@ -236,7 +236,7 @@ class HealtheeConfig(Settings):
 
 
 class ZpagesConfig(Settings):
-    """zPages, which probes use."""
+    """One zPage, `/debug/servicez`: whether Fleet is up and what runs in it."""
 
     endpoint: Endpoint = "127.0.0.1:55679"
     """Address to listen on."""
@@ -250,7 +250,7 @@ class ExtensionsConfig(Settings):
     healthee: HealtheeConfig = HealtheeConfig()
     """Health."""
     zpages: ZpagesConfig = ZpagesConfig()
-    """zPages."""
+    """One zPage, `/debug/servicez`: whether Fleet is up and what runs in it."""
 
 
 class PrometheusConfig(Settings):

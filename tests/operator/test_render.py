@@ -450,6 +450,23 @@ def test_the_operator_may_always_ask_fleet_and_tell_it_of_marks(change: dict[str
     assert [port["port"] for port in ours["ports"]] == [4318, 8080]
 
 
+def test_health_of_fleet_is_in_its_service_with_tls_and_token_and_admitted_from_the_monitoring_namespace() -> None:
+    found = children(**FULL)
+    service = found["Service", "prod-fleet"]["spec"]["ports"]
+    rules = found["NetworkPolicy", "prod-fleet"]["spec"]["ingress"]
+    (monitoring,) = (
+        rule for rule in rules if "namespaceSelector" in rule["from"][0] and "podSelector" not in rule["from"][0]
+    )
+    (container,) = found["Deployment", "prod-fleet"]["spec"]["template"]["spec"]["containers"]
+    settings = yaml.safe_load(found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"])
+
+    assert {port["name"]: port["port"] for port in service}["health"] == 8088
+    assert [port["port"] for port in monitoring["ports"]] == [9090, 8888, 8088]
+    assert set(settings["extensions"]["healthee"]) == {"endpoint", "tls", "auth"}
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[name]["httpGet"]["scheme"] == "HTTPS"
+
+
 CONFINED: dict[str, Any] = {
     "seLinuxOptions": {"type": "spc_t"}, "appArmorProfile": {"type": "Localhost", "localhostProfile": "ours"}
 }  # fmt: skip

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
 from ingero_operator.api.base import Confinement, LocalName, Resources, Toleration
@@ -181,10 +181,12 @@ def container(
     }
 
 
-def probe(path: str, port: str | int, *, period: int = 10, failures: int = 3) -> Manifest:
-    """An HTTP probe."""
+def probe(
+    path: str, port: str | int, *, period: int = 10, failures: int = 3, scheme: Literal["HTTP", "HTTPS"] = "HTTP"
+) -> Manifest:
+    """An HTTP probe; over HTTPS the kubelet accepts any certificate."""
     return {
-        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
+        "httpGet": {"path": path, "port": port, "scheme": scheme},
         "periodSeconds": period,
         "failureThreshold": failures,
         "timeoutSeconds": 3,

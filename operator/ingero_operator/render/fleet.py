@@ -1,7 +1,7 @@
 """Children of Fleet: ConfigMap, Deployment, Service, PodDisruptionBudget."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ingero_contract import routes
 from ingero_operator.api.base import ConfigMapKey, SecretKey
@@ -47,6 +47,7 @@ PORTS: Final = {
     "api": (API, "http"),
     "findings": (FINDINGS, "http"),
     "vitals": (VITALS, "http"),
+    "health": (HEALTH, "http"),
 }
 
 
@@ -98,7 +99,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
         },
         "extensions": {
             "ingero_threshold": {"agent_endpoint": f"0.0.0.0:{API}", **tls, **auth},
-            "healthee": {"endpoint": f"0.0.0.0:{HEALTH}"},
+            "healthee": {"endpoint": f"0.0.0.0:{HEALTH}", **tls, **auth},
         },
         "exporters": {"prometheus": {"endpoint": f"0.0.0.0:{FINDINGS}"}},
         "service": {"telemetry": {"metrics": {"address": f"0.0.0.0:{VITALS}"}}},
@@ -174,16 +175,17 @@ def deployment(
     """The Deployment of one replica: scores are in memory, so with two each would know half of the nodes."""
     volumes, mounts = _volumes(owner, spec, around)
     settings = [word for item in spec.fleet.settings for word in ("--set", f"{item.name}={item.value}")]
+    scheme: Literal["HTTP", "HTTPS"] = "HTTPS" if spec.tls_secret else "HTTP"
     server = container(
         COMPONENT,
         platform.image_of("fleet", spec.version, spec.images.fleet),
         ["serve", "--config", f"{CONFIG}/fleet.yaml", *settings],
-        {**{name: port for name, (port, _) in PORTS.items()}, "health": HEALTH},
+        {name: port for name, (port, _) in PORTS.items()},
         spec.fleet.resources,
         mounts,
-        startupProbe=probe(routes.FLEET_HEALTH, "health", period=1, failures=60),
-        readinessProbe=probe(routes.FLEET_HEALTH, "health", period=5),
-        livenessProbe=probe(routes.FLEET_HEALTH, "health", period=10, failures=6),
+        startupProbe=probe(routes.FLEET_HEALTH, "health", period=1, failures=60, scheme=scheme),
+        readinessProbe=probe(routes.FLEET_HEALTH, "health", period=5, scheme=scheme),
+        livenessProbe=probe(routes.FLEET_HEALTH, "health", period=10, failures=6, scheme=scheme),
     )
     pod: Manifest = {
         "securityContext": {**unprivileged(), **confined(spec.fleet)},

@@ -6,6 +6,7 @@ from ingero_operator.render import agents, echo, fleet
 from ingero_operator.render.common import (
     API,
     FINDINGS,
+    HEALTH,
     NAME,
     OTLP_GRPC,
     OTLP_HTTP,
@@ -76,7 +77,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
                 {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
                 *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
                 {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # taint events and polls
-                {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS)},
+                {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS, HEALTH)},
             ],
             onward,
         ),
