@@ -7,6 +7,7 @@ import pytest
 import yaml
 from lupa import LuaRuntime
 
+from ingero_contract.kubernetes import STRAGGLER_CONDITION
 from ingero_operator import status as shown
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
 from ingero_operator.conditions import Condition, no, unknown, yes
@@ -128,6 +129,31 @@ def test_examples_are_whole(example: str) -> None:
             FleetClusterSpec.model_validate(item["spec"])
         if item["kind"] == "EchoStore":
             EchoStoreSpec.model_validate(item["spec"])
+
+
+INTEGRATIONS = {
+    "node-readiness-controller": ("readiness.node.x-k8s.io/v1alpha1", "NodeReadinessRule"),
+    "kueue-configuration": ("config.kueue.x-k8s.io/v1beta2", "Configuration"),
+    "device-taint-rule": ("resource.k8s.io/v1beta2", "DeviceTaintRule"),
+    "slinky-values": (None, None),
+    "nvsentinel-values": (None, None),
+}
+
+
+def test_integrations_are_of_the_kinds_that_they_name() -> None:
+    found = {}
+    for file in sorted((MANIFESTS / "examples/integrations").glob("*.yaml")):
+        tree = yaml.safe_load(file.read_text())
+        found[file.stem] = (tree.get("apiVersion"), tree.get("kind"))
+
+    assert found == INTEGRATIONS
+
+
+@pytest.mark.parametrize("example", ["node-readiness-controller", "slinky-values", "nvsentinel-values"])
+def test_integrations_name_the_condition_that_the_operator_writes(example: str) -> None:
+    text = (MANIFESTS / f"examples/integrations/{example}.yaml").read_text()
+
+    assert STRAGGLER_CONDITION in text.split("\n", 1)[1]
 
 
 def test_transition_times_move_only_when_a_status_flips() -> None:
