@@ -80,8 +80,10 @@ def test_an_echo_store_becomes_these_children() -> None:
     assert [(child["kind"], child["metadata"]["name"]) for child in found] == [
         ("ServiceAccount", "prod-echo"), ("ConfigMap", "prod-echo"), ("Service", "prod-echo"),
         ("Service", "prod-echo-pods"), ("NetworkPolicy", "prod-echo"), ("StatefulSet", "prod-echo"),
-        ("ServiceMonitor", "prod-echo"),
+        ("PodDisruptionBudget", "prod-echo"), ("ServiceMonitor", "prod-echo"),
     ]  # fmt: skip
+    budget, workload = found[-2]["spec"], found[-3]["spec"]
+    assert budget == {"maxUnavailable": 1, "selector": workload["selector"]}
 
 
 def test_what_is_not_wanted_is_not_made() -> None:

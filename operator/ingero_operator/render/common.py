@@ -222,6 +222,12 @@ def workload(
     return manifest(owner, "apps/v1", kind, component, component, {"spec": whole})
 
 
+def disruption_budget(owner: Owner, component: str) -> Manifest:
+    """The PodDisruptionBudget: one pod may always be evicted, as anything stricter would block every drain."""
+    body = {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(owner, component)}}}
+    return manifest(owner, "policy/v1", "PodDisruptionBudget", component, component, body)
+
+
 def placed(node_selector: dict[str, str], wanted: tuple[Toleration, ...]) -> Manifest:
     """Where a pod may run, as fields of a pod; empty ones are omitted."""
     out: Manifest = {}

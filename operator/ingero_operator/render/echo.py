@@ -17,6 +17,7 @@ from ingero_operator.render.common import (
     confined,
     container,
     digest,
+    disruption_budget,
     manifest,
     placed,
     probe,
@@ -89,6 +90,7 @@ def children(
         service(owner, COMPONENT, PORTS),
         service(owner, COMPONENT, PORTS, headless=True),
         stateful_set(owner, spec, platform, digest([text, token_digest])),
+        disruption_budget(owner, COMPONENT),
         service_monitor(owner, platform, COMPONENT, ("api",), spec.service_monitors, **_scraped(owner, spec)),
     ]
 

@@ -19,6 +19,7 @@ from ingero_operator.render.common import (
     confined,
     container,
     digest,
+    disruption_budget,
     manifest,
     placed,
     probe,
@@ -148,7 +149,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
         claim(owner, spec) if spec.fleet.snapshots.size else None,
         service(owner, COMPONENT, PORTS),
         deployment(owner, spec, platform, around, digest([text, around.token_digest, around.price_digest])),
-        disruption_budget(owner),
+        disruption_budget(owner, COMPONENT),
         service_monitor(owner, platform, COMPONENT, ("findings", "vitals"), spec.service_monitors),
     ]
 
@@ -161,12 +162,6 @@ def claim(owner: Owner, spec: FleetClusterSpec) -> Manifest:
         **({"storageClassName": wanted.class_name} if wanted.class_name else {}),
     }  # fmt: skip
     return manifest(owner, "v1", "PersistentVolumeClaim", COMPONENT, COMPONENT, {"spec": body})
-
-
-def disruption_budget(owner: Owner) -> Manifest:
-    """The PodDisruptionBudget: one pod may always be evicted, as anything stricter would block every drain."""
-    body = {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(owner, COMPONENT)}}}
-    return manifest(owner, "policy/v1", "PodDisruptionBudget", COMPONENT, COMPONENT, body)
 
 
 def deployment(
