@@ -48,7 +48,10 @@ _LEVELS: Final = {
 
 @dataclass
 class Episode:
-    """A time in which the node straggles, from `begun` (seconds) on. `known`: severity by finding, as sent last."""
+    """A time in which the node straggles or its job waits for it, from `begun` (seconds) on.
+
+    `known`: severity by finding, as sent last.
+    """
 
     begun: float
     known: dict[str, Severity] = field(default_factory=dict)
@@ -92,7 +95,7 @@ def encode_chains(
 
 
 class CausalChains:
-    """Searches for causes in the tracer's database while the node straggles.
+    """Searches for causes in the tracer's database while the node straggles, or collectives of its job wait for it.
 
     `outcomes` counts records: `sent`, `failed` (they are sent again after the next search) and `over_limit`; and
     searches that were `unreadable`.
@@ -106,9 +109,9 @@ class CausalChains:
         self._episode: Episode | None = None
         self._search: asyncio.Task[None] | None = None
 
-    def follow(self, straggler: bool, now: float) -> None:
+    def follow(self, waited_for: bool, now: float) -> None:
         """Begin or end an episode, and start a search when one is due. Returns at once."""
-        if not straggler:
+        if not waited_for:
             self._episode = None
             return
         if self._episode is None:

@@ -243,7 +243,7 @@ class PushLoop:
         was, hysteresis = self.straggler, self._config.fleet_classifier_hysteresis
         self.straggler = classification.is_straggler(was, rule, current.value, active, hysteresis)
         if self.chains:
-            self.chains.follow(self.straggler, now)
+            self.chains.follow(self.straggler or bool(rule.verdict and rule.verdict.collectives), now)
         if not was and not self.straggler:
             return
         if was != self.straggler:

@@ -17,13 +17,16 @@ ACTIONABLE: Final = frozenset({VerdictState.STRAGGLER, VerdictState.STOPPED, Ver
 class VerdictLine:
     """Fleet's verdict on the node that pushed.
 
-    `since`: estimated onset, seconds since the epoch; `severity`: share of its own rate lost, 0 to 1.
+    `since`: estimated onset, seconds since the epoch; `severity`: share of its own rate lost, 0 to 1. `collectives`:
+    the kind of the accusation if the collectives of its job wait for this node, such as `late_rank`; that does not
+    change the state.
     """
 
     state: VerdictState
     kind: str = ""
     since: float | None = None
     severity: float | None = None
+    collectives: str = ""
 
     @property
     def is_straggler(self) -> bool:
@@ -39,6 +42,8 @@ class VerdictLine:
             parts.append(f"since={self.since:.0f}")
         if self.severity is not None:
             parts.append(f"severity={self.severity:.4f}")
+        if self.collectives:
+            parts.append(f"collectives={self.collectives}")
         return ";".join(parts)
 
 
@@ -52,12 +57,13 @@ def parse_verdict(text: str) -> VerdictLine | None:
     except ValueError:
         return None
     fields = {key.strip(): value.strip() for key, _, value in (part.partition("=") for part in rest)}
-    kind = fields.get("kind", "")
-    if not all(letter.isascii() and (letter.isalnum() or letter == "_") for letter in kind):
+    kind, collectives = fields.get("kind", ""), fields.get("collectives", "")
+    if not all(letter.isascii() and (letter.isalnum() or letter == "_") for letter in kind + collectives):
         return None
     return VerdictLine(
-        state=state, kind=kind, since=_number(fields.get("since")), severity=_number(fields.get("severity"))
-    )
+        state=state, kind=kind, since=_number(fields.get("since")), severity=_number(fields.get("severity")),
+        collectives=collectives,
+    )  # fmt: skip
 
 
 def _number(text: str | None) -> float | None:

@@ -65,6 +65,7 @@ class Fleet:
         polls = polls_per_tick(interval, often)
         self._collectives = CollectivesTracker(config.processors.nccl, export, export_logs, polls=polls)
         engine.after_tick.append(lambda snapshot: self._collectives.judge(snapshot.tick.now))
+        engine.collectives_wait_for = self._collectives.accused_kinds
         self._cost = CostTracker(
             config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), export
         )

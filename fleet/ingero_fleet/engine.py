@@ -2,20 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey
 from ingero_fleet import threshold_rule, verdict_records
 from ingero_fleet.live_detector import Findings, LiveDetector
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
-from ingero_fleet.verdict_cache import VerdictCache
+from ingero_fleet.verdict_cache import VerdictCache, with_collectives
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 from ingero_kit.process_memory import GcFreezer, trim_heap
@@ -47,6 +48,8 @@ class Engine:
         self.tick_seconds = 0.0
         self.collect_reports: Callable[[], Awaitable[None]] | None = None
         """Awaited before the score map is read: collects the reports of the receiver processes."""
+        self.collectives_wait_for: Callable[[], Mapping[NodeKey, str]] = dict
+        """Returns the nodes that collectives wait for, with the kind of the accusation."""
         self.publish: list[Callable[[VerdictCache], None]] = []
         """Called on the event loop with every new verdict cache."""
         self.export_logs: list[Callable[[bytes], None]] = []
@@ -133,7 +136,8 @@ class Engine:
         self.memory = tick.memory
         threshold_rule.apply(tick, scores, self.table)
         self.snapshot = TickSnapshot(scores, tick, findings, self.config.push_interval)
-        verdict_cache = VerdictCache(self.config.cohort.by, tick.thresholds, findings.node_verdicts)
+        verdicts = with_collectives(findings.node_verdicts, self.collectives_wait_for())
+        verdict_cache = VerdictCache(self.config.cohort.by, tick.thresholds, verdicts)
         for publish in self.publish:
             publish(verdict_cache)
         self.ticks += 1

@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ingero_contract import headers
 from ingero_contract.identifiers import NodeKey, node_key
@@ -31,6 +31,16 @@ class NodeVerdicts:
     default: str = ""
     overrides: Mapping[NodeKey, str] = field(default_factory=dict)
     as_of: float = 0.0
+
+
+def with_collectives(verdicts: NodeVerdicts, kinds: Mapping[NodeKey, str]) -> NodeVerdicts:
+    """Add to the lines of nodes that collectives wait for why, by `kinds`. Nodes without a line get none."""
+    lines = {
+        key: f"{line};collectives={kind}"
+        for key, kind in kinds.items()
+        if (line := verdicts.overrides.get(key, verdicts.default))
+    }
+    return replace(verdicts, overrides={**verdicts.overrides, **lines}) if lines else verdicts
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,16 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_agent.causal_chains import MAX_RECORDS, SEARCH_SECONDS, CausalChains
+from ingero_agent.devices import GpuReading
+from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
+from ingero_agent.settings import AgentSettings
+from ingero_agent.sources.scripted import ScriptedSource
 from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.probes.table import SCHED_SWITCH
 from ingero_agent.trace.queries import open_database
 from ingero_agent.trace.store import TraceStore
-from ingero_contract import attributes, echo
+from ingero_contract import attributes, echo, headers
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push, Status
@@ -144,3 +148,33 @@ def test_a_search_ends_when_its_time_is_used_up(tmp_path: Path) -> None:
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     with pytest.raises(sqlite3.DatabaseError, match="interrupted"), open_database(file, budget=0.0) as database:
         database.execute(endless).fetchone()
+
+
+def test_a_node_that_collectives_wait_for_explains_itself(tmp_path: Path) -> None:
+    file, asked, taken = tmp_path / "trace.db", ["healthy", "healthy;collectives=late_rank"], list[Signal]()
+    starve(file, NOW, 30)
+
+    def handler(push: Push) -> Answer:
+        taken.append(push.signal)
+        line = asked.pop(0) if push.signal is Signal.METRICS else ""
+        return Answer(http_headers=f"{headers.VERDICT}: {line}\r\n".encode() if line else b"")
+
+    async def work() -> bool:
+        server = OtlpHttpReceiver(handler, Authenticator())
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        client = FleetClient(ClientConfig(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
+        config = AgentSettings(
+            fleet_endpoint=address, fleet_cluster_id="c", fleet_node_id="n", signal_db_path=file,
+            fleet_persist_path=tmp_path / "baseline.json",
+        )  # fmt: skip
+        loop = PushLoop(config, ScriptedSource.constant(), GpuReading, client, None, lambda: NOW)
+        assert loop.chains
+        for _ in range(2):
+            await loop.tick()
+            await loop.chains.close()
+        await client.close()
+        await server.stop(0.1)
+        return loop.straggler
+
+    assert asyncio.run(asyncio.wait_for(work(), 60)) is False
+    assert taken == [Signal.METRICS, Signal.METRICS, Signal.LOGS]

@@ -56,16 +56,20 @@ def test_no_component_spells_a_contract_name_itself() -> None:
     st.sampled_from(["", "slow", "slow_from_birth", "stopped"]),
     st.one_of(st.none(), st.integers(0, 2**40)),
     st.one_of(st.none(), st.floats(0, 1)),
+    st.sampled_from(["", "late_rank"]),
 )
 def test_a_verdict_survives_its_header(
-    state: VerdictState, kind: str, since: int | None, severity: float | None
+    state: VerdictState, kind: str, since: int | None, severity: float | None, collectives: str
 ) -> None:
-    line = VerdictLine(state=state, kind=kind, since=since, severity=severity and round(severity, 4))
+    severity = severity and round(severity, 4)
+    line = VerdictLine(state=state, kind=kind, since=since, severity=severity, collectives=collectives)
 
     assert parse_verdict(line.format()) == line
 
 
-@pytest.mark.parametrize("text", ["", "fine", "straggler;kind=<b>", "x" * 1000, "straggler;kind=a\r\nb"])
+@pytest.mark.parametrize(
+    "text", ["", "fine", "straggler;kind=<b>", "x" * 1000, "straggler;kind=a\r\nb", "healthy;collectives=<b>"]
+)
 def test_rubbish_is_no_verdict(text: str) -> None:
     assert parse_verdict(text) is None
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.throttle_metrics import encode_throttling
-from ingero_contract import echo, routes
+from ingero_contract import echo, headers, routes
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.nccl_settings import NcclConfig
 from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job
@@ -24,6 +25,17 @@ COMM = "0123456789abcdef"
 def push(service: Running, job: Job, steps: int) -> None:
     for body in job.pushes(steps):
         web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+
+
+def answered(service: Running) -> dict[str, str]:
+    """The verdict's header by node that pushes its health."""
+    found = {}
+    for rank in range(8):
+        report = HealthReport(node_id=f"node-{rank}", cluster_id="c", score=0.9, time_unix_nano=time.time_ns())
+        body = encode_report(report).SerializeToString()
+        got = web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+        found[report.node_id] = got.headers.get(headers.VERDICT, "")
+    return found
 
 
 def ask(store: Running, question: str, **arguments: Any) -> Any:
@@ -68,6 +80,11 @@ def test_echo_names_the_late_rank_and_hears_that_it_is_over(tmp_path: Path) -> N
         assert ask(store, "anomaly_stream")["rows"][0]["detail"] == (
             f"straggler late_rank rank 5 of communicator {COMM}"
         )  # fmt: skip
+
+        wait_until(lambda: "late_rank" in answered(service)["node-5"], "the answer to its push")
+        lines = answered(service)
+        assert lines.pop("node-5").endswith(";collectives=late_rank")
+        assert not [line for line in lines.values() if "collectives" in line]
 
         job.late_ms = {}
         push(service, job, 100)

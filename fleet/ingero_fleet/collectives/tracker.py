@@ -89,6 +89,10 @@ class CollectivesTracker:
         """The ranks that are accused now, by node."""
         return self._stragglers.now
 
+    def accused_kinds(self) -> dict[NodeKey, str]:
+        """The kind of each accusation, by node."""
+        return {key: item["kind"] for key, item in self.stragglers.items()}
+
     def take(self, push: Push, now: float) -> None:
         """Read the collective points of a push."""
         with self._lock:
