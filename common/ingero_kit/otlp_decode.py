@@ -29,7 +29,6 @@ from ingero_kit.otlp_json import read_tree
 from ingero_kit.otlp_layout import (
     JsonLayout,
     Layout,
-    UnsupportedLayout,
     find_json_numbers,
     find_numbers,
     learn_json_layout,
@@ -43,6 +42,7 @@ from ingero_kit.otlp_limits import ALWAYS_ALLOWED_BYTES, MAX_MESSAGES, check_cos
 from ingero_kit.otlp_repair import METRICS, read_json, repair
 from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_kit.otlp_values import NO_RECORDED_VALUE, attribute_value, is_recorded
+from ingero_kit.otlp_wire import UnsupportedLayout
 from ingero_kit.report_builder import RESOURCE_STRINGS, Identity, IdentityOrError, ReportBuilder, read_identity
 
 _DOUBLES: Final = {name: attribute for name, attribute in SIGNAL_METRICS if name != metrics.HEALTH_SCORE}

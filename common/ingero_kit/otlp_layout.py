@@ -9,7 +9,7 @@ not fit is parsed in full again. Pure.
 import operator
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -19,24 +19,18 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_kit.otlp_json import read_tree
 from ingero_kit.otlp_signal import Encoding, Signal
+from ingero_kit.otlp_wire import (
+    FIXED64,
+    LENGTH,
+    UnsupportedLayout,
+    WireField,
+    iter_fields,
+    read_varint,
+)
 
-_LENGTH, _FIXED64, _FIXED32, _VARINT = 2, 1, 5, 0
 _RESOURCE_METRICS, _RESOURCE, _SCOPE_METRICS, _METRICS = 1, 1, 2, 2
 _NAME, _GAUGE, _DATA_POINTS = 1, 5, 1
 _TIME, _AS_DOUBLE, _AS_INT, _FLAGS = 3, 4, 6, 8
-
-
-class UnsupportedLayout(Exception):
-    """No layout can be learnt from the push."""
-
-
-class WireField(NamedTuple):
-    """One field of a message: number, wire type, and the position of its content."""
-
-    number: int
-    kind: int
-    start: int
-    end: int
 
 
 class NumberField(NamedTuple):
@@ -45,54 +39,6 @@ class NumberField(NamedTuple):
     metric: str
     field: int
     offset: int
-
-
-def read_varint(body: bytes, at: int) -> tuple[int, int]:
-    """A varint and the offset after it (protobuf encoding, 64 bits at most)."""
-    value = shift = 0
-    while True:
-        byte = body[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise UnsupportedLayout
-
-
-def write_varint(number: int) -> bytes:
-    """Encode a non-negative number as a varint (protobuf encoding)."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def iter_fields(body: bytes, at: int, end: int) -> Iterator[WireField]:
-    """The fields between two offsets, in order."""
-    while at < end:
-        tag, at = read_varint(body, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == _LENGTH:
-            length, at = read_varint(body, at)
-        elif kind == _FIXED64:
-            length = 8
-        elif kind == _FIXED32:
-            length = 4
-        elif kind == _VARINT:
-            start = at
-            _, at = read_varint(body, at)
-            yield WireField(number, kind, start, at)
-            continue
-        else:
-            raise UnsupportedLayout
-        if at + length > end:
-            raise UnsupportedLayout
-        yield WireField(number, kind, at, at + length)
-        at += length
 
 
 def split_resource(body: bytes) -> tuple[int, int]:
@@ -117,10 +63,10 @@ def find_numbers(body: bytes, tail: int) -> list[NumberField]:
     found: list[NumberField] = []
     try:
         for scope in iter_fields(body, tail, len(body)):
-            if scope.number != _SCOPE_METRICS or scope.kind != _LENGTH:
+            if scope.number != _SCOPE_METRICS or scope.kind != LENGTH:
                 raise UnsupportedLayout
             for metric in iter_fields(body, scope.start, scope.end):
-                if metric.number == _METRICS and metric.kind == _LENGTH:
+                if metric.number == _METRICS and metric.kind == LENGTH:
                     found += _metric(body, metric, tail)
     except (IndexError, UnicodeDecodeError):
         raise UnsupportedLayout from None
@@ -132,14 +78,14 @@ def _metric(body: bytes, metric: WireField, tail: int) -> list[NumberField]:
     for part in iter_fields(body, metric.start, metric.end):
         if part.number == _NAME:
             name = body[part.start : part.end].decode()
-        elif part.number == _GAUGE and part.kind == _LENGTH:
+        elif part.number == _GAUGE and part.kind == LENGTH:
             points += list(iter_fields(body, part.start, part.end))
         elif part.number > _GAUGE:
             raise UnsupportedLayout
-    if len(points) != 1 or points[0].number != _DATA_POINTS or points[0].kind != _LENGTH:
+    if len(points) != 1 or points[0].number != _DATA_POINTS or points[0].kind != LENGTH:
         raise UnsupportedLayout
     fields = list(iter_fields(body, points[0].start, points[0].end))
-    numbers = [part for part in fields if part.kind == _FIXED64 and part.number in (_TIME, _AS_DOUBLE, _AS_INT)]
+    numbers = [part for part in fields if part.kind == FIXED64 and part.number in (_TIME, _AS_DOUBLE, _AS_INT)]
     if len({part.number for part in numbers}) != len(numbers) or sum(part.number != _TIME for part in numbers) != 1:
         raise UnsupportedLayout
     if any(part.number == _FLAGS for part in fields):  # flags may say that there is no value

@@ -24,8 +24,8 @@ from ingero_http.http2.server import Http2Server
 from ingero_http.limits import Limits
 from ingero_kit.addresses import is_local_request
 from ingero_kit.logs import get
-from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_signal import Encoding, Signal
+from ingero_kit.otlp_wire import write_varint
 from ingero_kit.tokens import TokenStore
 
 log = get(__name__)

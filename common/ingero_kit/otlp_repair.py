@@ -19,7 +19,7 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as metrics
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2 as trace
 
-from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, write_varint
+from ingero_kit.otlp_wire import UnsupportedLayout, iter_fields, write_varint
 
 MAX_PARTS: Final = 12_000
 """Most parts of a request that are parsed singly: the metrics of a batch of 8,192 and the points of one of them."""

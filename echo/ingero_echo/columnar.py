@@ -25,8 +25,8 @@ from ingero_echo.request_limits import (
     check_records,
     check_ungrouped,
 )
-from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, read_varint
 from ingero_kit.otlp_signal import Signal
+from ingero_kit.otlp_wire import UnsupportedLayout, iter_fields, read_varint
 
 MIN_GROUP: Final = 16
 """Fewest records of one shape that are read as columns."""

@@ -1,9 +1,10 @@
 """Converts the records of a request to rows of tables. Pure: bytes and time in, rows and rejections out."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -12,8 +13,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
-from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ScopeLogs
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, NumberDataPoint
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes as keys
@@ -28,6 +29,7 @@ from ingero_echo.records import (
     Origin,
     Record,
     common,
+    from_json,
     log_record,
     number_point,
     pairs,
@@ -36,10 +38,10 @@ from ingero_echo.records import (
 )
 from ingero_echo.request_limits import UNGROUPED_RECORD, RequestBudget, check_body
 from ingero_kit.health_report import MAX_NAME, check_name
-from ingero_kit.otlp_layout import UnsupportedLayout
 from ingero_kit.otlp_limits import RequestTooExpensive
 from ingero_kit.otlp_repair import RECORD, RESOURCE, Repaired, repair
 from ingero_kit.otlp_signal import Encoding, Signal
+from ingero_kit.otlp_wire import UnsupportedLayout, write_varint
 
 MAX_ATTRIBUTES: Final = 64 << 10
 """Longest serialised attributes and longest message of one record, characters; larger records are rejected."""
@@ -59,10 +61,14 @@ FUTURE_NANOSECONDS: Final = 3600 * 10**9
 NODE_KEYS: Final = (keys.NODE_ID, "k8s.node.name", "host.name")
 """Attributes that may contain a record's node, in order of priority."""
 
-CHAIN_KEYS: Final = (echo.CAUSAL_CHAIN_ID, "ingero.causal_chain_id")
+CHAIN_KEYS: Final[tuple[str, ...]] = (echo.CAUSAL_CHAIN_ID, "ingero.causal_chain_id")
 """Attributes that may contain a record's causal chain, in order of priority."""
 
+_RANK_KEYS: Final = (keys.NCCL_RANK, keys.NODE_RANK)
+_SIZE_KEYS: Final = (keys.NCCL_NRANKS, keys.WORLD_SIZE)
+
 _OWN_COLUMN: Final = frozenset((keys.NODE_ID, keys.CLUSTER_ID, *CHAIN_KEYS))
+_PLACE_KEYS: Final = frozenset((keys.CLUSTER_ID, *NODE_KEYS, *CHAIN_KEYS, *_RANK_KEYS, *_SIZE_KEYS))
 
 _HEALTH: Final = (
     metrics.HEALTH_SCORE, *(row.metric for row in SIGNALS), metrics.THROUGHPUT_RATE,
@@ -81,6 +87,9 @@ DERIVED: Final = {
     echo.CAUSAL_CHAIN_EVENT: "causal_chains",
 }
 """The additional table that an event of a name has a row in; all others are in `events` only."""
+
+_TYPED: Final = frozenset((*_HEALTH, *DERIVED))
+"""Names of records that have more than a row in `events`."""
 
 AGENT, FLEET, COLLECTIVES = "agent", "fleet", "collectives"
 """The source of a verdict: the node itself, Fleet's detector, or the collectives that wait for a rank."""
@@ -130,6 +139,10 @@ class Batch:
         return "; ".join(parts[:MAX_REASONS] + more)
 
 
+_is_uuid: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+"""Matches a UUID that is written as `str` writes it."""
+
+
 def event_id_bytes(text: str) -> bytes:
     """The 16 bytes of an event id: those of a UUID, or a digest of any other text."""
     try:
@@ -162,11 +175,13 @@ def decode_request(
     digest = cache(partial(request_digest, signal, cluster, body))
     request = RequestContext(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed, RequestBudget())
     try:
-        blocks = (
-            decode_columnar(request, body) if encoding == "protobuf" and len(body) >= MIN_COLUMNAR_BYTES else None
-        )
+        if encoding == "json":
+            body, repaired = from_json(signal, body)
+            request.batch.repaired(repaired)
+        searched = len(body) >= MIN_COLUMNAR_BYTES and (encoding == "protobuf" or signal is Signal.LOGS)
+        blocks = decode_columnar(request, body) if searched else None
         if blocks is None:
-            blocks = _one_by_one(request, encoding, body)
+            blocks = _one_by_one(request, body)
     except RequestTooExpensive as error:
         raise MalformedRequest(str(error)) from None
     rows: dict[str, list[tuple[Any, ...]]] = {}
@@ -206,10 +221,10 @@ def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> di
     return {table: columns.batch(table, found) for table, found in kept.items() if found}
 
 
-def _one_by_one(request: "RequestContext", encoding: Encoding, body: bytes) -> Iterator[tuple[Block, list[int]]]:
-    """The records of a request. Protobuf strings that are not UTF-8 are left out, whatever the request's length."""
+def _one_by_one(request: "RequestContext", body: bytes) -> Iterator[tuple[Block, list[int]]]:
+    """The records of a request. Strings that are not UTF-8 are left out, whatever the request's length."""
     try:
-        blocks, repaired = read_request(request.signal, encoding, body, request.budget)
+        return _numbered(read_request(request.signal, body, request.budget))
     except DecodeError:
         found = decode_columnar(request, body)
         if found is not None:
@@ -245,6 +260,18 @@ Head = tuple[bytes, int, str, str]
 """The first columns of every table but `events`: event id, time, cluster, node."""
 
 
+class Place(NamedTuple):
+    """Where a record comes from."""
+
+    cluster: str
+    node: str
+    rank: int | None
+    nranks: int | None
+    chain: str | None
+    problem: str | None
+    """Why records from here are rejected."""
+
+
 class RecordContext(NamedTuple):
     """The columns of a record that its attributes and its resource determine."""
 
@@ -266,6 +293,8 @@ class RowBuilder:
         self.resource = resource
         self.shared = {key: value for key, value in resource.items() if key not in _OWN_COLUMN}
         self.checked: dict[str, str | None] = {}
+        self.inherited: dict[tuple[str, ...], Any] = {}
+        self.signal = request.signal.name.lower()
 
     def take(self, records: Sequence[Record | None], ordinals: Sequence[int]) -> None:
         """Add the rows of records; `ordinals` are their positions in the request."""
@@ -278,6 +307,8 @@ class RowBuilder:
             if head is None:
                 continue
             name = record.name
+            if name not in _TYPED:
+                continue
             if name in _HEALTH:
                 health[name] = (record, head)
             elif name in _COLLECTIVE:
@@ -291,9 +322,13 @@ class RowBuilder:
         if metrics.HEALTH_SCORE in health:
             self._health(health)
 
-    def _find(self, record: Record, names: Sequence[str]) -> Any:
+    def _find(self, attributes: dict[str, Any], names: tuple[str, ...]) -> Any:
+        if attributes and attributes.keys().isdisjoint(names):
+            if names not in self.inherited:
+                self.inherited[names] = self._find({}, names)
+            return self.inherited[names]
         for name in names:
-            value = record.attributes.get(name)
+            value = attributes.get(name)
             if value is None:
                 value = self.resource.get(name)
             if value is not None and value != "":
@@ -309,37 +344,58 @@ class RowBuilder:
             return "the token may not write to this cluster"
         return None
 
-    def record_context(self, record: Record) -> RecordContext | str:
-        """The context of a record from its attributes and resource, without the event id; or why it is rejected."""
-        cluster = self.request.cluster or str(self._find(record, (keys.CLUSTER_ID,)) or "")
-        node = str(self._find(record, NODE_KEYS) or "")
+    @cached_property
+    def place(self) -> Place:
+        """Where records come from whose attributes do not say it."""
+        return self._place({})
+
+    def place_of(self, record: Record) -> Place:
+        """Where a record comes from."""
+        own = record.attributes
+        return self.place if _PLACE_KEYS.isdisjoint(own) else self._place(own)
+
+    def _place(self, attributes: dict[str, Any]) -> Place:
+        cluster = self.request.cluster or str(self._find(attributes, (keys.CLUSTER_ID,)) or "")
+        node = str(self._find(attributes, NODE_KEYS) or "")
         key = f"{cluster}\n{node}"
         if key not in self.checked:
             self.checked[key] = self._problem(cluster, node)
-        problem = self.checked[key]
-        if problem:
-            return problem
+        return Place(
+            cluster, node, _int32(self._find(attributes, _RANK_KEYS)), _int32(self._find(attributes, _SIZE_KEYS)),
+            _optional_text(self._find(attributes, CHAIN_KEYS)), self.checked[key],
+        )  # fmt: skip
+
+    def record_context(self, record: Record, place: Place) -> RecordContext | str:
+        """The context of a record from its attributes and resource, without the event id; or why it is rejected."""
+        if place.problem:
+            return place.problem
         if len(record.name) > MAX_NAME:
             return f"the name is longer than {MAX_NAME} characters"
-        kept = {**self.shared, **{key: v for key, v in record.attributes.items() if key not in _OWN_COLUMN}}
+        kept = {**self.shared, **record.attributes}
+        if place is not self.place:
+            for key in _OWN_COLUMN:
+                kept.pop(key, None)
         text = _text(kept) if kept else None
-        if max(len(text or ""), len(record.message or "")) > MAX_ATTRIBUTES:
+        if (text and len(text) > MAX_ATTRIBUTES) or (record.message and len(record.message) > MAX_ATTRIBUTES):
             return f"the attributes are longer than {MAX_ATTRIBUTES} characters"
-        rank = self._number(record, keys.NCCL_RANK, keys.NODE_RANK)
-        return RecordContext(cluster, node, rank, self._number(record, keys.NCCL_NRANKS, keys.WORLD_SIZE), text)
+        return RecordContext(place.cluster, place.node, place.rank, place.nranks, text)
 
     def _event(self, record: Record, ordinal: int) -> Head | None:
         request = self.request
         given = record.attributes.get(keys.EVENT_ID)
-        event_id = event_id_bytes(str(given)) if given else request.digest() + ordinal.to_bytes(8, "big")
-        if given and str(UUID(bytes=event_id)) == given:
+        if not given:
+            event_id = request.digest() + ordinal.to_bytes(8, "big")
+        elif isinstance(given, str) and _is_uuid(given):
+            event_id = bytes.fromhex(given.replace("-", ""))
             del record.attributes[keys.EVENT_ID]
-        context = _bad_time(record.time, request.now, request.oldest) or self.record_context(record)
+        else:
+            event_id = event_id_bytes(str(given))
+        place = self.place_of(record)
+        context = _bad_time(record.time, request.now, request.oldest) or self.record_context(record, place)
         if isinstance(context, str):
             request.batch.reject(context)
             return None
         cluster, node, rank, nranks, text = context
-        chain = self._find(record, CHAIN_KEYS)
         time = record.time or request.now
         dated = bool(given) or record.time > 0
         # A record without a time cannot be distinguished from a later one with its content: it is never a duplicate.
@@ -350,8 +406,8 @@ class RowBuilder:
         )
         self.rows.setdefault("events", []).append(
             (
-                event_id, time, request.now, request.signal.name.lower(), cluster, node, record.name, record.value,
-                rank, nranks, _optional_text(chain), record.message, text,
+                event_id, time, request.now, self.signal, cluster, node, record.name, record.value,
+                rank, nranks, place.chain, record.message, text,
             )
         )  # fmt: skip
         return event_id, time, cluster, node
@@ -360,10 +416,10 @@ class RowBuilder:
         self.rows.setdefault(table, []).append(values)
 
     def _number(self, record: Record, *names: str) -> int | None:
-        return _int32(self._find(record, names))
+        return _int32(self._find(record.attributes, names))
 
     def _texts(self, record: Record, *names: str) -> list[str | None]:
-        return [_optional_text(self._find(record, (name,))) for name in names]
+        return [_optional_text(self._find(record.attributes, (name,))) for name in names]
 
     def _health(self, health: dict[str, tuple[Record, Head]]) -> None:
         record, head = health[metrics.HEALTH_SCORE]
@@ -404,10 +460,10 @@ class RowBuilder:
         )  # fmt: skip
 
     def _causal_chain(self, record: Record, head: Head) -> None:
-        chain, own = self._find(record, CHAIN_KEYS), record.attributes
+        chain, own = self.place_of(record).chain, record.attributes
         if chain is not None:
             severity, cause = own.get(echo.CHAIN_SEVERITY), own.get(echo.CHAIN_ROOT_CAUSE)
-            texts = (_optional_text(value) for value in (chain, severity, cause))
+            texts = (chain, _optional_text(severity), _optional_text(cause))
             self._add_row("causal_chains", *head, *texts, record.message, _text(own))
 
 
@@ -447,8 +503,6 @@ def _text(value: Any) -> str:
 
 # Records of one shape, all at once.
 
-_TYPED: Final = frozenset((*_HEALTH, *DERIVED))
-
 
 def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
     """Add records of one shape to the batch; returns those that must be read one by one.
@@ -478,7 +532,7 @@ def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Bloc
     return iter(
         [
             (
-                Block(resource, [_parsed(request, body[span.start : span.end], span.origin) for span in rest]),
+                Block(resource, _parsed(request, [(body[span.start : span.end], span.origin) for span in rest])),
                 [span.ordinal for span in rest],
             )
             for resource, rest in left
@@ -497,16 +551,48 @@ def _resource(encoded: bytes, budget: RequestBudget) -> tuple[dict[str, Any], Re
 
 
 def _parse(request: RequestContext, record: bytes, origin: Origin) -> Record:
+    return _record(request, _SCOPES[request.signal].record.FromString(record), origin)
+
+
+def _record(request: RequestContext, parsed: Any, origin: Origin) -> Record:
     if request.signal is Signal.LOGS:
-        return log_record(LogRecord.FromString(record), common(origin), request.budget)
-    return number_point(origin.name, NumberDataPoint.FromString(record), common(origin), request.budget)
+        return log_record(parsed, common(origin), request.budget)
+    return number_point(origin.name, parsed, common(origin), request.budget)
 
 
-def _parsed(request: RequestContext, record: bytes, origin: Origin) -> Record | None:
+def _parsed(request: RequestContext, records: list[tuple[bytes, Origin]]) -> list[Record | None]:
+    """These records, parsed at once if all can be read; `None` for one that cannot."""
+    if not records:
+        return []
+    scope = _SCOPES[request.signal]
+    parts = [part for record, _ in records for part in (scope.tag, write_varint(len(record)), record)]
+    try:
+        parsed = getattr(scope.message.FromString(b"".join(parts)), scope.field)
+    except DecodeError:
+        return [_parsed_alone(request, *record) for record in records]
+    return [_record(request, one, origin) for one, (_, origin) in zip(parsed, records, strict=True)]
+
+
+def _parsed_alone(request: RequestContext, record: bytes, origin: Origin) -> Record | None:
     try:
         return _parse(request, record, origin)
     except DecodeError:
         return None
+
+
+class _Scope(NamedTuple):
+    """A message that holds records, the tag and the field of these, and their type."""
+
+    message: Any
+    tag: bytes
+    field: str
+    record: Any
+
+
+_SCOPES: Final = {
+    Signal.LOGS: _Scope(ScopeLogs, b"\x12", "log_records", LogRecord),
+    Signal.METRICS: _Scope(Gauge, b"\x0a", "data_points", NumberDataPoint),
+}
 
 
 def _columns(builder: RowBuilder, group: columnar.RecordGroup) -> list[columnar.Span]:
@@ -562,7 +648,8 @@ def _contexts(
 
 def _context(builder: RowBuilder, record: Record) -> RecordContext:
     attributes = {key: value for key, value in record.attributes.items() if key != keys.EVENT_ID}
-    context = builder.record_context(record._replace(attributes=attributes))
+    record = record._replace(attributes=attributes)
+    context = builder.record_context(record, builder.place_of(record))
     if isinstance(context, str):
         raise UnsupportedLayout
     return context

@@ -18,11 +18,10 @@ from ingero_echo.request_limits import (
     RequestBudget,
     check_body,
     check_message,
-    check_tree,
 )
-from ingero_kit.otlp_json import LEVELS, REQUESTS, read_tree
+from ingero_kit.otlp_json import LEVELS, REQUESTS, encode_tree
 from ingero_kit.otlp_repair import LOGS, METRICS, TRACES, Repaired, read_json, repair
-from ingero_kit.otlp_signal import Encoding, Signal
+from ingero_kit.otlp_signal import Signal
 
 MAX_DEPTH: Final = 16
 """Levels of lists and maps inside one attribute; deeper ones are cut."""
@@ -59,31 +58,29 @@ class Block(NamedTuple):
     records: Sequence[Record | None]
 
 
-def read_request(
-    signal: Signal, encoding: Encoding, body: bytes, budget: RequestBudget
-) -> tuple[list[Block], Repaired]:
-    """Read a whole request; also returns what had to be left out.
-
-    Raises `DecodeError` for protobuf that has to be repaired, `MalformedRequest`, or `RequestTooExpensive`.
-    """
-    check_body(body, encoding)
-    if encoding == "protobuf":
-        message = REQUESTS[signal].FromString(body)
-        check_message(signal, message, budget)
-        return _blocks(signal, message, budget), Repaired()
+def from_json(signal: Signal, body: bytes) -> tuple[bytes, Repaired]:
+    """A JSON request in protobuf, and what had to be left out. Raises `MalformedRequest` or `RequestTooExpensive`."""
+    check_body(body, "json")
     try:
         tree, repaired = read_json(body)
     except orjson.JSONDecodeError as error:
         raise MalformedRequest(f"the body is not JSON: {error}") from None
-    check_tree(signal, tree, budget)
     try:
-        message, unreadable = read_tree(signal, tree)
+        encoded, unreadable = encode_tree(signal, tree)
     except ValueError as error:
         raise MalformedRequest(str(error)) from None
     repaired = repaired or Repaired()
     repaired.records += unreadable.total()
     repaired.reasons |= unreadable
-    return _blocks(signal, message, budget), repaired
+    return encoded, repaired
+
+
+def read_request(signal: Signal, body: bytes, budget: RequestBudget) -> list[Block]:
+    """Read a whole request. Raises `DecodeError` for one that has to be repaired, or `RequestTooExpensive`."""
+    check_body(body, "protobuf")
+    message = REQUESTS[signal].FromString(body)
+    check_message(signal, message, budget)
+    return _blocks(signal, message, budget)
 
 
 def read_repaired(signal: Signal, body: bytes, budget: RequestBudget) -> tuple[list[Block], Repaired]:
@@ -95,8 +92,7 @@ def read_repaired(signal: Signal, body: bytes, budget: RequestBudget) -> tuple[l
     found = repair(_KINDS[signal], body)
     if found is None:
         raise MalformedRequest(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
-    blocks, _ = read_request(signal, "protobuf", found.body, budget)
-    return blocks, found
+    return read_request(signal, found.body, budget), found
 
 
 # Protobuf.
@@ -122,7 +118,7 @@ def _value(value: Any, budget: RequestBudget, depth: int = 0) -> Any:
 def pairs(attributes: Sequence[Any], budget: RequestBudget) -> dict[str, Any]:
     """Protobuf attributes as a dictionary. Raises `RequestTooExpensive`."""
     budget.spend(len(attributes))
-    return {item.key: _value(item.value, budget) for item in attributes}
+    return {item.key: (value := item.value).string_value or _value(value, budget) for item in attributes}
 
 
 Common = Mapping[str, Any]
@@ -156,10 +152,12 @@ def _scope_attributes(name: str, version: str, attributes: dict[str, Any]) -> di
 
 
 def _metric_attributes(unit: str, temporality: int, monotonic: bool) -> dict[str, Any]:
-    facts = {
-        "metric.unit": unit, "metric.temporality": _TEMPORALITIES.get(temporality), "metric.monotonic": monotonic
-    }  # fmt: skip
-    return {key: value for key, value in facts.items() if value}
+    facts: dict[str, Any] = {"metric.unit": unit} if unit else {}
+    if temporality in _TEMPORALITIES:
+        facts["metric.temporality"] = _TEMPORALITIES[temporality]
+    if monotonic:
+        facts["metric.monotonic"] = monotonic
+    return facts
 
 
 def _metric(metric: Any, scope: Common, budget: RequestBudget) -> Iterator[Record]:
@@ -230,16 +228,18 @@ def _span(span: Any, shared: Common, budget: RequestBudget) -> Record:
     facts = {
         "parent_span_id": span.parent_span_id.hex(), "trace_state": span.trace_state, "span_kind": span.kind,
         "status_code": span.status.code,
-        "events": [
-            {"name": event.name, "time": event.time_unix_nano, **pairs(event.attributes, budget)}
-            for event in span.events
-        ],
-        "links": [
-            {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), **pairs(link.attributes, budget)}
-            for link in span.links
-        ],
     }  # fmt: skip
     attributes |= {key: value for key, value in facts.items() if value}
+    if span.events:
+        attributes["events"] = [
+            {"name": event.name, "time": event.time_unix_nano, **pairs(event.attributes, budget)}
+            for event in span.events
+        ]
+    if span.links:
+        attributes["links"] = [
+            {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), **pairs(link.attributes, budget)}
+            for link in span.links
+        ]
     milliseconds = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
     return Record(span.name, span.start_time_unix_nano, milliseconds, span.status.message or None, attributes)
 

@@ -5,11 +5,9 @@ records before they are converted, on attributes as they are converted. Large re
 own, which lets the event loop run every few milliseconds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from pydantic.alias_generators import to_camel
-
+from ingero_kit.otlp_json import LEVELS
 from ingero_kit.otlp_limits import RequestTooExpensive, check_density
 from ingero_kit.otlp_signal import Encoding, Signal
 
@@ -41,13 +39,6 @@ BUCKETS_PER_UNIT: Final = 8
 
 MAX_UNGROUPED: Final = MAX_COST // UNGROUPED_RECORD
 """Most records of a request that are read one by one."""
-
-_LEVELS: Final = {
-    Signal.METRICS: ("resource_metrics", "scope_metrics", "metrics"),
-    Signal.LOGS: ("resource_logs", "scope_logs", "log_records"),
-    Signal.TRACES: ("resource_spans", "scope_spans", "spans"),
-}
-_DATA: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 
 
 class RequestBudget:
@@ -86,54 +77,19 @@ def check_body(body: bytes, encoding: Encoding) -> None:
 
 def check_message(signal: Signal, message: Any, budget: RequestBudget) -> None:
     """Spend for the resources, scopes, metrics and records of a parsed request, before they are converted."""
-    _check_levels(signal, message, _LEVELS[signal], getattr, _point_lists, budget)
-
-
-def check_tree(signal: Signal, tree: Any, budget: RequestBudget) -> None:
-    """The same for JSON, where what should be a list may be anything."""
-    _check_levels(signal, tree, [to_camel(name) for name in _LEVELS[signal]], _items, _json_point_lists, budget)
-
-
-def _check_levels(
-    signal: Signal,
-    request: Any,
-    levels: Sequence[str],
-    items: Callable[[Any, str], Any],
-    point_lists: Callable[[Any], Iterable[Any]],
-    budget: RequestBudget,
-) -> None:
-    """Walk over resources, scopes and records or metrics; `items` gives a list by its name."""
-    outer, middle, inner = levels
-    blocks = items(request, outer)
+    outer, middle, inner = LEVELS[signal]
+    blocks = getattr(message, outer)
     budget.spend(BLOCK * len(blocks))
     for block in blocks:
-        scopes = items(block, middle)
+        scopes = getattr(block, middle)
         budget.spend(SCOPE * len(scopes))
         for scope in scopes:
-            records = items(scope, inner)
+            records = getattr(scope, inner)
             if signal is not Signal.METRICS:
                 budget.spend(UNGROUPED_RECORD * len(records))
                 continue
             budget.spend(METRIC * len(records))
             for metric in records:
-                for points in point_lists(metric):
-                    budget.spend(UNGROUPED_RECORD * len(points))
-
-
-def _point_lists(metric: Any) -> Iterator[Any]:
-    kind = metric.WhichOneof("data")
-    if kind:
-        yield getattr(metric, kind).data_points
-
-
-def _json_point_lists(metric: Any) -> Iterator[Any]:
-    for kind in _DATA if isinstance(metric, dict) else ():
-        yield _items(metric.get(kind), "dataPoints")
-
-
-def _items(outer: Any, name: str) -> list[Any]:
-    """A list inside an object; raises `RequestTooExpensive` for anything else in its place."""
-    found = outer.get(name) if isinstance(outer, dict) else None
-    if not isinstance(found, list | None):
-        raise RequestTooExpensive(f"the body is not OTLP/JSON: {name} is a list")
-    return found or []
+                kind = metric.WhichOneof("data")
+                if kind:
+                    budget.spend(UNGROUPED_RECORD * len(getattr(metric, kind).data_points))

@@ -18,8 +18,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from ingero_contract import attributes, echo
 from ingero_echo.client import ApiClient, connect
 from ingero_kit.otlp_encode import pairs
-from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_signal import Signal
+from ingero_kit.otlp_wire import write_varint
 
 EVENT_NAME: Final = "echo.stress"
 _PLACE: Final = "0" * 36

@@ -15,7 +15,7 @@ from ingero_contract import attributes
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_kit.gpu_rates import ALIASES
-from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, write_varint
+from ingero_kit.otlp_wire import UnsupportedLayout, iter_fields, write_varint
 
 MAX_REMEMBERED: Final = 65_536
 """Blocks in the cache; it is cleared when full."""

@@ -13,7 +13,7 @@ from ingero_contract.events import StragglerStateEvent
 from ingero_kit.health_report import HealthReport, MalformedPayload
 from ingero_kit.otlp_decode import ReportDecoder
 from ingero_kit.otlp_encode import encode_event, encode_report, to_json
-from ingero_kit.otlp_layout import write_varint
+from ingero_kit.otlp_wire import write_varint
 from ingero_testing.reports import NOW, REPORTS
 
 

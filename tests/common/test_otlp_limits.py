@@ -14,10 +14,10 @@ from ingero_contract import attributes, metrics
 from ingero_kit.health_report import HealthReport, MalformedPayload
 from ingero_kit.otlp_decode import ReportDecoder
 from ingero_kit.otlp_encode import encode_report, to_json
-from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_limits import ALWAYS_ALLOWED_BYTES, MAX_COST, RequestTooExpensive
 from ingero_kit.otlp_limits import POINT as POINT_WORK
 from ingero_kit.otlp_repair import MAX_PARTS
+from ingero_kit.otlp_wire import write_varint
 from ingero_testing.reports import NOW
 
 Encoding = Literal["protobuf", "json"]

@@ -14,8 +14,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, NumberDataPoint, 
 from ingero_contract import attributes, echo
 from ingero_echo import ingest
 from ingero_echo.records import MalformedRequest
-from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_signal import Signal
+from ingero_kit.otlp_wire import write_varint
 from ingero_testing import telemetry
 
 NOW = 1_800_000_000 * 10**9
