@@ -67,6 +67,12 @@ class Episode:
         self.records += records
 
 
+def find_recent(file: Path, pid: int | None, now: float, seconds: float) -> list[Finding]:
+    """Causes of the last `seconds`; of one process, or of all for `None`. Raises `OSError`, `sqlite3.Error`."""
+    wanted = Filter(begin=now - seconds, end=now, pid=pid, limit=MAX_COLLECTIVES)
+    return find_causes(read_time_window(file, wanted, BUDGET_SECONDS))
+
+
 def encode_chains(
     findings: Iterable[Finding], begun: float, node: HealthReport, now: float
 ) -> ExportLogsServiceRequest:
@@ -126,7 +132,7 @@ class CausalChains:
 
     async def _explain(self, episode: Episode, now: float) -> None:
         try:
-            findings = await asyncio.to_thread(self._find, now)
+            findings = await asyncio.to_thread(find_recent, self._file, self._pid, now, WINDOW_SECONDS)
         except Exception as error:
             self.outcomes["unreadable"] += 1
             log.warning("causes_not_searched", reason=str(error))
@@ -140,7 +146,3 @@ class CausalChains:
         episode.note(fresh, len(chosen))
         for one in chosen:
             log.info("cause", kind=one.kind, severity=str(one.severity), summary=one.summary)
-
-    def _find(self, now: float) -> list[Finding]:
-        wanted = Filter(begin=now - WINDOW_SECONDS, end=now, pid=self._pid, limit=MAX_COLLECTIVES)
-        return find_causes(read_time_window(self._file, wanted, BUDGET_SECONDS))

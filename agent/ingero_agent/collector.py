@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from ingero_agent.causal_chains import CausalChains
 from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
+from ingero_agent.explain_api import EXPLAIN_PATH, ExplainApi
 from ingero_agent.health.phase import Phase
 from ingero_agent.loop import LoopCounters, PollResult, PushLoop
 from ingero_agent.push import FleetClient
@@ -187,4 +188,5 @@ def serve_pages(
         idle = clock() - health.ticked_at
         return stuck(idle, config.fleet_push_interval, config.fleet_timeout, client.retry_after)
 
-    return serve_metrics(config.metrics_listen, registry, ready, healthy, flag="--metrics-listen")
+    pages = {EXPLAIN_PATH: ExplainApi(config).answer}
+    return serve_metrics(config.metrics_listen, registry, ready, healthy, flag="--metrics-listen", pages=pages)

@@ -106,8 +106,7 @@ class PushLoop:
         )  # fmt: skip
         self.chains: CausalChains | None = None
         if config.signal_db_path:
-            pid = config.signal_pid[0] if len(config.signal_pid) == 1 else None
-            self.chains = CausalChains(config.signal_db_path, pid, self._identity, client)
+            self.chains = CausalChains(config.signal_db_path, config.only_pid, self._identity, client)
         self.baseline = Baseline()
         self.phase = PhaseState(warmup=config.warmup_samples)
         self.rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)

@@ -103,10 +103,17 @@ class AgentSettings(Settings):
     counts is what happened between two pushes."""
     metrics_listen: OptionalEndpoint = ""
     """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address; none without it."""
+    explain_token_file: Path | None = None
+    """Tokens for `/api/v1/explain` there, one a line; without it only a loopback address serves that path."""
     ports_file: Path | None = None
     """File to write the port taken into, as JSON, when ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
+
+    @property
+    def only_pid(self) -> int | None:
+        """The process whose causes are searched, if `signal_pid` names exactly one; `None` for all."""
+        return self.signal_pid[0] if len(self.signal_pid) == 1 else None
 
     @model_validator(mode="after")
     def _sane(self) -> Self:

@@ -52,3 +52,6 @@ FLEET_HEALTH: Final = "/healthz/ee"
 
 FLEET_STATE: Final = "/internal/ee/state"
 """Detailed health of Fleet, with a bearer token."""
+
+AGENT_EXPLAIN: Final = "/api/v1/explain"
+"""Agent: causes of a slow-down of this node in the last minutes, as JSON."""

@@ -5,12 +5,13 @@ Scrapes and the component's work never wait for each other.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ingero_http.http1.messages import Request, Response
+from ingero_http.http1.messages import Handler, Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Limits
 from ingero_http.sockets import format_address
@@ -30,8 +31,12 @@ Reason = Callable[[], str | None]
 class MetricsServer:
     """Serves from its creation until `stop`. An empty host is every IPv4 and IPv6 address. Raises `OSError`."""
 
-    def __init__(self, address: tuple[str, int], registry: CollectorRegistry, ready: Reason, healthy: Reason) -> None:
-        self._registry, self._ready, self._healthy = registry, ready, healthy
+    def __init__(
+        self, address: tuple[str, int], registry: CollectorRegistry, ready: Reason, healthy: Reason,
+        pages: Mapping[bytes, Handler] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """`pages`: functions that answer other paths; they run on the server's thread."""
+        self._registry, self._ready, self._healthy, self._pages = registry, ready, healthy, pages
         self._loop = asyncio.new_event_loop()
         self._server = Http1Server(self._answer, limits=LIMITS)
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -66,7 +71,10 @@ class MetricsServer:
             return _verdict(self._healthy(), "not healthy")
         if request.path == b"/readyz":
             return _verdict(self._ready(), "not ready")
-        return Response(404, b"not found: /metrics, /healthz, /readyz\n")
+        if request.path in self._pages:
+            return self._pages[request.path](request)
+        paths = b", ".join((b"/metrics", b"/healthz", b"/readyz", *self._pages))
+        return Response(404, b"not found: %b\n" % paths)
 
     async def _scrape(self) -> Response:
         """Collected in a thread of its own, so that probes do not wait for it."""
@@ -79,12 +87,13 @@ def _verdict(reason: str | None, state: str) -> Response:
 
 
 def serve_metrics(
-    listen: str, registry: CollectorRegistry, ready: Reason, healthy: Reason = lambda: None, *, flag: str = ""
-) -> MetricsServer:
+    listen: str, registry: CollectorRegistry, ready: Reason, healthy: Reason = lambda: None, *, flag: str = "",
+    pages: Mapping[bytes, Handler] = MappingProxyType({}),
+) -> MetricsServer:  # fmt: skip
     """Serve the pages at `host:port` until `stop`. Raises `OSError` that names the address, and its `flag`."""
     address = parse_listen(listen)
     try:
-        server = MetricsServer(address, registry, ready, healthy)
+        server = MetricsServer(address, registry, ready, healthy, pages)
     except OSError as error:
         raise OSError(f"{flag} {listen}: {error}".strip()) from None
     if not is_local_name(address[0]):
