@@ -17,7 +17,7 @@ demo: setup ## the main job on this machine: Fleet, agents and a straggler, foun
 e2e: setup ## the published scenario and harder cases with real processes, expected beside got; five minutes
 	@$(BIN)/python -m scripts.e2e $(ARGS)
 
-demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, upgrade, delete
+demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, delete; INGERO_LAB=DIR: in real pods
 	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
 
 cluster-assets: ## download a control plane for demo-cluster, bench-operator and the tests that need one

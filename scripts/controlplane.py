@@ -145,16 +145,18 @@ class ControlPlane:
                 "--config", str(STAGES),
             )  # fmt: skip
 
-    def attach(self, context: str) -> None:
+    def attach(self, context: str = "", kubeconfig: Path | None = None) -> None:
         """Use an existing cluster, named by a context of the user's kubeconfig, with that user's rights.
 
-        kwok simulates only nodes with the label `PLAYED`. Raises `RuntimeError` when there is no such context.
+        kwok simulates only nodes with the label `PLAYED`. With a kubeconfig of its own the cluster has real nodes,
+        and kwok is not used. Raises `RuntimeError` when there is no such context.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        view = ["config", "view", "--raw", "--minify", "--flatten", "-o", "json", "--context", context]
+        which = ["--kubeconfig", str(kubeconfig)] if kubeconfig else ["--context", context]
+        view = ["config", "view", "--raw", "--minify", "--flatten", "-o", "json", *which]
         done = subprocess.run([self._kubectl(), *view], capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"context {context}: {done.stderr.strip()}")
+            raise RuntimeError(f"{' '.join(which)}: {done.stderr.strip()}")
         self.kubeconfig.touch(0o600)
         self.kubeconfig.write_text(done.stdout)
         self.server = json.loads(done.stdout)["clusters"][0]["cluster"]
@@ -163,6 +165,8 @@ class ControlPlane:
         self._commands["kubectl"] = [self._kubectl(), *admin, "proxy", "--port", str(self.port)]
         self._launch("kubectl")
         self.wait()
+        if kubeconfig:
+            return
         selector = f"{PLAYED}=true"
         self._run("kwok", *admin, "--manage-all-nodes=false", "--manage-nodes-with-label-selector", selector,
                   "--node-lease-duration-seconds", "40", "--config", str(STAGES))  # fmt: skip

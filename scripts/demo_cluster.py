@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +22,10 @@ from ingero_contract.values import VerdictState
 from ingero_operator.render.crds import all_definitions
 from ingero_operator.render.install import NAMESPACE as HOME
 from ingero_operator.render.install import OPERATOR, everything
+from scripts import demo_pods
 from scripts.controlplane import PLAYED, ControlPlane, control_plane
 from scripts.demo import LEARNT
-from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory
+from scripts.lab import BIN, FREE, Lab, LabFailed, Site, certificate, laboratory
 
 NAMESPACE = "ingero"
 HERE = {PLAYED: "true"}
@@ -128,7 +128,7 @@ class Story:
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},
             {"apiVersion": "v1", "kind": "Secret", "stringData": {"token": TOKEN},
              "metadata": {"name": "fleet-token", "namespace": NAMESPACE}},
-            {"apiVersion": "v1", "kind": "Secret", "stringData": _certificate(self.folder),
+            {"apiVersion": "v1", "kind": "Secret", "stringData": certificate(self.folder, "echo"),
              "metadata": {"name": "echo-tls", "namespace": NAMESPACE}},
             *({"apiVersion": "v1", "kind": "Node",
                "metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true", **HERE}}} for name in NODES),
@@ -374,24 +374,24 @@ class Story:
         self.show("-n", NAMESPACE, "get", "pvc")
 
 
-def _certificate(folder: Path) -> dict[str, str]:
-    """Data of a TLS Secret: no client in this demo uses TLS with that Echo, but its pod mounts the Secret."""
-    files = {"tls.key": folder / "tls.key", "tls.crt": folder / "tls.crt"}
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
-         "-subj", "/CN=echo", "-keyout", files["tls.key"], "-out", files["tls.crt"]], check=True, capture_output=True,
-    )  # fmt: skip
-    texts = {name: file.read_text() for name, file in files.items()}
-    return {**texts, "ca.crt": texts["tls.crt"]}
-
-
 def main() -> int:
     """Parse the flags, run, report the result."""
     parser = argparse.ArgumentParser(prog="make demo-cluster ARGS=...", description=__doc__)
     parser.add_argument("--context", help="a cluster that is there already (kind, minikube), by its kubectl context; "
                                           "without ingero, and without it again afterwards")  # fmt: skip
-    context = parser.parse_args().context
+    parser.add_argument("--kwok", action="store_true", help="simulated kubelets, also where real nodes can run")
+    parser.add_argument("--plain", action="store_true", help="with real nodes: Fleet without TLS and token")
+    flags = parser.parse_args()
+    context = flags.context
+    simulated = "--context" if context else "--kwok" if flags.kwok else demo_pods.missing()
     try:
+        if not simulated:
+            print("Real nodes: every component is the pod that the operator makes.", flush=True)
+            with laboratory("demo-cluster") as lab:
+                demo_pods.run(lab, secure=not flags.plain)
+            print("\nevery row is as expected")
+            return 0
+        print(f"Simulated nodes ({simulated}): kwok plays the kubelets.", flush=True)
         with (
             laboratory("demo-cluster") as lab,
             control_plane(lab.folder / "plane", context=context) as plane,

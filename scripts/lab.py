@@ -114,6 +114,18 @@ def laboratory(name: str) -> Iterator[Lab]:
             shutil.rmtree(lab.folder)
 
 
+def certificate(folder: Path, *names: str) -> dict[str, str]:
+    """Data of a TLS Secret: a certificate for these names that is its own authority."""
+    files = {"tls.key": folder / "tls.key", "tls.crt": folder / "tls.crt"}
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+         "-subj", "/CN=ingero", "-addext", f"subjectAltName={','.join(f'DNS:{name}' for name in names)}",
+         "-keyout", files["tls.key"], "-out", files["tls.crt"]], check=True, capture_output=True,
+    )  # fmt: skip
+    texts = {name: file.read_text() for name, file in files.items()}
+    return {**texts, "ca.crt": texts["tls.crt"]}
+
+
 @dataclass
 class Site:
     """One cluster: Fleet, and for each node a workload and an agent. Pushes come every `interval` seconds."""
