@@ -18,6 +18,7 @@ from ingero_echo import retention
 from ingero_echo.auth import Callers, RateLimit
 from ingero_echo.collector import EchoCollector
 from ingero_echo.errors import ApiError
+from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
 from ingero_echo.lazy_apps import LazyApps
 from ingero_echo.middleware import MAX_BODY, AuditLog, AuthMiddleware, UnreadResponses
@@ -46,6 +47,7 @@ class Echo:
         self.ports: dict[str, int] = {}
         self._tokens = Callers(config.auth.tokens_file, config.auth.grace)
         self._audit = AuditLog(config.auth.audit_file)
+        self._ingest_audit = IngestAudit(self._audit.write)
         self._store: Store | None = None
         self._writer: Writer | None = None
         self._ingest_handler: IngestHandler | None = None
@@ -66,6 +68,7 @@ class Echo:
         Raises `SettingsError`, `OSError`, `StoreError` or `DatabaseLocked`, with a message for the user.
         """
         self._stack.callback(self._audit.close)
+        self._stack.callback(self._ingest_audit.write_lines)
         await self._front_ends()
         store = await asyncio.to_thread(Store.open, self.config.store)
         self._stack.callback(store.close)
@@ -73,12 +76,17 @@ class Echo:
         await asyncio.to_thread(writer.start)
         self._stack.callback(writer.stop)
         clock = await asyncio.to_thread(retention.retention_clock, store)
-        self._ingest_handler = IngestHandler(self._tokens, writer, self.config.retention.age, clock)
+        per_second = self.config.ingest.requests_per_second
+        rate = RateLimit(per_second, max(1, round(per_second))) if per_second else None
+        self._ingest_handler = IngestHandler(
+            self._tokens, writer, self.config.retention.age, clock, self._ingest_audit, rate
+        )
         self._stack.callback(self._ingest_handler.close)
         await self._receivers(self._ingest_handler)
         self._store, self._writer = store, writer
         self._tasks.append(asyncio.create_task(self._retain(writer, store, clock)))
         self._tasks.append(asyncio.create_task(self._apps.run()))
+        self._tasks.append(asyncio.create_task(self._audit_pushes()))
 
     async def _front_ends(self) -> None:
         config = self.config
@@ -130,7 +138,7 @@ class Echo:
         return None
 
     async def _receivers(self, handler: IngestHandler) -> None:
-        config, authenticator = self.config.ingest, IngestAuthenticator(self._tokens)
+        config, authenticator = self.config.ingest, IngestAuthenticator(self._tokens, self._ingest_audit)
         if config.http_endpoint:
             self._http = OtlpHttpReceiver(handler, authenticator, config.limits())
             await self._listen("otlp/http", self._http, config.http_endpoint, tls=self.config.tls)
@@ -138,6 +146,11 @@ class Echo:
             limits = replace(config.limits(), body_bytes=config.max_decoded_body_size)
             self._grpc = OtlpGrpcReceiver(handler, authenticator, limits)
             await self._listen("otlp/grpc", self._grpc, config.grpc_endpoint, tls=self.config.tls)
+
+    async def _audit_pushes(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_SECONDS)
+            self._ingest_audit.write_lines()
 
     async def _retain(self, writer: Writer, store: Store, clock: retention.RetentionClock) -> None:
         while True:

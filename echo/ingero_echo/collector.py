@@ -21,6 +21,9 @@ INGEST: Final[tuple[MetricRow[IngestHandler], ...]] = (
         "signal",
     ),
     counter("ingero_echo_malformed", "OTLP requests not readable.", lambda s: s.malformed),
+    counter(
+        "ingero_echo_rate_limited", "OTLP requests refused by the rate limit of a token.", lambda s: s.rate_limited
+    ),
     counter("ingero_echo_rejected", "Records left out and reported back.", lambda s: s.rejected),
 )
 

@@ -116,6 +116,8 @@ class Batch:
     identities: list[bytes] = field(default_factory=list)
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    clusters: set[str] = field(default_factory=set)
+    """Clusters that the records name, whether the sender may write to them or not."""
 
     def reject(self, reason: str, count: int = 1) -> None:
         """Count records that are left out, with the reason."""
@@ -340,6 +342,8 @@ class RowBuilder:
             wrong = check_name(name) if name else None
             if wrong:
                 return f"the {what} id {wrong}"
+        if cluster:
+            self.request.batch.clusters.add(cluster)
         if not self.request.allowed(cluster):
             return "the token may not write to this cluster"
         return None

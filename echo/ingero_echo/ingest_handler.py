@@ -11,9 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from ingero_echo.auth import Callers, Scope, caller_key
+from ingero_echo.auth import Callers, Identity, RateLimit, Scope, caller_key
 from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest import Batch, decode_request
+from ingero_echo.ingest_audit import IngestAudit
 from ingero_echo.records import MalformedRequest
 from ingero_echo.retention import RetentionClock
 from ingero_echo.writer import RETRY_SECONDS, QueueFull, WriteFailed, Writer
@@ -26,9 +27,9 @@ MAX_INLINE_BYTES: Final = 8 << 10
 class IngestAuthenticator(Authenticator):
     """Accepts pushes whose token has the scope `ingest`."""
 
-    def __init__(self, tokens: Callers) -> None:
+    def __init__(self, tokens: Callers, audit: IngestAudit) -> None:
         super().__init__()
-        self._tokens = tokens
+        self._tokens, self._audit = tokens, audit
         self.local_only = tokens.open
 
     def admit(self, authorization: bytes | str | None) -> bool:
@@ -37,16 +38,27 @@ class IngestAuthenticator(Authenticator):
         if identity is not None and identity.may(Scope.INGEST):
             return True
         self.refused += 1
+        self._audit.refuse(authorization, identity)
         return False
 
 
 class IngestHandler:
     """The handler of the OTLP receivers."""
 
-    def __init__(self, tokens: Callers, writer: Writer, oldest_seconds: float, clock: RetentionClock) -> None:
+    def __init__(
+        self,
+        tokens: Callers,
+        writer: Writer,
+        oldest_seconds: float,
+        clock: RetentionClock,
+        audit: IngestAudit,
+        rate: RateLimit | None = None,
+    ) -> None:
         self.pushes: Counter[str] = Counter()
         self.malformed = 0
         self.rejected = 0
+        self.rate_limited = 0
+        self._audit, self._rate = audit, rate
         self._tokens = tokens
         self._writer = writer
         self._age = int(oldest_seconds * 1e9)
@@ -67,6 +79,15 @@ class IngestHandler:
         if identity is None:
             return Answer(status=Status.UNAUTHENTICATED, message="a bearer token is required")
         size, sender = len(push.body), caller_key(identity)
+        wait = self._rate.wait(sender) if self._rate and not self._tokens.open else 0.0
+        if wait > 0:
+            self.rate_limited += 1
+            self._audit.count(identity, requests=1, bytes=size, rate_limited=1)
+            return Answer(
+                status=Status.BUSY, message="this token pushes too often: send again later",
+                retry_seconds=max(1.0, wait),
+            )  # fmt: skip
+        self._audit.count(identity, requests=1, bytes=size)
         now = time.time_ns()
         oldest = self._clock.now(now, time.monotonic_ns()) - self._age
         read = partial(
@@ -75,21 +96,23 @@ class IngestHandler:
         try:
             self._writer.check_room(size, sender, self._reading)
             if size > MAX_INLINE_BYTES:
-                return self._decode_on_thread(read, size, sender)
-            return self._put(read(), size, sender)
+                return self._decode_on_thread(read, size, identity)
+            return self._put(read(), size, identity)
         except (MalformedRequest, QueueFull) as error:
-            return self._refused(error)
+            return self._refused(error, identity)
 
-    def _refused(self, error: MalformedRequest | QueueFull) -> Answer:
+    def _refused(self, error: MalformedRequest | QueueFull, identity: Identity) -> Answer:
         if isinstance(error, QueueFull):
             return Answer(
                 status=Status.BUSY, message="the queue is full: send again later", retry_seconds=RETRY_SECONDS
             )
         self.malformed += 1
+        self._audit.count(identity, malformed=1)
         return Answer(status=Status.INVALID, message=str(error))
 
-    async def _decode_on_thread(self, read: Callable[[], Batch], size: int, sender: str) -> Answer:
+    async def _decode_on_thread(self, read: Callable[[], Batch], size: int, identity: Identity) -> Answer:
         """Decode a large push on the thread, which serves the senders in turns."""
+        sender = caller_key(identity)
         done: Future[Batch] = Future()
         self._reading[sender] += size
         try:
@@ -97,15 +120,15 @@ class IngestHandler:
             self._reader.submit(self._read_next)
             batch = await asyncio.wrap_future(done)
         except MalformedRequest as error:
-            return self._refused(error)
+            return self._refused(error, identity)
         finally:
             self._reading[sender] -= size
             if not self._reading[sender]:
                 del self._reading[sender]
         try:
-            answer = self._put(batch, size, sender)
+            answer = self._put(batch, size, identity)
         except QueueFull as error:
-            return self._refused(error)
+            return self._refused(error, identity)
         return answer if isinstance(answer, Answer) else await answer
 
     def _read_next(self) -> None:
@@ -118,11 +141,12 @@ class IngestHandler:
         except BaseException as error:
             done.set_exception(error)
 
-    def _put(self, batch: Batch, size: int, sender: str) -> Answer | Awaitable[Answer]:
+    def _put(self, batch: Batch, size: int, identity: Identity) -> Answer | Awaitable[Answer]:
         """Pass a decoded push to the writer. Raises `QueueFull`."""
         answer = Answer(rejected=batch.rejected, message=batch.message) if batch.reasons else ACCEPTED
-        done = self._writer.put(batch, size, sender) if batch.identities else None
+        done = self._writer.put(batch, size, caller_key(identity)) if batch.identities else None
         self.rejected += batch.rejected
+        self._audit.count(identity, batch.clusters, events=len(batch.identities), rejected=batch.rejected)
         return self._when_written(done, answer) if done else answer
 
     async def _when_written(self, done: Future[int], answer: Answer) -> Answer:

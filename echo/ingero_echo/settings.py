@@ -44,6 +44,9 @@ class IngestConfig(Settings):
     """Encoded pushes that may wait to be written, megabytes; further ones are refused, and senders retry."""
     remembered_ids: int = Field(default=200_000, ge=1000)
     """Newest event ids that repeats are recognised by, also after a restart."""
+    requests_per_second: float = Field(default=1000.0, ge=0)
+    """Pushes a second that one token may send in the long run, and at once; further ones are refused, and
+    senders retry. 0 for no limit."""
     max_request_body_size: int = Field(default=8 << 20, ge=1024)
     """Largest body as sent, bytes."""
     max_decoded_body_size: int = Field(default=32 << 20, ge=1024)

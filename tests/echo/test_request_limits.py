@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from ingero_echo.auth import Callers
 from ingero_echo.ingest import Batch, decode_request
+from ingero_echo.ingest_audit import IngestAudit
 from ingero_echo.ingest_handler import IngestHandler
 from ingero_echo.records import MalformedRequest
 from ingero_echo.retention import RetentionClock
@@ -192,7 +193,8 @@ class Shelf(Writer):
 def test_a_large_request_is_read_beside_the_event_loop_and_in_order() -> None:
     shelf = Shelf()
     now = time.time_ns()
-    intake = IngestHandler(Callers(None, 0.0), shelf, now / 1e9, RetentionClock(None, now, time.monotonic_ns()))
+    clock = RetentionClock(None, now, time.monotonic_ns())
+    intake = IngestHandler(Callers(None, 0.0), shelf, now / 1e9, clock, IngestAudit(lambda **_: None))
     counts = (8192, 8191, 500, 400)
     pushes = [Push(Signal.TRACES, "protobuf", spans(count, now)) for count in counts]
 
