@@ -55,14 +55,16 @@ def test_processes_of_containers_have_the_numbers_that_the_node_knows_and_other_
                 assert said(started) == "ready"
             wait_until(lambda: attached(agent, runtime, tmp_path / "libnccl.so.2"), "the libraries")
             ranks, spins = below(pods_job.pid), below(pods_spinner.pid)
-            for started in (elsewhere, pods_job, pods_spinner):
+            for started in (elsewhere, pods_job):
                 go(started)
             assert (said(elsewhere), said(pods_job)) == ("done", "done")
-            off = float(said(pods_spinner))
             calls = "SELECT pid, SUM(count) FROM event_aggregates WHERE source = {} AND op = {} GROUP BY pid"
             wait_until(
                 lambda: [count for _, count in rows(database, calls.format(9, 3))] == [STEPS] * 2, "the collectives"
             )
+            # By now the tracer has looked for processes again, so that it follows the spinner's threads from their start.
+            go(pods_spinner)
+            off = float(said(pods_spinner))
             stalls = "SELECT pid, SUM(sum_dur) / 1e9 FROM event_aggregates WHERE source = 3 AND op = 1 GROUP BY pid"
             wait_until(
                 lambda: sum(seconds for pid, seconds in rows(database, stalls) if pid in spins) > 0.9 * off,
