@@ -4,7 +4,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from ingero_contract import metrics
+from ingero_contract import echo, metrics
 from ingero_contract.values import VerdictState
 from ingero_echo.questions.base import MAX_ID, EvidenceRow, NodeFilter, Question, Row, VerdictFacts, plural
 from ingero_echo.window import ACCUSED
@@ -184,6 +184,9 @@ class ChainRow(EvidenceRow):
     severity: str | None
     root_cause: str | None
     summary: str | None
+    found: str | None
+    """The agent's evidence, a line each."""
+    advice: str | None
 
 
 CHAINS = Question(
@@ -191,7 +194,7 @@ CHAINS = Question(
     title="Causal chains",
     description="Causal chains with the nodes and events that carry them, and what the agents said about them.",
     row=ChainRow,
-    sql="""
+    sql=f"""
     WITH newest AS MATERIALIZED (
         SELECT cluster_id, causal_chain_id, "timestamp" FROM events WHERE causal_chain_id IS NOT NULL
         ORDER BY "timestamp" DESC LIMIT 10 * ($limit + 1)
@@ -203,7 +206,9 @@ CHAINS = Question(
     ),
     described AS (
         SELECT cluster_id, causal_chain_id, arg_max(severity, "timestamp") AS severity,
-               arg_max(root_cause, "timestamp") AS root_cause, arg_max(summary, "timestamp") AS summary
+               arg_max(root_cause, "timestamp") AS root_cause, arg_max(summary, "timestamp") AS summary,
+               arg_max(json_extract_string(attributes, '$."{echo.CHAIN_EVIDENCE}"'), "timestamp") AS found,
+               arg_max(json_extract_string(attributes, '$."{echo.CHAIN_ADVICE}"'), "timestamp") AS advice
         FROM causal_chains GROUP BY cluster_id, causal_chain_id
     ),
     recent AS (
@@ -223,7 +228,7 @@ CHAINS = Question(
         FROM events SEMI JOIN candidates USING (cluster_id, causal_chain_id) GROUP BY cluster_id, causal_chain_id
     )
     SELECT cluster_id, causal_chain_id, first_seen, last_seen, carried.events, nodes, severity, root_cause, summary,
-           evidence
+           found, advice, evidence
     FROM carried LEFT JOIN described USING (cluster_id, causal_chain_id)
     ORDER BY (severity = 'HIGH') DESC NULLS LAST, last_seen DESC, causal_chain_id
     """,
