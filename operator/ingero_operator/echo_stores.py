@@ -15,7 +15,7 @@ from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
 from ingero_operator.render import desired, echo
 from ingero_operator.render.common import API, OTLP_GRPC
-from ingero_operator.resources import digest_of, is_deleting, is_paused, key_from, owner_from, parse, soonest
+from ingero_operator.resources import is_deleting, is_paused, key_from, owner_from, parse, soonest
 from ingero_operator.status_writer import warnings
 from ingero_operator.workloads import available
 
@@ -35,7 +35,6 @@ class Observed:
     claim: Manifest | None
     decision: gate.Decision
     """What the encryption gate allows."""
-    token_digest: str
     authority: str | None
     """PEM of the CA that signed Echo's certificate."""
     errors: list[ReconcileError]
@@ -81,7 +80,7 @@ class EchoStores:
 
     async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> Observed:
         referenced, errors = self.context.referenced, list[ReconcileError]()
-        tokens = await referenced.value(key[1], spec.token_secret, "spec.tokenSecret", errors)
+        await referenced.value(key[1], spec.token_secret, "spec.tokenSecret", errors)
         authority = await referenced.authority(key[1], spec.tls_secret, errors)
         refused = self.context.platform.refuses(spec.image)
         claim = await self._claim(resource)
@@ -91,7 +90,6 @@ class EchoStores:
             spec=spec,
             claim=claim,
             decision=await self._decide(resource, spec, claim),
-            token_digest=digest_of(tokens),
             authority=authority,
             errors=errors,
             refused=[image_not_allowed("spec.image", str(spec.image))] if refused else [],
@@ -142,7 +140,7 @@ class EchoStores:
         kept = {claim_key} | (set() if decision.lock or decision.proof is None else {proof_key})
         children, images_kept = desired.split(children, live, bool(observed.refused))
         rendered_from = (
-            observed.resource["metadata"]["generation"], observed.token_digest, context.platform, decision.proof,
+            observed.resource["metadata"]["generation"], context.platform, decision.proof,
             decision.lock, decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,
             context.informer.cache.fingerprint(key),
             observed.claim and observed.claim["metadata"].get("resourceVersion"),
@@ -163,9 +161,7 @@ class EchoStores:
 
     def _desired_children(self, observed: Observed) -> list[Manifest]:
         owner, decision = owner_from(observed.resource), observed.decision
-        children = desired.of_echo_store(
-            owner, observed.spec, self.context.platform, observed.token_digest, decision.capacity
-        )
+        children = desired.of_echo_store(owner, observed.spec, self.context.platform, decision.capacity)
         if decision.claim_class:
             children.insert(0, echo.claim(owner, observed.spec, decision.claim_class, decision.claim_size))
         if decision.proof and not decision.lock:

@@ -32,7 +32,6 @@ from ingero_operator.referenced import missing
 from ingero_operator.render import desired, fleet
 from ingero_operator.render.common import digest
 from ingero_operator.resources import (
-    digest_of,
     is_deleting,
     is_paused,
     owner_from,
@@ -191,7 +190,6 @@ class FleetClusters:
 
     def _fleet_inputs(self, namespace: str, spec: FleetClusterSpec, referenced: Referenced) -> fleet.FleetInputs:
         return fleet.FleetInputs(
-            token_digest=digest_of((referenced.token or "").encode()),
             echo_authority=self._echo_authority(namespace, spec),
             price_digest=referenced.prices,
             provider="" if spec.fleet.cost.default_provider else self._provider(spec),

@@ -1,6 +1,5 @@
 """What both reconcilers read from a custom resource: its key, its spec, whether it is paused. Pure."""
 
-import hashlib
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -71,11 +70,6 @@ def conditions_wanted(resource: Manifest) -> bool:
     """Whether a FleetCluster asks for conditions on its nodes, read without a schema."""
     taints = (resource.get("spec") or {}).get("taints")
     return isinstance(taints, dict) and taints.get("condition") is True
-
-
-def digest_of(secret: bytes) -> str:
-    """Digest of a secret value; empty for none."""
-    return hashlib.sha256(secret).hexdigest()[:16] if secret else ""
 
 
 def soonest(*waits: float | None) -> float | None:

@@ -46,9 +46,7 @@ def of_fleet_cluster(
 
 
 def of_echo_store(
-    owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "", capacity: str | None = None
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, capacity: str | None = None
 ) -> list[Manifest]:
     """The children of an EchoStore without claim and proof, which the gate decides on."""
-    return _ordered(
-        [*echo.children(owner, spec, platform, token_digest, capacity), *network.of_echo_store(owner, spec, platform)]
-    )
+    return _ordered([*echo.children(owner, spec, platform, capacity), *network.of_echo_store(owner, spec, platform)])

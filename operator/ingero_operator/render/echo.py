@@ -80,7 +80,7 @@ def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
 
 
 def children(
-    owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "", capacity: str | None = None
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, capacity: str | None = None
 ) -> list[Manifest | None]:
     """All children except claim and proof, in the order in which they are applied."""
     text = dump_bare(config(spec, capacity))
@@ -89,7 +89,7 @@ def children(
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"echo.yaml": text}}),
         service(owner, COMPONENT, PORTS),
         service(owner, COMPONENT, PORTS, headless=True),
-        stateful_set(owner, spec, platform, digest([text, token_digest])),
+        stateful_set(owner, spec, platform, digest([text])),
         disruption_budget(owner, COMPONENT),
         service_monitor(owner, platform, COMPONENT, ("api",), spec.service_monitors, **_scraped(owner, spec)),
     ]

@@ -56,8 +56,6 @@ PORTS: Final = {
 class FleetInputs:
     """Inputs from outside the resource that change how Fleet runs."""
 
-    token_digest: str = ""
-    """Digest of the token Secret: Fleet reads it at start, so a new token triggers a rollout."""
     echo_authority: str = ""
     """Secret with the ca.crt of the EchoStore that it forwards to."""
     price_digest: str = ""
@@ -148,7 +146,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
         claim(owner, spec) if spec.fleet.snapshots.size else None,
         service(owner, COMPONENT, PORTS),
-        deployment(owner, spec, platform, around, digest([text, around.token_digest, around.price_digest])),
+        deployment(owner, spec, platform, around, digest([text, around.price_digest])),
         disruption_budget(owner, COMPONENT),
         service_monitor(owner, platform, COMPONENT, ("findings", "vitals"), spec.service_monitors),
     ]

@@ -440,7 +440,7 @@ def test_a_missing_secret_is_named_and_found_later(
     wait_until(lambda: summary(plane, namespace) == "Healthy", "the Secret to be found", 60)
 
 
-def test_a_new_token_rolls_fleet_without_waiting_for_a_resync(
+def test_a_new_token_is_used_for_polls_without_a_resync_or_a_rollout(
     plane: ControlPlane, start: Any, namespace: str, fleet_double: Fleets
 ) -> None:
     fleet_double.of(namespace, "prod")
@@ -453,10 +453,12 @@ def test_a_new_token_rolls_fleet_without_waiting_for_a_resync(
         return found and found["spec"]["template"]["metadata"]["annotations"]
 
     with start("--resync", "1h", "--secret-poll", "200ms"):
+        wait_until(lambda: fleet_double.authorization == "Bearer one", "a poll")
         wait_until(lambda: template() is not None, "Fleet")
         before = template()
         plane.apply({**secret, "stringData": {"token": "two"}})
-        wait_until(lambda: template() != before, "the rollout")
+        wait_until(lambda: fleet_double.authorization == "Bearer two", "a poll with the new token")
+        assert template() == before
 
 
 def test_a_child_of_somebody_else_is_left_alone(

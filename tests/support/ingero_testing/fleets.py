@@ -99,6 +99,8 @@ class Fleets:
     port: int
     says: dict[str, Says] = field(default_factory=dict)
     asked: int = 0
+    authorization: str | None = None
+    """The header of the latest request."""
 
     @property
     def template(self) -> str:
@@ -120,6 +122,7 @@ def fleets() -> Iterator[Fleets]:
 
         def do_GET(self) -> None:
             found.asked += 1
+            found.authorization = self.headers["authorization"]
             parts = urlsplit(self.path)
             _, namespace, name, *rest = parts.path.split("/")
             says = found.says.get(f"{namespace}/{name}")
