@@ -64,16 +64,16 @@ def test_a_record_is_otlp_and_carries_the_evidence_of_the_node() -> None:
 @pytest.mark.parametrize(
     ("kind", "lost"),
     [
-        ("slow", "its own rate"),
-        ("late_rank", "the job's time to its rank"),
-        ("gpu_throttled", "the job's time to its throttled GPU"),
+        ("slow", "its own rate is lost"),
+        ("late_rank", "the job's time is lost to its rank"),
+        ("gpu_throttled", "the job's time is lost to its throttled GPU"),
     ],
 )
 def test_an_event_says_what_is_lost_by_the_kind_that_the_node_carries(kind: str, lost: str) -> None:
     taint = replace(MARK, score=None, threshold=None, severity=0.3, kind=kind)
     written = read_taint(annotation(taint), [{"value": taint.verdict, "effect": taint.effect}])
     step = Step(verb="add", node="gpu-7", uid="n-1", reason="Confirmed", taint=written)
-    text = f"Node gpu-7 was tainted (NoSchedule); 30% of {lost} is lost, for 6 windows"
+    text = f"Node gpu-7 was tainted (NoSchedule); 30% of {lost}, for 6 windows"
     assert describe(step).message == text
 
 

@@ -406,7 +406,9 @@ class TaintController:
         self.history[key] = [text[:256], *self.history.get(key, [])][:SHOWN]
 
 
-_LOST: Final = {LATE_RANK: "the job's time to its rank", GPU_THROTTLED: "the job's time to its throttled GPU"}
+_LOST: Final = {
+    LATE_RANK: "the job's time is lost to its rank", GPU_THROTTLED: "the job's time is lost to its throttled GPU"
+}  # fmt: skip
 
 
 def describe(step: Step) -> Event:
@@ -417,8 +419,8 @@ def describe(step: Step) -> Event:
     effect = step.taint.effect or "annotation only"
     facts = ""
     if step.taint.severity is not None:
-        lost = _LOST.get(step.taint.kind, "its own rate")
-        facts = f"; {step.taint.severity:.0%} of {lost} is lost, for {step.taint.windows} windows"
+        lost = _LOST.get(step.taint.kind, "its own rate is lost")
+        facts = f"; {step.taint.severity:.0%} of {lost}, for {step.taint.windows} windows"
     elif step.taint.score is not None and step.taint.threshold is not None:
         score, threshold = step.taint.score, step.taint.threshold
         facts = f"; score {score:.3f} below {threshold:.3f} for {step.taint.windows} windows"
