@@ -23,6 +23,7 @@ from ingero_agent.sources import ReadFailed, SignalSource
 from ingero_agent.sources.poll_buffer import PollBuffer
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract.events import Event, StragglerResolvedEvent, StragglerStateEvent
+from ingero_contract.signals import RATIOS
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
 from ingero_kit.clock import Clock, rfc3339
 from ingero_kit.due import Every
@@ -265,11 +266,11 @@ class PushLoop:
         response, observation = self._client.response, latest.observation
         return replace(
             self._identity, state=WIRE_STATES[self.phase.phase], score=latest.score.value,
-            throughput=latest.score.ratios.throughput, compute=observation.compute, memory=observation.memory,
-            cpu=observation.cpu, rate=observation.rate, degraded=self.baseline.degraded(),
+            throughput=latest.score.ratios.throughput, rate=observation.rate, degraded=self.baseline.degraded(),
             detection_mode=str(self.rule.mode), decision_source=str(self.rule.source),
             fleet_reachable=response.reachable, last_verdict=response.verdict.format() if response.verdict else "",
             gpu_model=latest.gpus.model, gpu_count=latest.gpus.count, time_unix_nano=int(now * 1e9),
+            **{name: getattr(observation, name) for name in RATIOS},
         )  # fmt: skip
 
     def _resolved(self, now: float, event_id: str) -> StragglerResolvedEvent:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero_agent.health.signals import Observation, Signals
+from ingero_contract.signals import SIGNALS
 
 FAST: Final = 0.1
 SLOW: Final = 0.001
@@ -14,7 +15,7 @@ WARNING_SAMPLES: Final = 30
 WARNING_RATIO: Final = 0.5
 WARNING_FLOOR: Final = 0.01
 
-_ZERO: Final = Signals(0.0, 0.0, 0.0, 0.0)
+_ZERO: Final = Signals(*(0.0 for _ in SIGNALS))
 
 
 @dataclass(frozen=True)
