@@ -124,11 +124,12 @@ class Story:
         self.plane.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
         self.plane.established()
         labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+        tls = certificate(self.folder, f"{STORE}-echo.{NAMESPACE}.svc")
         self.plane.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},
             {"apiVersion": "v1", "kind": "Secret", "stringData": {"token": TOKEN},
              "metadata": {"name": "fleet-token", "namespace": NAMESPACE}},
-            {"apiVersion": "v1", "kind": "Secret", "stringData": certificate(self.folder, "echo"),
+            {"apiVersion": "v1", "kind": "Secret", "stringData": tls,
              "metadata": {"name": "echo-tls", "namespace": NAMESPACE}},
             *({"apiVersion": "v1", "kind": "Node",
                "metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true", **HERE}}} for name in NODES),

@@ -6,6 +6,7 @@ from typing import Any, Final
 from ingero_operator import gate, status
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.cache import OwnerKey
+from ingero_operator.certificates import VALID
 from ingero_operator.children import ChildPlan, Outcome
 from ingero_operator.conditions import Condition, no
 from ingero_operator.context import ReconcileContext
@@ -13,6 +14,7 @@ from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.events import Event
 from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
+from ingero_operator.referenced import TlsSecret
 from ingero_operator.render import desired, echo
 from ingero_operator.render.common import API, OTLP_GRPC
 from ingero_operator.resources import is_deleting, is_paused, key_from, owner_from, parse, soonest
@@ -35,10 +37,9 @@ class Observed:
     claim: Manifest | None
     decision: gate.Decision
     """What the encryption gate allows."""
-    authority: str | None
-    """PEM of the CA that signed Echo's certificate."""
+    tls: TlsSecret
     errors: list[ReconcileError]
-    """Objects that the spec refers to and that do not exist."""
+    """Objects that the spec refers to and that do not exist or cannot be used."""
     refused: list[ReconcileError]
     """Images that the operator may not run."""
 
@@ -81,7 +82,7 @@ class EchoStores:
     async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> Observed:
         referenced, errors = self.context.referenced, list[ReconcileError]()
         await referenced.value(key[1], spec.token_secret, "spec.tokenSecret", errors)
-        authority = await referenced.authority(key[1], spec.tls_secret, errors)
+        tls = await referenced.tls(key[1], spec.tls_secret, f"{key[2]}-echo.{key[1]}.svc", errors)
         refused = self.context.platform.refuses(spec.image)
         claim = await self._claim(resource)
         return Observed(
@@ -90,7 +91,7 @@ class EchoStores:
             spec=spec,
             claim=claim,
             decision=await self._decide(resource, spec, claim),
-            authority=authority,
+            tls=tls,
             errors=errors,
             refused=[image_not_allowed("spec.image", str(spec.image))] if refused else [],
         )
@@ -196,12 +197,14 @@ class EchoStores:
         conditions: list[Condition] = [*decision.conditions, serving]
         if not any(condition.type == "ResizePending" for condition in conditions):
             conditions.append(no("ResizePending", "AsRequested", "the size is the requested one"))
+        if observed.tls.certificate:
+            conditions.append(observed.tls.certificate)
         failed = context.failures.errors(key)
         errors = [*decision.errors, *observed.refused, *observed.errors, *failed]
         progress = outcome.progress()
         if not outcome.done and workload is not None and not rolled_out(workload):
             progress = f"StatefulSet {name}-echo is rolling out"
-        overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress)
+        overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, (VALID,))
         claim = children.get((CLAIM.name, f"{name}-echo"))
         rest: Manifest = {
             "version": observed.spec.version or context.platform.config.version,
@@ -229,7 +232,7 @@ class EchoStores:
             return None
         _, namespace, name = observed.key
         url = self.context.config.echo_url.format(name=name, namespace=namespace)
-        return self.context.volume_usage.band(observed.key, url, observed.authority, before)
+        return self.context.volume_usage.band(observed.key, url, observed.tls.authority, before)
 
     def _forget(self, key: OwnerKey) -> None:
         self._up_to_date.pop(key, None)

@@ -28,7 +28,7 @@ from ingero_operator.fleet_status import (
 )
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import ChildKey, plan
-from ingero_operator.referenced import missing
+from ingero_operator.referenced import TlsSecret, missing
 from ingero_operator.render import desired, fleet
 from ingero_operator.render.common import digest
 from ingero_operator.resources import (
@@ -55,10 +55,14 @@ class Referenced:
 
     errors: list[ReconcileError]
     token: str | None
-    authority: str | None
-    """PEM of the CA that signed Fleet's certificate."""
+    tls: TlsSecret
     prices: str
     """Digest of the price files."""
+
+    @property
+    def authority(self) -> str | None:
+        """PEM of the CA that signed Fleet's certificate."""
+        return self.tls.authority
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +116,24 @@ class FleetClusters:
         referenced = None
         if not is_deleting(resource):
             with self.context.failures.guarded(key, _reading_references(key)):
-                referenced = await self._references(key[1], spec)
+                referenced = await self._references(key, spec)
             self._poll(key, spec, referenced)
         poll = self.context.fleet_poller.result(key)
         return Observed(key=key, resource=resource, spec=spec, invalid=invalid, referenced=referenced, poll=poll)
 
-    async def _references(self, namespace: str, spec: FleetClusterSpec) -> Referenced:
+    async def _references(self, key: OwnerKey, spec: FleetClusterSpec) -> Referenced:
         """Everything that the spec refers to in other objects."""
-        read, errors, fleet_spec = self.context.referenced, list[ReconcileError](), spec.fleet
+        read, errors, fleet_spec, (_, namespace, name) = (
+            self.context.referenced,
+            list[ReconcileError](),
+            spec.fleet,
+            key,
+        )
         lines = (await read.value(namespace, spec.token_secret, "spec.tokenSecret", errors)).decode(errors="replace")
         token = next((line.strip() for line in lines.splitlines() if line.strip() and line[0] != "#"), None)
         if spec.token_secret and lines and token is None:
             errors.append(missing("spec.tokenSecret", "Secret", spec.token_secret))
-        authority = await read.authority(namespace, spec.tls_secret, errors)
+        tls = await read.tls(namespace, spec.tls_secret, f"{name}-fleet.{namespace}.svc", errors)
         forward = fleet_spec.forward
         if forward:
             await read.value(namespace, forward.token_secret, "spec.fleet.forward.tokenSecret", errors)
@@ -139,7 +148,7 @@ class FleetClusters:
             for name, source in (("rates", fleet_spec.cost.rates), ("providers", fleet_spec.cost.providers))
             if source
         ]
-        return Referenced(errors=errors, token=token, authority=authority, prices=digest(prices) if prices else "")
+        return Referenced(errors=errors, token=token, tls=tls, prices=digest(prices) if prices else "")
 
     def _poll(self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None) -> None:
         """Have Fleet polled from now on; while its credentials cannot be read, with the previous ones."""
@@ -226,6 +235,8 @@ class FleetClusters:
         if poll is None and reported_before and not outcome.done and not failed:
             # After a start the status of the previous process stays until Fleet has answered, which takes a moment.
             return context.failures.retry_after(key)
+        if observed.referenced and observed.referenced.tls.certificate:
+            conditions.append(observed.referenced.tls.certificate)
         conditions.append(taints.decision.allowed)
         errors = [
             *(observed.referenced.errors if observed.referenced else ()), *self._refused_images(spec), *failed,

@@ -3,6 +3,7 @@
 from typing import Final
 
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
+from ingero_operator.certificates import VALID
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.fleet_answers import PollResult
 from ingero_operator.kinds import Manifest
@@ -11,9 +12,9 @@ from ingero_operator.status import effective
 from ingero_operator.workloads import ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
-INFORMING: Final = ("QuorumMet",)
+INFORMING: Final = ("QuorumMet", VALID)
 """Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
-CONDITIONS: Final = (*NEEDED, *INFORMING, "TaintingAllowed")
+CONDITIONS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
 
 def daemon_sets(name: str, spec: FleetClusterSpec) -> list[str]:

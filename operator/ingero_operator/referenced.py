@@ -8,11 +8,13 @@ from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ingero_kit.clock import Clock
 from ingero_operator.api.base import ConfigMapKey, SecretKey
 from ingero_operator.api_client import ApiClient
+from ingero_operator.certificates import certificate_errors, judge_certificate
+from ingero_operator.conditions import Condition
 from ingero_operator.errors import ReconcileError
 from ingero_operator.kinds import CONFIG_MAP, NAMESPACE, SECRET, Kind, Manifest
 
@@ -22,6 +24,15 @@ KEPT: Final = 8192
 RESOURCES_AT_FULL_PACE: Final = 500
 """Number of resources above which each Secret is read less often."""
 TLS_KEYS: Final = ("tls.crt", "tls.key", "ca.crt")
+
+
+class TlsSecret(NamedTuple):
+    """What the operator reads from `spec.tlsSecret`."""
+
+    authority: str | None
+    """PEM of the CA that signed the certificate."""
+    certificate: Condition | None
+    """`CertificateValid`."""
 
 
 @dataclass
@@ -52,16 +63,20 @@ class ReferencedObjects:
             errors.append(missing(path, "Secret" if isinstance(source, SecretKey) else "ConfigMap", source))
         return found or b""
 
-    async def authority(self, namespace: str, name: str | None, errors: list[ReconcileError]) -> str | None:
-        """The `ca.crt` of `spec.tlsSecret`, a Secret of type kubernetes.io/tls, with an error where a part is
-        missing."""
+    async def tls(self, namespace: str, name: str | None, server: str, errors: list[ReconcileError]) -> TlsSecret:
+        """What `spec.tlsSecret`, a Secret of type kubernetes.io/tls, says to clients of `server`; with an error where
+        a part is missing or refused by them."""
         if name is None:
-            return None
+            return TlsSecret(None, None)
         data = await self._data(SECRET, namespace, name)
         absent = next((key for key in TLS_KEYS if not data.get(key)), None)
         if absent:
             errors.append(missing("spec.tlsSecret", "Secret", SecretKey(name=name, key=absent)))
-        return b64decode(data.get("ca.crt", "")).decode(errors="replace") or None
+        certificate = None
+        if data.get("tls.crt"):
+            certificate = judge_certificate(b64decode(data["tls.crt"]), name, server, self.clock())
+            errors += certificate_errors(certificate)
+        return TlsSecret(b64decode(data.get("ca.crt", "")).decode(errors="replace") or None, certificate)
 
     async def privileged(self, namespace: str) -> bool | None:
         """Whether a namespace admits privileged pods; `None` when it has no such label."""

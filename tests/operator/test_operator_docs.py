@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "operator/ingero_operator").rglob("*.py"))
 CALLS = (
-    r'(?:yes|no|unknown)\(\s*(?:kind|ALLOWED|"\w+"),\s*"([A-Z]\w+)"',
+    r'(?:yes|no|unknown)\(\s*(?:kind|[A-Z_]+|"\w+"),\s*"([A-Z]\w+)"',
     r'Trouble\(\s*"([A-Z]\w+)"',
     r'(?:_locked|_refused)\(\s*\S+,\s*"([A-Z]\w+)"',
     r'return "([A-Z]\w+)", f?"',
@@ -22,7 +22,10 @@ def test_every_reason_has_its_cure() -> None:
     text = (ROOT / "docs/operator.md").read_text()
 
     assert len(reasons()) > 40
-    plain = {"Available", "Bound", "Allowed", "AsExpected", "AsRequested", "QuorumMet", "Progressing", "Fresh"}
+    plain = {
+        "Available", "Bound", "Allowed", "AsExpected", "AsRequested", "QuorumMet", "Progressing", "Fresh",
+        "Valid",
+    }  # fmt: skip
     assert sorted(reason for reason in reasons() - plain if reason not in text) == []
 
 

@@ -16,7 +16,7 @@ from scripts.controlplane import ControlPlane
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 DRIVER = "csi.scaleway.com"
-AUTHORITY = trustme.CA().cert_pem.bytes().decode()
+AUTHORITY = trustme.CA()
 BY_HAND = {"test.ingero.io/mounts": "by-hand"}
 CLASSES: dict[str, dict[str, Any]] = {
     "test-encrypted": {"parameters": {"encrypted": "true"}, "allowVolumeExpansion": False},
@@ -77,7 +77,8 @@ class Store:
 
     def secret(self, name: str) -> None:
         metadata = {"name": name, "namespace": self.namespace}
-        data = {"tls.crt": "x", "tls.key": "x", "ca.crt": AUTHORITY}
+        chain = AUTHORITY.issue_cert(f"store-echo.{self.namespace}.svc").cert_chain_pems[0]
+        data = {"tls.crt": chain.bytes().decode(), "tls.key": "x", "ca.crt": AUTHORITY.cert_pem.bytes().decode()}
         self.plane.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
 
     def pod(self) -> Any:

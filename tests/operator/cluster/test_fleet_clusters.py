@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import yaml
 
 from ingero_testing.fleets import Fleets
@@ -438,6 +439,22 @@ def test_a_missing_secret_is_named_and_found_later(
     plane.kubectl("-n", namespace, "create", "secret", "generic", "fleet-token", "--from-literal=token=s3cret")
 
     wait_until(lambda: summary(plane, namespace) == "Healthy", "the Secret to be found", 60)
+
+
+def test_a_certificate_without_the_name_that_agents_call_is_said(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    authority = trustme.CA()
+    chain = authority.issue_cert("localhost").cert_chain_pems[0]
+    data = {"tls.crt": chain.bytes().decode(), "tls.key": "x", "ca.crt": authority.cert_pem.bytes().decode()}
+    metadata = {"name": "tls", "namespace": namespace}
+    plane.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
+    plane.apply(cluster(namespace, pool="here", tlsSecret="tls"))
+
+    wait_until(lambda: summary(plane, namespace) == "CertificateName", "the reason")
+    status, reason, message = condition(plane, namespace, "CertificateValid")
+    assert (status, reason) == ("False", "CertificateName") and f"prod-fleet.{namespace}.svc" in message
 
 
 def test_a_new_token_is_used_for_polls_without_a_resync_or_a_rollout(
