@@ -220,7 +220,7 @@ class Story:
         tree["extensions"]["ingero_threshold"] |= {
             "agent_endpoint": FREE, "admin_endpoint": FREE, **auth
         }  # fmt: skip
-        tree["extensions"]["healthee"]["endpoint"] = FREE
+        tree["extensions"]["healthee"] |= {"endpoint": FREE, **auth}
         tree["extensions"]["zpages"] = {"endpoint": FREE}
         tree["processors"]["ingero"]["detector"] = {"warmup_ticks": LEARNT}
         tree["exporters"]["otlp"] = {"endpoint": f"127.0.0.1:{self.echo['otlp/grpc']}", "tls": {"insecure": True}}
