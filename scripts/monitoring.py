@@ -39,12 +39,13 @@ class Alert:
 ALERTS = (
     Alert(
         "IngeroStraggler", "ingero_fleet_straggler == 1", "2m", "warning",
-        "{{ $labels.node_id }} of {{ $labels.cluster_id }} holds its job back.",
+        "{{ $labels.node_id }} of {{ $labels.cluster_id }} slows down its job.",
         "Ask why: `curl 127.0.0.1:8081/api/v1/why?node_id=NODE` on Fleet's host, or the live page. A "
         "weak `throughput` with other "
         "signals well points at the GPU (clocks, throttling, ECC); `cpu` at a neighbour or the host; "
         "`memory` at a leak. Drain the "
-        "node if it stays, and look whether another one takes its place: then it is the work, not the node.",
+        "node if it stays a straggler. If another node then becomes the straggler, the work is the cause and not "
+        "the node.",
     ),
     Alert(
         "IngeroLateRank", "ingero_fleet_collective_culprit_share > 0.02", "5m", "warning",
@@ -53,24 +54,25 @@ ALERTS = (
         "More than 2 % of the time is lost to one rank. `/api/v1/collectives` shows the lag of every "
         "rank. A rank that is late and not "
         "slow by its own signals often loads data or writes checkpoints for the others. Without a rank, or with "
-        "`nvml`, a GPU of the node is held back: by heat, hardware or power.",
+        "`nvml`, a GPU of the node is throttled: by temperature, hardware or power.",
     ),
     Alert(
-        "IngeroWaitingIsDear", "ingero:waiting:ratio > 0.05", "15m", "warning",
+        "IngeroWaitingCostHigh", "ingero:waiting:ratio > 0.05", "15m", "warning",
         "{{ $value | humanizePercentage }} of what {{ $labels.cluster_id }} costs is spent waiting.",
-        "`/api/v1/cost` names the culprits by their share, and what curing each alone would save.",
+        "`/api/v1/cost` lists the stragglers by their share of the cost, and what would be saved without each "
+        "of them.",
     ),
     Alert(
         "IngeroPanic", "ingero_fleet_panic_mode == 1", "1m", "critical",
-        "Too large a share of {{ $labels.cluster_id }} straggles to act on any of them.",
-        "Thresholds are frozen for five minutes and nobody should be tainted. Look for what the nodes share: file "
+        "Too large a share of {{ $labels.cluster_id }} straggles; no node is tainted.",
+        "Thresholds are frozen for five minutes and no node should be tainted. Search for what the nodes share: file "
         "system, network, a new release, power. If the job itself changed, thresholds and agents learn the new "
         "normal by themselves.",
     ),
     Alert(
         "IngeroCoverageLow", "ingero_fleet_coverage_low == 1", "5m", "warning",
         "Fewer nodes of {{ $labels.cluster_id }} report than expected.",
-        "Compare `/api/v1/nodes` with the nodes that should report; look at the logs of agents that are "
+        "Compare `/api/v1/nodes` with the nodes that should report; read the logs of agents that are "
         "missing. If the cluster became "
         "smaller, the expectation follows within an hour, or set `spec.fleet.quorum.expectedNodes` "
         "(`processors.ingero.quorum.expected_nodes`).",
@@ -80,7 +82,7 @@ ALERTS = (
         "ingero:active_nodes:sum > 0 unless on (cluster_id) count by (cluster_id) (ingero_fleet_threshold)",
         "10m", "warning",
         "{{ $labels.cluster_id }} has too few active nodes for a threshold.",
-        "Nobody is judged by the threshold. Lower `processors.ingero.quorum.statistical_min`, or compare "
+        "No node is judged by the threshold. Lower `processors.ingero.quorum.statistical_min`, or compare "
         "over more nodes by a shorter "
         "`processors.ingero.cohort.by`.",
     ),
@@ -94,7 +96,7 @@ ALERTS = (
     Alert(
         "IngeroPointsRejected", "sum by (reason) (rate(ingero_fleet_rejected_points_total[10m])) > 0",
         "15m", "warning",
-        "Fleet leaves out points: {{ $labels.reason }}.",
+        "Fleet rejects points: {{ $labels.reason }}.",
         "The reason says what is wrong with what agents send, or which limit of `processors.ingero` was reached.",
     ),
     Alert(
@@ -111,13 +113,13 @@ ALERTS = (
         'sum by (exporter, outcome) (rate(ingero_fleet_exported_pushes_total{outcome=~"dropped_.*"}[10m])) > 0',
         "10m", "warning",
         "Pushes to {{ $labels.exporter }} are lost ({{ $labels.outcome }}).",
-        "`dropped_queue_full` and `dropped_elapsed`: the receiver is away or too slow; "
-        "`dropped_permanent`: it refuses what it gets.",
+        "`dropped_queue_full` and `dropped_elapsed`: the receiver is unreachable or too slow; "
+        "`dropped_permanent`: the receiver refuses the data.",
     ),
     Alert(
-        "IngeroOperatorAway", "absent(ingero_operator_leading == 1)", "5m", "critical",
+        "IngeroOperatorAbsent", "absent(ingero_operator_leading == 1)", "5m", "critical",
         "No replica of the operator leads.",
-        "Marks on nodes are neither set nor removed, and nothing is repaired. `kubectl -n ingero-system get pods` "
+        "Taints are neither set nor removed, and nothing is reconciled. `kubectl -n ingero-system get pods` "
         "and `/readyz` of each replica say why: rights on the Lease, the API server, the image. Does Prometheus "
         "scrape the operator at all?",
     ),
@@ -130,37 +132,37 @@ ALERTS = (
         "IngeroOperatorStuck",
         "ingero_operator_queue_length > 0 and rate(ingero_operator_reconciles_total[10m]) == 0",
         "10m", "critical",
-        "The operator has work and finishes none.",
-        "Look at its log and at the API server's latency; a restart of the leader is safe.",
+        "The operator has resources in its queue and reconciles none.",
+        "Check its log and the latency of the API server; a restart of the leader is safe.",
     ),
     Alert(
         "IngeroNodesUnguarded", "ingero_operator_unguarded == 1", "1m", "warning",
-        "No admission policy bounds what the operator may write to nodes.",
-        "No node is marked meanwhile. Apply `manifests/base` again, for the namespace and account that the operator "
+        "No admission policy limits what the operator may write to nodes.",
+        "No node is tainted meanwhile. Apply `manifests/base` again, for the namespace and account that the operator "
         "runs with.",
     ),
     Alert(
-        "IngeroFleetsDoNotAnswer",
+        "IngeroFleetsUnreachable",
         "increase(ingero_operator_fleet_failures_total[10m])"
         " > 0.5 * increase(ingero_operator_fleet_questions_total[10m])",
         "10m", "warning",
-        "Most questions of the operator to Fleets stay without an answer.",
-        "Without evidence nodes are not marked, and marks go only when their time is over. `QuorumMet` of each "
-        "FleetCluster has Fleet's words; look at Fleet's pods and at NetworkPolicies on the way to port 8080.",
+        "Most polls of Fleet by the operator fail.",
+        "Without evidence no node is tainted, and taints are removed only when they expire. `QuorumMet` of each "
+        "FleetCluster has Fleet's message; check Fleet's pods and the NetworkPolicies for port 8080.",
     ),
     Alert(
-        "IngeroMarksNotTold", "increase(ingero_operator_evidence_lost_total[1h]) > 0", "1m", "warning",
-        "Records of marks reached no Fleet and are lost.",
-        "The nodes, their Events and `status.taints.history` have them. The way from the operator to Fleet's port "
-        "4318 is shut, or Fleet was away for a quarter of an hour.",
+        "IngeroTaintRecordsLost", "increase(ingero_operator_evidence_lost_total[1h]) > 0", "1m", "warning",
+        "Records of taints reached no Fleet and are lost.",
+        "The nodes, their Events and `status.taints.history` have them. The operator cannot connect to Fleet's "
+        "port 4318, or Fleet was unreachable for 15 minutes.",
     ),
     Alert(
-        "IngeroMarkBudgetUsed", "ingero_operator_marked_nodes >= ingero_operator_mark_budget > 0", "1h", "info",
-        "{{ $labels.namespace }}/{{ $labels.name }} holds as many nodes as it may.",
-        "Further stragglers stay in service. Repair or replace those that are marked, or raise `spec.taints.budget`.",
+        "IngeroTaintBudgetUsed", "ingero_operator_marked_nodes >= ingero_operator_mark_budget > 0", "1h", "info",
+        "{{ $labels.namespace }}/{{ $labels.name }} has tainted as many nodes as its budget allows.",
+        "Further stragglers stay in service. Repair or replace the tainted nodes, or raise `spec.taints.budget`.",
     ),
     Alert(
-        "IngeroStoreNotProven", "ingero_operator_encryption_level == 0", "30m", "warning",
+        "IngeroStoreNotEncrypted", "ingero_operator_encryption_level == 0", "30m", "warning",
         "EchoStore {{ $labels.namespace }}/{{ $labels.name }} waits for an encrypted volume.",
         "`EncryptionVerified` of the store says what its class or volume lacks.",
     ),
@@ -229,7 +231,7 @@ PANELS: tuple[tuple[str, str, str, int, tuple[tuple[str, str], ...]], ...] = (
     ("Stragglers", "stat", "short", 6, ((f"sum(ingero:accused_nodes:count{{{CLUSTER}}}) or vector(0)", ""),)),
     ("Active nodes", "stat", "short", 6, ((f"sum(ingero:active_nodes:sum{{{CLUSTER}}})", ""),)),
     ("Waiting, share of cost", "stat", "percentunit", 6, ((f"max(ingero:waiting:ratio{{{CLUSTER}}})", ""),)),
-    ("Waiting an hour", "stat", "short", 6,
+    ("Cost of waiting per hour", "stat", "short", 6,
      ((f"sum by (currency) (ingero:waiting_cost_per_hour:sum{{{CLUSTER}}})", "{{currency}}"),)),
     ("Scores", "heatmap", "short", 24, ((f"ingero_node_health_score{{{CLUSTER}}}", "{{node_id}}"),)),
     ("Stragglers over time", "timeseries", "short", 12,
@@ -244,11 +246,11 @@ PANELS: tuple[tuple[str, str, str, int, tuple[tuple[str, str], ...]], ...] = (
      ((f"ingero_fleet_collective_culprit_share{{{CLUSTER}}}", "{{node_id}} rank {{rank}}"),)),
     ("Cost of waiting", "timeseries", "short", 12,
      ((f"ingero_fleet_waiting_cost_per_hour{{{CLUSTER}}}", "{{cluster_id}} {{job}} {{currency}}/h"),)),
-    ("Dearest stragglers", "table", "short", 12,
+    ("Most expensive stragglers", "table", "short", 12,
      ((f"topk(20, increase(ingero_fleet_straggler_cost_total{{{CLUSTER}}}[$__range]))", ""),)),
     ("Coverage", "timeseries", "percentunit", 8, ((f"ingero:coverage:ratio{{{CLUSTER}}}", "{{cluster_id}}"),)),
-    ("Pushes a second", "timeseries", "reqps", 8, (("ingero:pushes:rate5m", "{{signal}}"),)),
-    ("Points left out", "timeseries", "cps", 8, (("ingero:rejected_points:rate5m", "{{reason}}"),)),
+    ("Pushes per second", "timeseries", "reqps", 8, (("ingero:pushes:rate5m", "{{signal}}"),)),
+    ("Points rejected", "timeseries", "cps", 8, (("ingero:rejected_points:rate5m", "{{reason}}"),)),
 )  # fmt: skip
 """Title, kind, unit, width of 24, and (expression, legend) of every panel, in reading order."""
 

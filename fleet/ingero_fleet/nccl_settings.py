@@ -23,7 +23,7 @@ class NcclConfig(Settings):
     share: float = Field(default=0.003, ge=0, lt=1)
     """Least share of time that must be lost to a rank."""
     actionable: bool = False
-    """Whether the node of a late rank, or one whose GPU holds up the collectives, counts as a straggler in
+    """Whether the node of a late rank, or one whose GPU delays the collectives, counts as a straggler in
     `/api/v1/stragglers`, so that the operator may act on it. Without it they are listed under `culprits` only."""
     max_communicators: int = Field(default=10_000, ge=1)
     """Communicators kept for each cluster; points of further ones are left out and counted."""

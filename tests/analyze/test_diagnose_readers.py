@@ -331,7 +331,7 @@ def gpus(*pages: str) -> tuple[list[dcgm.GpuSample], Problems]:
     return list(found.values()), problems
 
 
-def test_gpus_that_are_held_back_say_by_what() -> None:
+def test_throttled_gpus_say_by_what() -> None:
     found, problems = gpus(
         page("a"), page("b", reasons=0x40 | 0x8 | 0x1), page("c", clock=1200), page("d", xid=79),
         page("e", clock=300, util=0),
@@ -348,7 +348,7 @@ def test_gpus_that_are_held_back_say_by_what() -> None:
     assert found[0].violations == {"thermal": 3.0}
 
 
-def test_a_held_back_gpu_beside_a_late_rank_is_its_reason(tmp_path: Path) -> None:
+def test_a_throttled_gpu_beside_a_late_rank_is_its_reason(tmp_path: Path) -> None:
     inspected(tmp_path)
     pages = [tmp_path / f"dcgm{rank}.txt" for rank in range(RANKS)]
     for rank, file in enumerate(pages):
@@ -359,19 +359,19 @@ def test_a_held_back_gpu_beside_a_late_rank_is_its_reason(tmp_path: Path) -> Non
     found = ask(*(part for log in logs for part in ("--nccl-inspector", log)), *options)[0]
 
     assert found["ranks"] == [LATE]
-    assert found["gpu"]["held_back"][0]["ranks"] == [str(LATE)]
-    assert "a reason for what the verdict says" in found["gpu"]["reading"]
+    assert found["gpu"]["throttled"][0]["ranks"] == [str(LATE)]
+    assert "a cause of what the verdict says" in found["gpu"]["reading"]
     assert set(found["claims"]) == {"nccl_inspector", "dcgm"}
 
 
-def test_where_waits_name_nobody_a_held_back_gpu_is_told(tmp_path: Path) -> None:
+def test_where_waits_name_no_rank_a_throttled_gpu_is_shown(tmp_path: Path) -> None:
     inspected(tmp_path, late=None)
     (tmp_path / "dcgm.prom").write_text(page("node-1", reasons=0x80))
 
     found = ask("--nccl-inspector", str(tmp_path), "--dcgm", str(tmp_path / "dcgm.prom"))[0]
 
     assert (found["kind"], found["ranks"]) == ("none", [])
-    assert found["gpu"]["held_back"][0]["why"] == ["hw_power_brake"]
+    assert found["gpu"]["throttled"][0]["why"] == ["hw_power_brake"]
     assert "inside of collectives" in found["gpu"]["reading"]
 
 

@@ -137,7 +137,7 @@ def test_the_rules_compute_what_they_say(tmp_path: Path) -> None:
                             {
                                 "exp_labels": labels,
                                 "exp_annotations": {
-                                    "summary": "n of c holds its job back.",
+                                    "summary": "n of c slows down its job.",
                                     "description": description["description"],  # type: ignore[index]
                                 },
                             }

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 
 SENTENCES: Final = {
-    "node": "rank {ranks} holds the job back",
-    "stage_imbalance": "no node is to blame: the pipeline's stages are uneven",
-    "sequence_imbalance": "no node is to blame: steps differ by their data, on whichever rank it falls",
-    "none": "nobody holds the job back",
+    "node": "rank {ranks} delays the job",
+    "stage_imbalance": "no node is the cause: the pipeline's stages are uneven",
+    "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
+    "none": "no rank delays the job",
 }
 
 
@@ -31,7 +31,7 @@ SENTENCES: Final = {
 @click.option(
     "--kineto", multiple=True, metavar="PATH", help="PyTorch profiler traces of several ranks: files or folders."
 )
-@click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are held back.")
+@click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are throttled.")
 @click.option(
     "--format", "form", type=click.Choice(["json", "table"]), help="[default: table on a terminal, else json]"
 )
@@ -163,8 +163,8 @@ def _table(answer: dict[str, Any], console: Console) -> None:
                 console.print(f"  {escape(_front(front))}")
         else:
             console.print(f"  {name}: {escape(str(value))}", style="dim")
-    for held in answer.get("gpu", {}).get("held_back", []):
-        console.print(f"  GPU {held['gpu']} of {held['node']}: {escape(', '.join(held['why']))}")
+    for gpu in answer.get("gpu", {}).get("throttled", []):
+        console.print(f"  GPU {gpu['gpu']} of {gpu['node']}: {escape(', '.join(gpu['why']))}")
     for source, claims in answer.get("claims", {}).items():
         console.print(f"what {source} can show: {'; '.join(claims['can'])}", style="dim")
         console.print(f"what it cannot: {'; '.join(claims['cannot'])}", style="dim")

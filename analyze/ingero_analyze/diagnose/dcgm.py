@@ -18,12 +18,12 @@ from ingero_analyze.diagnose.sources import Claims, Problems, SourceError, read_
 
 CLAIMS: Final = Claims(
     can=(
-        "that a GPU is held back at the moment of the scrape, and by what: power, heat, hardware, software",
+        "that a GPU is throttled at the moment of the scrape, and by what: power, temperature, hardware, software",
         "that a busy GPU runs at a lower clock than its like, and that it reported an XID error",
     ),
     cannot=(
-        "which rank is late: a GPU that is held back may hold nobody up",
-        "anything about moments other than the scrape; totals since boot are told, not judged",
+        "which rank is late: a throttled GPU may delay no other rank",
+        "anything about moments other than the scrape; totals since boot are shown, not judged",
     ),
 )
 
@@ -83,7 +83,7 @@ class ThrottledGpu:
             "node": self.gpu.host or None, "gpu": self.gpu.gpu, "model": self.gpu.model or None,
             "pod": self.gpu.pod or None, "why": list(self.why), "ranks": ranks,
             "clock_over_median": None if self.clock_share is None else round(self.clock_share, 4),
-            "held_back_seconds_since_boot": {name: round(value, 3) for name, value in self.gpu.violations.items()},
+            "throttled_seconds_since_boot": {name: round(value, 3) for name, value in self.gpu.violations.items()},
         }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def read_metrics(sources: Iterable[str], problems: Problems) -> list[GpuSample]:
         before = len(found)
         parse(page, source, found, problems)
         if len(found) == before:
-            problems.add(source, "no GPU is told: there are no DCGM_FI_DEV_ lines with a gpu label that are new")
+            problems.add(source, "no GPU is described: there are no DCGM_FI_DEV_ lines with a gpu label that are new")
     return list(found.values())
 
 
@@ -226,8 +226,8 @@ def answer(gpus: list[GpuSample], hosts: Mapping[str, str], kind: str, ranks: It
     return {
         "gpus": len(gpus),
         "nodes": len({gpu.host for gpu in gpus}),
-        "held_back_count": len(throttled),
-        "held_back": [item.answer(on_host.get(item.gpu.host, [])[:SHOWN]) for item in throttled[:SHOWN]],
+        "throttled_count": len(throttled),
+        "throttled": [item.answer(on_host.get(item.gpu.host, [])[:SHOWN]) for item in throttled[:SHOWN]],
         "reading": _reading(kind, named, {item.gpu.host for item in throttled}),
     }
 
@@ -235,14 +235,14 @@ def answer(gpus: list[GpuSample], hosts: Mapping[str, str], kind: str, ranks: It
 def _reading(kind: str, named: set[str], throttled: set[str]) -> str:
     """One sentence on what the GPUs add to the verdict."""
     if not throttled:
-        return "No GPU says that it is held back."
+        return "No GPU reports that it is throttled."
     if kind == "node":
         both = sorted(named & throttled)
         if both:
-            return f"A GPU of {', '.join(both)} is held back: a reason for what the verdict says."
+            return f"A GPU of {', '.join(both)} is throttled: a cause of what the verdict says."
         if named:
-            return "GPUs are held back, none of them on the named node: they are not why it is late."
-        return "GPUs are held back; which ranks run on their nodes is not known."
+            return "GPUs are throttled, none of them on the named node: they are not the cause of its delay."
+        return "GPUs are throttled; which ranks run on their nodes is not known."
     if kind in ("none", "stuck"):
-        return "Waits name nobody, and GPUs are held back: one that is slow inside of collectives looks like this."
-    return "GPUs are held back."
+        return "Waits name no rank, and GPUs are throttled: a GPU that is slow inside of collectives has this effect."
+    return "GPUs are throttled."

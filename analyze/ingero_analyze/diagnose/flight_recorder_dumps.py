@@ -67,7 +67,7 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Ro
     for file in sources.files_of(paths, (), problems):
         place, rank = str(file), sources.rank_of(file)
         if rank is None:
-            problems.add(place, "its name tells no rank (a number is expected, as in trace_12)")
+            problems.add(place, "its name has no rank (a number is expected, as in trace_12)")
             continue
         if rank in dumps:
             problems.add(place, f"rank {rank} was read from {dumps[rank][1]} already")

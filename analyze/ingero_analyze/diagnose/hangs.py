@@ -39,7 +39,7 @@ HANGS: Final = {
     "no_dump": "everybody who left a dump waits; rank {ranks} left none",
     "unknown": "the dumps do not tell: too much is missing, unreadable, or gone from the rings",
     "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
-    "order": "ranks wait for each other: they call collectives in different orders, or one is held up elsewhere",
+    "order": "ranks wait for each other: they call collectives in different orders, or one waits elsewhere",
     "stuck": "everybody has come and nobody goes on: the transport or a GPU, not a rank's program",
     "none": "no collective is under way in these dumps",
 }

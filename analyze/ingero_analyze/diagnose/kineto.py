@@ -24,7 +24,7 @@ CLAIMS: Final = Claims(
     cannot=(
         "anything about ranks or times that were not profiled; the profiler itself slows a rank down",
         "slowness inside of a collective's kernel: all ranks take as long as the slowest",
-        "why a rank works longer: dcgm-exporter (--dcgm) tells a GPU that is held back",
+        "why a rank works longer: dcgm-exporter (--dcgm) shows throttled GPUs",
     ),
 )
 
@@ -78,7 +78,7 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
     if rank is None or rank < 0:
         rank = sources.rank_of(file)
     if rank is None:
-        raise SourceError("neither distributedInfo.rank nor the file's name tells a rank")
+        raise SourceError("neither distributedInfo.rank nor the file's name has a rank")
     trace = KinetoTrace(rank, text(tree.get("host_name"), 253) if isinstance(tree, dict) else "")
     on_gpu: list[tuple[int, float, float]] = []
     on_host: list[tuple[str, str, int, float, float]] = []
