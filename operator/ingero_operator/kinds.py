@@ -50,6 +50,7 @@ CHILDREN: Final = (
     Kind("StatefulSet", "apps", "v1", "statefulsets"),
     Kind("DaemonSet", "apps", "v1", "daemonsets"),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+    Kind("Ingress", "networking.k8s.io", "v1", "ingresses"),
 )
 """Kinds that the operator creates, and watches by their label."""
 

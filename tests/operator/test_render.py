@@ -86,6 +86,40 @@ def test_an_echo_store_becomes_these_children() -> None:
     assert budget == {"maxUnavailable": 1, "selector": workload["selector"]}
 
 
+def test_an_ingress_reaches_the_api_of_echo_and_nothing_else() -> None:
+    wanted: dict[str, Any] = {
+        "host": "echo.example.com", "tlsSecret": "public-tls", "className": "nginx",
+        "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"},
+        "namespace": {"kubernetes.io/metadata.name": "edge"},
+    }  # fmt: skip
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "ingress": wanted})
+
+    found = {child["kind"]: child for child in desired.of_echo_store(STORE, store, PLATFORM)}
+
+    assert found["Ingress"]["spec"] == {
+        "ingressClassName": "nginx",
+        "tls": [{"hosts": ["echo.example.com"], "secretName": "public-tls"}],
+        "rules": [
+            {
+                "host": "echo.example.com",
+                "http": {
+                    "paths": [
+                        {
+                            "path": "/",
+                            "pathType": "Prefix",
+                            "backend": {"service": {"name": "prod-echo", "port": {"name": "api"}}},
+                        }
+                    ]
+                },
+            }
+        ],
+    }
+    assert found["Ingress"]["metadata"]["annotations"].items() >= wanted["annotations"].items()
+    edge = [{"namespaceSelector": {"matchLabels": wanted["namespace"]}}]
+    (rule,) = [rule for rule in found["NetworkPolicy"]["spec"]["ingress"] if rule["from"] == edge]
+    assert rule["ports"] == [{"port": 8080, "protocol": "TCP"}]
+
+
 def test_what_is_not_wanted_is_not_made() -> None:
     found = children(
         agents={"source": "Stub"}, network={"enabled": False}, serviceMonitors={"enabled": False}

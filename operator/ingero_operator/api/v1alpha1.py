@@ -11,6 +11,7 @@ from pydantic import Field
 
 from ingero_operator.api.base import (
     NAME_PATTERN,
+    OBJECT_PATTERN,
     ConfigMapKey,
     Confinement,
     Image,
@@ -442,6 +443,24 @@ class Peer(Part):
     """Their labels."""
 
 
+class Ingress(Part):
+    """An Ingress for the API, with TLS. Echo asks every client for a token."""
+
+    host: Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_PATTERN)]
+    """DNS name by which clients outside of the cluster call."""
+    tls_secret: ObjectName
+    """Secret of type kubernetes.io/tls with the certificate for that name."""
+    class_name: ObjectName | None = None
+    """IngressClass; the cluster's default without it."""
+    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=1024)]], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    """Annotations for its controller, which must be told that Echo speaks HTTPS, such as
+    `nginx.ingress.kubernetes.io/backend-protocol: HTTPS`."""
+    namespace: Labels = Field(default={"kubernetes.io/metadata.name": "ingress-nginx"})
+    """Labels of the namespace that its controller runs in."""
+
+
 class EchoStoreSpec(Confinement):
     """One event store on an encrypted volume."""
 
@@ -468,6 +487,8 @@ class EchoStoreSpec(Confinement):
     """Taints that Echo may run on."""
     peers: Annotated[tuple[Peer, ...], Field(max_length=16)] = ()
     """Pods that may ask, besides every Fleet of this namespace."""
+    ingress: Ingress | None = None
+    """An Ingress for the API; none without it."""
     network: Network = Network()
     """NetworkPolicies."""
     service_monitors: ServiceMonitors = ServiceMonitors()

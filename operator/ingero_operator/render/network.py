@@ -112,6 +112,10 @@ def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list
         if peer.namespace:
             source["namespaceSelector"] = {"matchLabels": {NAMESPACE_NAME: peer.namespace}}
         peers.append({"from": [source], "ports": _ports(OTLP_GRPC, API)})
+    if spec.ingress:
+        peers.append(
+            {"from": [{"namespaceSelector": {"matchLabels": dict(spec.ingress.namespace)}}], "ports": _ports(API)}
+        )
     ingress = [
         {"from": [_pods({NAME: "ingero-fleet"})], "ports": _ports(OTLP_GRPC)},
         *peers,

@@ -158,6 +158,24 @@ def test_an_encrypted_volume_is_proven_and_echo_starts(plane: ControlPlane, oper
     assert "ownerReferences" not in store.claim()["metadata"]
 
 
+def test_an_ingress_comes_and_goes_with_its_field(plane: ControlPlane, operator: Any, store: Store) -> None:
+    def written() -> Any:
+        return plane.read("-n", store.namespace, "ingress", "store-echo")
+
+    store.apply()
+    wanted = {"host": "echo.example.com", "tlsSecret": "public", "annotations": {"example.com/protocol": "HTTPS"}}
+    plane.patch("echo", "store", {"spec": {"ingress": wanted}}, store.namespace)
+    wait_until(lambda: written() is not None, "the Ingress")
+    assert written()["metadata"]["annotations"]["example.com/protocol"] == "HTTPS"
+    operator.settle(1)
+    before = operator.writes()
+    operator.settle(2)
+    assert operator.writes() == before
+
+    plane.patch("echo", "store", {"spec": {"ingress": None}}, store.namespace)
+    wait_until(lambda: written() is None, "the Ingress to go")
+
+
 def test_get_tells_how_full_the_volume_is(
     plane: ControlPlane, operator: Any, store: Store, fleet_double: Fleets
 ) -> None:
