@@ -162,7 +162,10 @@ def test_outliers_are_found_in_any_metric(service: Running) -> None:
 @pytest.mark.parametrize(
     ("node", "words"),
     [
-        ("gpu-node-3", ["is a straggler (slow)", "place 1 of 5", "weakest against its peers: compute"]),
+        (
+            "gpu-node-3",
+            ["is a straggler (slow)", "place 1 of 5", "weakest against its peers: compute", "cause: p99 is 5 x p50"],
+        ),
         ("gpu-node-1", ["is no straggler", "newest verdict says healthy"]),
         ("gpu-node-0", ["is no straggler", "no verdict names it"]),
         ("nobody", ["sent nothing"]),
@@ -173,6 +176,41 @@ def test_why_and_why_not(service: Running, node: str, words: list[str]) -> None:
 
     for word in words:
         assert word in body["summary"]
+
+
+def test_the_cause_of_a_node_is_its_most_severe_causal_chain(tmp_path: Path) -> None:
+    now = time.time_ns()
+
+    def describe(running: Running, chain: str, severity: str, at: int, summary: str, node: str = "n1") -> None:
+        facts = {echo.CAUSAL_CHAIN_ID: chain, echo.CHAIN_SEVERITY: severity, echo.CHAIN_ROOT_CAUSE: "kind"}
+        record = (echo.CAUSAL_CHAIN_EVENT, summary, facts)
+        push(running, routes.OTLP_LOGS, telemetry.logs([record], "c", node, now + at * 10**9))
+
+    with start_echo(tmp_path) as store:
+        points: list[telemetry.Point] = [(metrics.HEALTH_SCORE, 0.9, {})]
+        for node in ("n0", "n1", "n2"):
+            push(store, routes.OTLP_METRICS, telemetry.gauges(points, "c", node))
+        describe(store, "a", "HIGH", -50, "it was severe")
+        describe(store, "a", "LOW", -40, "it is no longer severe")
+        describe(store, "b", "MEDIUM", -30, "the older one")
+        describe(store, "c", "MEDIUM", -20, "the newer one")
+        describe(store, "d", "LOW", -10, "a light one")
+        describe(store, "e", "HIGH", -10, "another node's", "n2")
+        (row,) = ask(store, "why_not", cluster_id="c", node_id="n1")["rows"]
+        (calm,) = ask(store, "why_not", cluster_id="c", node_id="n0")["rows"]
+        evidence = ask(store, "event_history", event_ids=row["evidence"])["rows"]
+        anomalies = ask(store, "anomaly_stream", cluster_id="c", node_id="n1")["rows"]
+        chains = ask(store, "causal_chains", cluster_id="c")["rows"]
+
+    assert (row["cause"], row["causal_chain_id"]) == ("the newer one", "c")
+    assert (calm["cause"], calm["causal_chain_id"]) == (None, None)
+    assert "the newer one" in {event["message"] for event in evidence}
+    assert [(one["anomaly"], one["detail"], one["severity"]) for one in anomalies[:2]] == [
+        ("causal_chain", "a light one", "LOW"), ("causal_chain", "the newer one", "MEDIUM"),
+    ]  # fmt: skip
+    assert {(one["causal_chain_id"], one["severity"], one["summary"]) for one in chains} >= {
+        ("a", "LOW", "it is no longer severe"), ("e", "HIGH", "another node's"),
+    }  # fmt: skip
 
 
 def test_the_threshold_of_why_not_is_the_one_that_fleet_uses_where_nothing_is_set(service: Running) -> None:

@@ -175,3 +175,7 @@ def test_the_cause_of_a_straggler_is_a_causal_chain(services: Services, tmp_path
     assert "processors of its own" in chain["advice"]
     records = ask(store, "event_history", event_ids=chain["evidence"])["rows"]
     assert {record["causal_chain_id"] for record in records} == {chain["causal_chain_id"]}
+    (why,) = ask(store, "why_not", cluster_id="starved", node_id="n0")["rows"]
+    assert (why["cause"], why["causal_chain_id"]) == (chain["summary"], chain["causal_chain_id"])
+    anomalies = ask(store, "anomaly_stream", cluster_id="starved")["rows"]
+    assert chain["summary"] in {row["detail"] for row in anomalies if row["anomaly"] == "causal_chain"}

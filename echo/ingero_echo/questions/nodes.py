@@ -277,8 +277,12 @@ class WhyRow(VerdictFacts):
     """Median minus 2 scaled deviations, at least 0.05 below the median: the published rule with Fleet's defaults."""
     place: int | None
     """Place among its peers, 1 is the lowest score."""
-    cause: str | None
+    weakest: str | None
     """The measure in which the node lies lowest against its peers."""
+    cause: str | None
+    """What the node's agent found: its most severe causal chain, the newest of these; else `weakest`."""
+    causal_chain_id: str | None
+    """The causal chain that `cause` describes."""
 
 
 def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
@@ -292,7 +296,8 @@ def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
         else f"score {row['score']:.3f}, no peers to compare with" if row["score"] is not None
         else "no health reports in this window"
     )  # fmt: skip
-    cause = f"; weakest against its peers: {row['cause']}" if row["cause"] else ""
+    cause = f"; weakest against its peers: {row['weakest']}" if row["weakest"] else ""
+    cause += f"; cause: {row['cause']}" if row["causal_chain_id"] else ""
     if row["straggler"]:
         kind = f" ({row['kind']})" if row["kind"] else ""
         kind += in_communicator(row)
@@ -301,7 +306,7 @@ def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
         return f"{name} is no straggler: the newest verdict says {row['state']}; {compared}{cause}."
     if row["score"] is not None and row["threshold"] is not None and row["score"] < row["threshold"]:
         return f"{name} is not accused by any verdict, but lies below {row['threshold']:.3f}: {compared}{cause}."
-    return f"{name} is no straggler: no verdict names it; {compared}."
+    return f"{name} is no straggler: no verdict names it; {compared}{cause}."
 
 
 _SIGNAL_GAPS: Final = ", ".join(
@@ -340,19 +345,31 @@ WHY_NOT = Question(
             {_SIGNAL_GAPS}]) AS item
         FROM one JOIN others USING (cluster_id)
     ),
-    causes AS (
-        SELECT cluster_id, arg_max(item.name, item.gap) FILTER (item.gap > 0.05) AS cause
+    weak AS (
+        SELECT cluster_id, arg_max(item.name, item.gap) FILTER (item.gap > 0.05) AS weakest
         FROM gaps GROUP BY cluster_id
+    ),
+    described AS (
+        SELECT * FROM causal_chains WHERE node_id = $node_id
+        QUALIFY row_number() OVER (PARTITION BY cluster_id, causal_chain_id ORDER BY "timestamp" DESC, event_id) = 1
+    ),
+    chained AS (
+        SELECT cluster_id, causal_chain_id, coalesce(summary, root_cause) AS found, event_id AS chain_event
+        FROM described
+        QUALIFY row_number() OVER (PARTITION BY cluster_id ORDER BY
+            list_position(['LOW', 'MEDIUM', 'HIGH'], severity) DESC NULLS LAST, "timestamp" DESC, causal_chain_id) = 1
     )
     SELECT cluster_id, $node_id AS node_id, coalesce(state IN ({ACCUSED}), false) AS straggler, state, kind,
            severity, since, rank, communicator, pod, proof,
            coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
            peer_median,
            peer_median - greatest({THRESHOLD_K} * 1.4826 * spread, {THRESHOLD_MIN_BAND}) AS threshold,
-           place, cause,
-           list_filter([accused.event_id, late_event, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+           place, weakest, coalesce(found, weakest) AS cause, causal_chain_id,
+           list_filter(
+               [accused.event_id, late_event, worst, chain_event]::VARCHAR[], lambda x: x IS NOT NULL
+           ) AS evidence
     FROM one FULL JOIN accused USING (cluster_id) LEFT JOIN others USING (cluster_id)
-         LEFT JOIN causes USING (cluster_id)
+         LEFT JOIN weak USING (cluster_id) LEFT JOIN chained USING (cluster_id)
     ORDER BY cluster_id
     """,
     sentence=_why,
