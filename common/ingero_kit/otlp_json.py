@@ -37,6 +37,9 @@ LEVELS: Final = {
 MAX_DEPTH: Final = 100
 """Levels of messages, as many as protobuf's parser accepts."""
 
+UNREADABLE: Final = 8
+"""Objects that a record which cannot be read counts as, because its error costs more than reading another one."""
+
 _PARTS: Final = frozenset(name for names in LEVELS.values() for name in names) | {"data_points"}
 """Lists whose elements are left out one by one when they cannot be read."""
 
@@ -288,6 +291,7 @@ class _Encoder:
         except _ERRORS as error:
             if field.name not in _PARTS:
                 raise
+            self._spend(UNREADABLE)
             self.unreadable[f"it is not OTLP/JSON: {_reason(error)}"] += 1
             return None
 

@@ -23,10 +23,10 @@ MAX_VALUES: Final = 400_000
 MAX_RECORDS: Final = 200_000
 """Most records of a request."""
 
-MAX_COST: Final = 320_000
+MAX_COST: Final = 256_000
 """Most work of one request, in units of at most a microsecond of a slow core.
 
-A collector's batch of 8,192 points from 4,096 resources fits.
+A collector's batch of 8,192 points from 2,048 resources fits.
 """
 
 BLOCK, SCOPE, METRIC, UNGROUPED_RECORD, NESTED, STEP = 18, 3, 3, 16, 2, 2

@@ -147,12 +147,12 @@ def test_a_batch_of_a_collector_is_taken_whole() -> None:
 
 def test_a_batch_of_points_from_many_resources_is_taken_whole() -> None:
     request = ExportMetricsServiceRequest()
-    for number in range(4096):
+    for number in range(2048):
         block = request.resource_metrics.add()
         for key in range(5):
             block.resource.attributes.add(key=f"k{key}").value.string_value = f"v{number}"
         scope = block.scope_metrics.add()
-        for name in ("x", "y"):
+        for name in "wxyz":
             scope.metrics.add(name=name).gauge.data_points.add(time_unix_nano=NOW, as_double=1.0)
 
     assert take(Signal.METRICS, "protobuf", request.SerializeToString()) == 8192
