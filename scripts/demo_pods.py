@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ingero_contract.kubernetes import GROUP, STRAGGLER_TAINT
+from ingero_contract.kubernetes import GROUP, STRAGGLER_CONDITION, STRAGGLER_TAINT
 from scripts import pod_job
 from scripts.controlplane import ControlPlane, find_assets
 from scripts.lab import Lab, LabFailed, certificate
@@ -32,8 +32,9 @@ NODES = 3
 HOME, NAMESPACE, CLUSTER, STORE, CLASS = "ingero-system", "ingero", "prod", "events", "demo-declared"
 TOKEN = "demo-token"
 TAINTS = {
-    "mode": "PreferNoSchedule", "confirmFor": "5s", "confirmWindows": 3, "recoverFor": "10s", "interval": "1s",
-    "minNodeAge": "1s", "quiet": "1s", "minHealthyPercent": 60, "budget": {"maxNodes": 1, "maxPercent": 34},
+    "mode": "PreferNoSchedule", "condition": True, "confirmFor": "5s", "confirmWindows": 3, "recoverFor": "10s",
+    "interval": "1s", "minNodeAge": "1s", "quiet": "1s", "minHealthyPercent": 60,
+    "budget": {"maxNodes": 1, "maxPercent": 34},
 }  # fmt: skip
 LEAST_SHARE = 0.1
 """Share of the job's time: on a busy machine a rank that is not slowed on purpose may really cost a few percent."""
@@ -338,6 +339,16 @@ class PodStory:
         """Nodes with the operator's taint."""
         return " ".join(f"{node}:{effect}" for node, effect in self.taints().items()) or "none"
 
+    def conditions(self) -> str:
+        """Nodes whose condition says that they straggle."""
+        names = [
+            item["metadata"]["name"]
+            for item in self.plane.read("node")["items"]
+            for one in item["status"]["conditions"]
+            if (one["type"], one["status"]) == (STRAGGLER_CONDITION, "True")
+        ]
+        return " ".join(names) or "none"
+
     def in_job(self, pod: dict[str, Any], command: str) -> str:
         """Output of a shell command in a pod of the job."""
         return self.inside(pod_job.NAMESPACE, pod["metadata"]["name"], pod_job.NAME, command)
@@ -360,6 +371,7 @@ class PodStory:
         self.expect("slowed: status.lateRanks", f"rank {NODES - 1} on {node}, {name}", late, begun)
         self.expect("slowed: LATE-RANK-ON of kubectl get fleetclusters", node, column, begun)
         self.expect("slowed: taint, with confirmFor 5s", f"{node}:PreferNoSchedule", self.tainted, begun)
+        self.expect("slowed: nodes with ingero.io/Straggler True", node, self.conditions, begun)
         self.expect("the job goes on, no pod is evicted", f"{NODES} running on {NODES} nodes, 0 restarts",
                     self.untouched)  # fmt: skip
         return pod
@@ -395,6 +407,7 @@ class PodStory:
         self.expect("recovered: status.lateRanks", "[]",
                     lambda: str(self.status("fc", CLUSTER).get("lateRanks", [])), begun)  # fmt: skip
         self.expect("recovered: taint, with recoverFor 10s", "none", self.tainted, begun)
+        self.expect("recovered: nodes with ingero.io/Straggler True", "none", self.conditions, begun)
         node = pod["spec"]["nodeName"]
         self.expect("Echo, events ingero.taint", f"{node} was tainted, {node} was released", self.taint_events)
 
