@@ -230,7 +230,7 @@ async def _pace(rate: float, stop_at: float, idle: list[_Link], over: "asyncio.F
         while due <= now:
             if not idle:
                 break
-            link = idle.pop()
+            link = idle.pop(0)  # in turn, because a receiver closes a connection that never sends
             link.intended = due
             link.send()
             due += 1 / rate
