@@ -14,6 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
 from ingero_echo.request_limits import (
     BUCKETS_PER_UNIT,
+    MAX_MESSAGES,
     NESTED,
     RequestBudget,
     check_body,
@@ -66,7 +67,7 @@ def from_json(signal: Signal, body: bytes) -> tuple[bytes, Repaired]:
     except orjson.JSONDecodeError as error:
         raise MalformedRequest(f"the body is not JSON: {error}") from None
     try:
-        encoded, unreadable = encode_tree(signal, tree)
+        encoded, unreadable = encode_tree(signal, tree, MAX_MESSAGES)
     except ValueError as error:
         raise MalformedRequest(str(error)) from None
     repaired = repaired or Repaired()

@@ -20,7 +20,10 @@ The parser builds all of them in one call, and nothing else runs meanwhile.
 MAX_VALUES: Final = 400_000
 """Most objects, lists and commas of a JSON body."""
 
-MAX_RECORDS: Final = 200_000
+MAX_MESSAGES: Final = 90_000
+"""Most resources, scopes, records and attributes of a JSON body: 8,192 spans may have nine attributes each."""
+
+MAX_RECORDS: Final = 150_000
 """Most records of a request."""
 
 MAX_COST: Final = 256_000
@@ -29,7 +32,7 @@ MAX_COST: Final = 256_000
 A collector's batch of 8,192 points from 2,048 resources fits.
 """
 
-BLOCK, SCOPE, METRIC, UNGROUPED_RECORD, NESTED, STEP = 18, 3, 3, 16, 2, 2
+BLOCK, SCOPE, METRIC, UNGROUPED_RECORD, NESTED, STEP = 18, 3, 3, 16, 3, 2
 """Work for each part; an attribute costs 1. `UNGROUPED_RECORD` is converted by itself, because there are too
 few of its shape. `NESTED` is an event, link or quantile inside of a record. `STEP` is any other field on the way to
 records."""

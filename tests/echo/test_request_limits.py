@@ -145,6 +145,20 @@ def test_a_batch_of_a_collector_is_taken_whole() -> None:
     assert take(Signal.TRACES, "protobuf", spans(8192)) == 8192
 
 
+def test_a_batch_of_a_collector_is_taken_whole_in_json() -> None:
+    attributes = [{"key": f"k{number}", "value": {"stringValue": "v"}} for number in range(8)]
+    one = {
+        "traceId": "00" * 16,
+        "spanId": "00" * 8,
+        "name": "s",
+        "startTimeUnixNano": str(NOW),
+        "attributes": attributes,
+    }
+    body = orjson.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [one] * 8192}]}]})
+
+    assert take(Signal.TRACES, "json", body) == 8192
+
+
 def test_a_batch_of_points_from_many_resources_is_taken_whole() -> None:
     request = ExportMetricsServiceRequest()
     for number in range(2048):
