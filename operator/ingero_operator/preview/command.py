@@ -25,10 +25,10 @@ from ingero_operator.preview.report import Preview, notes, shown_nodes
 from ingero_operator.resources import is_paused, parse
 from ingero_operator.settings import OperatorConfig
 from ingero_operator.taints.nodes import NodeView, node_view
+from ingero_operator.taints.state import DAY
 
 SPAN_SECONDS: Final = 6 * 3600.0
 """Length of the part of the window that one query about reports covers."""
-DAY: Final = 86_400.0
 
 
 class PreviewError(Exception):

@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from ingero_contract.kubernetes import MANAGER
@@ -67,7 +68,7 @@ class _Pass:
     policy: Taints
     result: PollResult | None
 
-    @property
+    @cached_property
     def key(self) -> OwnerKey:
         return key_from(self.resource)
 
