@@ -17,8 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
 from ingero_fleet.collectives.attribution import find_late_rank  # noqa: E402
-from ingero_fleet.collectives.polling import polls_per_tick  # noqa: E402
-from ingero_fleet.collectives.tracker import CollectivesTracker, shared_error  # noqa: E402
+from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick, shared_error  # noqa: E402
 from ingero_fleet.nccl_settings import NcclConfig  # noqa: E402
 from ingero_kit import logs  # noqa: E402
 from ingero_kit.otlp_decode import ReportDecoder  # noqa: E402

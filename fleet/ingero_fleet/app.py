@@ -12,10 +12,9 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from ingero_fleet import api
 from ingero_fleet.collectives.collector import COLLECTIVES
-from ingero_fleet.collectives.polling import poll_between_ticks, polls_per_tick
-from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_fleet.collectives.polling import poll_between_ticks
 from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
-from ingero_fleet.cost.tracker import COST, CostTracker
+from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
@@ -23,7 +22,8 @@ from ingero_fleet.receivers.ingest import IngestService, make_authenticator, try
 from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.settings import FleetConfig
-from ingero_fleet.taints.tracker import TAINTS, TaintTracker
+from ingero_fleet.state_machine import StateMachine
+from ingero_fleet.taints.tracker import TAINTS
 from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import SlewedClock
@@ -54,24 +54,13 @@ class Fleet:
     async def start(self) -> None:
         """Open every configured listener; raises `SettingsError` or `OSError` when one cannot be opened."""
         config = self.config
-        self._taints = TaintTracker()
         clock = SlewedClock()
-        engine = self.engine = Engine(config.processors.ingero, clock)
-        ingest = self._ingest = IngestService(config, engine.table, engine.clock, self._observe)
+        processors = config.processors
+        machine = StateMachine(processors, clock(), self._exporter(Signal.METRICS), self._exporter(Signal.LOGS))
+        engine = self.engine = Engine(machine, clock)
+        self._collectives, self._cost, self._taints = machine.collectives, machine.cost, machine.taints
+        ingest = self._ingest = IngestService(config, engine.table, engine.clock, machine.take)
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
-        export = ingest.export if ingest.exports(Signal.METRICS) else None
-        export_logs = ingest.export if ingest.exports(Signal.LOGS) else None
-        interval, often = config.processors.ingero.push_interval, config.processors.nccl.poll_interval
-        polls = polls_per_tick(interval, often)
-        self._collectives = CollectivesTracker(config.processors.nccl, export, export_logs, polls=polls)
-        engine.after_tick.append(lambda snapshot: self._collectives.judge(snapshot.tick.now))
-        engine.collectives_wait_for = self._collectives.accused_kinds
-        self._cost = CostTracker(
-            config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), export
-        )
-        engine.after_tick.append(
-            lambda snapshot: self._cost.book(snapshot, engine.config.push_interval, self._collectives.shares())
-        )
         self._live = LivePage(
             lambda: engine.snapshot, lambda: engine.config, self._cost, self._collectives, self._taints
         )
@@ -82,20 +71,22 @@ class Fleet:
             engine.publish.append(ingest.adopt)
             self.ports |= await ingest.listen()
         else:
-            pool = self._receiver_pool = ReceiverPool(config, engine.table, clock.offset, self._observe)
+            pool = self._receiver_pool = ReceiverPool(config, engine.table, clock.offset, machine.take)
             engine.collect_reports = pool.gather
             engine.publish.append(pool.publish)
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()
         await self._pages()
         self._ticking = [asyncio.create_task(engine.run())]
-        if polls:
+        if machine.polls:
+            often = processors.nccl.poll_interval
             self._ticking.append(asyncio.create_task(poll_between_ticks(self._collectives, engine.clock, often)))
 
-    def _observe(self, push: Push, now: float) -> None:
-        """Take a push with more than health reports: taints of nodes, and collectives."""
-        tracker = self._taints if push.signal is Signal.LOGS else self._collectives
-        tracker.take(push, now)
+    def _exporter(self, signal: Signal) -> Callable[[Push], None] | None:
+        """Where findings of a signal go; `None` when nothing exports them."""
+        exporters = getattr(self.config.service.pipelines, signal.name.lower()).exporters
+        wanted = any(name != "prometheus" for name in exporters)
+        return (lambda push: self._ingest.export(push)) if wanted else None
 
     def _traffic(self) -> Traffic:
         parts = [self._ingest.traffic()]
@@ -162,7 +153,7 @@ class Fleet:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
         self._cost.adopt(config.processors.cost)
         self._ingest.provide(self._cost.prices.providers)
-        self.engine.config = new
+        self.engine.machine.config = new
 
     async def stop(self) -> None:
         """Stop taking pushes, answer pending requests, send what is queued, then close."""

@@ -1,22 +1,22 @@
-"""Fleet's engine: every push interval, judges a copy of the score map and replaces the verdict cache."""
+"""Fleet's engine: drives the state machine by this machine's clock, and hands on what every tick decided."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ingero_contract.identifiers import NodeKey
-from ingero_fleet import threshold_rule, verdict_records
-from ingero_fleet.live_detector import Findings, LiveDetector
+from ingero_fleet import verdict_records
+from ingero_fleet.live_detector import Findings
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.state_machine import StateMachine, TickResult
 from ingero_fleet.tick_snapshot import TickSnapshot
-from ingero_fleet.verdict_cache import VerdictCache, with_collectives
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 from ingero_kit.process_memory import GcFreezer, trim_heap
@@ -26,30 +26,20 @@ log = get(__name__)
 POLLS_PER_TICK: Final = 10
 """How often, between two ticks, reports are searched for nodes that have fallen far."""
 
-TICKS_PER_EARLY_POLL: Final = 3
-"""At most one in so many ticks is preceded by an early poll."""
-
 
 class Engine:
-    """Owns the score map and the latest snapshot. Statistics run in a thread, so that no push waits for them."""
+    """Owns the latest snapshot. Statistics run in a thread, so that no push waits for them."""
 
-    def __init__(self, config: IngeroConfig, clock: Clock) -> None:
-        self.config = config
+    def __init__(self, machine: StateMachine, clock: Clock) -> None:
+        self.machine = machine
         self.clock = clock
-        self.table = ScoreTable.of(config)
         self.snapshot: TickSnapshot | None = None
-        self.memory = threshold_rule.RuleState()
-        self.detector = LiveDetector(config)
-        self.ticks = 0
         self.late_ticks = 0
         self.failed_ticks = 0
-        self.failed_listeners = 0
-        self.early_polls = 0
+        self._failed_listeners = 0
         self.tick_seconds = 0.0
         self.collect_reports: Callable[[], Awaitable[None]] | None = None
         """Awaited before the score map is read: collects the reports of the receiver processes."""
-        self.collectives_wait_for: Callable[[], Mapping[NodeKey, str]] = dict
-        """Returns the nodes that collectives wait for, with the kind of the accusation."""
         self.publish: list[Callable[[VerdictCache], None]] = []
         """Called on the event loop with every new verdict cache."""
         self.export_logs: list[Callable[[bytes], None]] = []
@@ -58,10 +48,34 @@ class Engine:
         """Called in a thread with every new snapshot; a failure is logged and counted, and the tick stays valid."""
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """Functions by which other parts add facts about Fleet's health."""
-        self._next_early_poll = 0
         self._gc_freezer = GcFreezer()
         self._started = clock()
         self._worker = ThreadPoolExecutor(1, "tick")
+
+    @property
+    def config(self) -> IngeroConfig:
+        """The settings in force."""
+        return self.machine.config
+
+    @property
+    def table(self) -> ScoreTable:
+        """The score map."""
+        return self.machine.table
+
+    @property
+    def ticks(self) -> int:
+        """Ticks computed."""
+        return self.machine.ticks
+
+    @property
+    def early_polls(self) -> int:
+        """Early polls that judged a node."""
+        return self.machine.early_polls
+
+    @property
+    def failed_listeners(self) -> int:
+        """How often a part failed after a tick, which stands all the same."""
+        return self._failed_listeners + self.machine.failed_bookings
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""
@@ -96,17 +110,12 @@ class Engine:
                 due = time.monotonic() + interval
 
     async def _until(self, due: float) -> float:
-        """Wait for a tick. A node that falls far meanwhile is judged at once; the tick then is an interval later.
-
-        At most one tick of `TICKS_PER_EARLY_POLL` is preceded by an early poll, so that the regular ticks go on in a
-        fleet where some node always falls.
-        """
-        interval, may = self.config.push_interval, self.ticks >= self._next_early_poll
+        """Wait for a tick. A node that falls far meanwhile is judged at once; the tick then is an interval later."""
+        interval, may = self.config.push_interval, self.machine.may_poll_early
         while (left := due - time.monotonic()) > 0:
             await asyncio.sleep(min(left, interval / POLLS_PER_TICK) if may else left)
             if may and time.monotonic() < due and await self.early_poll():
                 may, due = False, time.monotonic() + interval
-                self._next_early_poll = self.ticks + TICKS_PER_EARLY_POLL
         return due
 
     async def early_poll(self) -> bool:
@@ -114,54 +123,51 @@ class Engine:
         loop = asyncio.get_running_loop()
         if self.collect_reports:
             await self.collect_reports()
-        rows = await loop.run_in_executor(self._worker, self.detector.fallen, self.table)
+        rows = await loop.run_in_executor(self._worker, self.machine.fallen)
         if not len(rows):
             return False
         scores = await self._copy_scores(self.clock(), rows)
-        await loop.run_in_executor(self._worker, self.detector.judge_early, scores, rows)
-        self.early_polls += 1
+        await loop.run_in_executor(self._worker, self.machine.judge_early, scores, rows)
         return True
 
     async def tick(self) -> TickSnapshot:
         """Run one tick now."""
         started = time.perf_counter()
-        loop = asyncio.get_running_loop()
+        loop, machine = asyncio.get_running_loop(), self.machine
         now = self.clock()
         if self.collect_reports:
             await self.collect_reports()
-        self.table.expire(now)
-        last_verdicts, self.table.last_verdict = self.table.last_verdict, {}
+        last_verdicts = machine.start_tick(now)
         scores = await self._copy_scores(now)
-        tick, findings = await loop.run_in_executor(self._worker, self._compute, scores, last_verdicts)
-        self.memory = tick.memory
-        threshold_rule.apply(tick, scores, self.table)
-        self.snapshot = TickSnapshot(scores, tick, findings, self.config.push_interval)
-        verdicts = with_collectives(findings.node_verdicts, self.collectives_wait_for())
-        verdict_cache = VerdictCache(self.config.cohort.by, tick.thresholds, verdicts)
-        for publish in self.publish:
-            publish(verdict_cache)
-        self.ticks += 1
+        judged = await loop.run_in_executor(self._worker, machine.judge, scores, last_verdicts)
+        result = machine.conclude(scores, *judged)
         self.tick_seconds = time.perf_counter() - started
-        self._export_edges(findings)
-        await loop.run_in_executor(self._worker, self._after, self.snapshot)
-        return self.snapshot
+        self.announce(result)
+        await loop.run_in_executor(self._worker, self._after, result.snapshot)
+        return result.snapshot
+
+    def announce(self, result: TickResult) -> None:
+        """Put the results of a tick before APIs, receivers and exporters."""
+        self.snapshot = result.snapshot
+        for publish in self.publish:
+            publish(result.verdict_cache)
+        if result.snapshot.findings:
+            self._export_edges(result.snapshot.findings)
 
     async def _copy_scores(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> ScoreSnapshot:
         """A copy of the score map; pushes are answered between its parts."""
-        for piece in ScoreSnapshot.in_pieces(self.table, now, rows):
+        for piece in self.machine.copies(now, rows):
             scores = piece
             await asyncio.sleep(0)
         return scores
 
-    def _compute(self, scores: ScoreSnapshot, last_verdicts: dict[int, str]) -> tuple[threshold_rule.Tick, Findings]:
-        return threshold_rule.compute(scores, self.memory, self.config), self.detector.judge(scores, last_verdicts)
-
     def _after(self, snapshot: TickSnapshot) -> None:
+        self.machine.book(snapshot)
         for listener in self.after_tick:
             try:
                 listener(snapshot)
             except Exception:
-                self.failed_listeners += 1
+                self._failed_listeners += 1
                 log.exception("after_tick_failed")
         if self._gc_freezer.freeze_if_grown(len(snapshot.scores.names)):
             trim_heap()
@@ -182,4 +188,4 @@ class Engine:
     def close(self) -> None:
         """Save the state that a restart needs."""
         self._worker.shutdown()
-        self.detector.close()
+        self.machine.detector.close()

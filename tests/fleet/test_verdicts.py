@@ -29,7 +29,8 @@ from ingero_fleet.live_detector import LiveDetector, parameters_of
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import Limits, ScoreTable
-from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, ProcessorsConfig, QuorumConfig
+from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
@@ -360,7 +361,7 @@ def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -
 def test_an_early_look_sees_what_other_processes_heard() -> None:
     now = [1_700_000_000.0]
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
-    engine = Engine(config, lambda: now[0])
+    engine = Engine(StateMachine(ProcessorsConfig(ingero=config), now[0]), lambda: now[0])
 
     def report(number: int, rate: float) -> None:
         last_verdicts = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
@@ -412,7 +413,7 @@ def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
 
 
 def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() -> None:
-    engine = Engine(CONFIG, lambda: 1_700_000_000.0)
+    engine = Engine(StateMachine(ProcessorsConfig(ingero=CONFIG), 1_700_000_000.0), lambda: 1_700_000_000.0)
 
     def fails(_: TickSnapshot) -> None:
         raise ZeroDivisionError

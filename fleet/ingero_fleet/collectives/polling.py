@@ -1,7 +1,6 @@
 """Polls collectives between two ticks, so that a late rank is named as soon as agents have reported it."""
 
 import asyncio
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -14,11 +13,6 @@ log = get(__name__)
 
 MAX_POLL_LOAD: Final = 0.1
 """Largest part of the time that polls may take: after a longer poll the next one comes later."""
-
-
-def polls_per_tick(tick_seconds: float, poll_seconds: float) -> int:
-    """The most polls between two ticks; 0 when the poll interval is as long as a tick."""
-    return max(0, math.ceil(tick_seconds / poll_seconds) - 1)
 
 
 async def poll_between_ticks(tracker: CollectivesTracker, clock: Clock, poll_seconds: float) -> None:

@@ -1,5 +1,6 @@
 """Keeps the communicators of an engine: takes points, judges them once a tick, answers and exports the findings."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -32,6 +33,11 @@ Export = Callable[[Push], None]
 
 MAX_POLL_POINTS: Final = 200_000
 """With more new points than this, no poll runs before the next tick: it would take a large part of the interval."""
+
+
+def polls_per_tick(tick_seconds: float, poll_seconds: float) -> int:
+    """The most polls between two ticks; 0 when the poll interval is as long as a tick."""
+    return max(0, math.ceil(tick_seconds / poll_seconds) - 1)
 
 
 def shared_error(config: NcclConfig, polls: int) -> tuple[AttributionConfig, AttributionConfig]:

@@ -1,0 +1,155 @@
+"""All the state by which Fleet decides, and every step that changes it.
+
+There is no clock in here: each step takes the time. Equal steps in an equal order lead to an equal state.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_fleet import threshold_rule
+from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick
+from ingero_fleet.cost.tracker import CostTracker
+from ingero_fleet.live_detector import Findings, LiveDetector
+from ingero_fleet.score_snapshot import ScoreSnapshot
+from ingero_fleet.score_table import ReportBatch, ScoreTable
+from ingero_fleet.settings import ProcessorsConfig
+from ingero_fleet.taints.tracker import TaintTracker
+from ingero_fleet.tick_snapshot import TickSnapshot
+from ingero_fleet.verdict_cache import VerdictCache, with_collectives
+from ingero_kit.logs import get
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
+
+log = get(__name__)
+
+TICKS_PER_EARLY_POLL: Final = 3
+"""At most one in so many ticks is preceded by an early poll."""
+
+Export = Callable[[Push], None]
+
+
+@dataclass(frozen=True)
+class TickResult:
+    """What a tick decided: the snapshot that the APIs read, and the answers to pushes until the next tick."""
+
+    snapshot: TickSnapshot
+    verdict_cache: VerdictCache
+
+
+class StateMachine:
+    """Score map, threshold rule, detector, collectives, cost and taints.
+
+    A tick is `start_tick`, `copies`, `judge`, `conclude` and `book`, in this order; `tick` does all of them. `judge`
+    and `book` may run in a thread while reports are taken, everything else may not.
+    """
+
+    def __init__(
+        self,
+        config: ProcessorsConfig,
+        started: float,
+        export: Export | None = None,
+        export_logs: Export | None = None,
+    ) -> None:
+        """`export` takes metrics, `export_logs` takes log records; both may be called on any thread."""
+        self.config = config.ingero
+        self.table = ScoreTable.of(config.ingero)
+        self.detector = LiveDetector(config.ingero)
+        self.rule = threshold_rule.RuleState()
+        self.taints = TaintTracker()
+        self.polls = polls_per_tick(config.ingero.push_interval, config.nccl.poll_interval)
+        self.collectives = CollectivesTracker(config.nccl, export, export_logs, polls=self.polls)
+        self.cost = CostTracker(config.cost, self.table.hardware, config.ingero.cohort.by, started, export)
+        self.ticks = 0
+        self.early_polls = 0
+        self.failed_bookings = 0
+        self._next_early_poll = 0
+
+    # Inputs
+
+    def merge(self, batch: ReportBatch) -> None:
+        """Take reports that another score map collected."""
+        self.table.merge(batch)
+
+    def take(self, push: Push, now: float) -> None:
+        """Take a push with more than health reports: taints of nodes, and collectives."""
+        tracker = self.taints if push.signal is Signal.LOGS else self.collectives
+        tracker.take(push, now)
+
+    # Between two ticks
+
+    @property
+    def may_poll_early(self) -> bool:
+        """Whether an early poll may precede the next tick: regular ticks go on where some node always falls."""
+        return self.ticks >= self._next_early_poll
+
+    def fallen(self) -> npt.NDArray[np.int64]:
+        """Rows of the nodes that an early poll would judge now."""
+        return self.detector.fallen(self.table) if self.may_poll_early else np.zeros(0, np.int64)
+
+    def judge_early(self, scores: ScoreSnapshot, rows: npt.NDArray[np.int64]) -> None:
+        """Judge the nodes of these rows, which `fallen` returned, before the tick is due."""
+        self._next_early_poll = self.ticks + TICKS_PER_EARLY_POLL
+        self.early_polls += 1
+        self.detector.judge_early(scores, rows)
+
+    def early_poll(self, now: float) -> bool:
+        """Judge nodes that have fallen far since the last tick; returns whether there were any."""
+        rows = self.fallen()
+        if not len(rows):
+            return False
+        self.judge_early(ScoreSnapshot.take(self.table, now, rows), rows)
+        return True
+
+    # A tick
+
+    def start_tick(self, now: float) -> dict[int, str]:
+        """Forget silent nodes; returns, by row, the accusations that nodes echoed since the last tick."""
+        self.table.expire(now)
+        last_verdicts, self.table.last_verdict = self.table.last_verdict, {}
+        return last_verdicts
+
+    def copies(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> Iterator[ScoreSnapshot]:
+        """Copy the score map a few rows at a time; the last copy is the complete one."""
+        return ScoreSnapshot.in_pieces(self.table, now, rows)
+
+    def judge(self, scores: ScoreSnapshot, last_verdicts: dict[int, str]) -> tuple[threshold_rule.Tick, Findings]:
+        """Run threshold rule and detector on a copy of the score map."""
+        return threshold_rule.compute(scores, self.rule, self.config), self.detector.judge(scores, last_verdicts)
+
+    def conclude(self, scores: ScoreSnapshot, tick: threshold_rule.Tick, findings: Findings) -> TickResult:
+        """Put a judged tick in force."""
+        self.rule = tick.memory
+        threshold_rule.apply(tick, scores, self.table)
+        self.ticks += 1
+        verdicts = with_collectives(findings.node_verdicts, self.collectives.accused_kinds())
+        return TickResult(
+            TickSnapshot(scores, tick, findings, self.config.push_interval),
+            VerdictCache(self.config.cohort.by, tick.thresholds, verdicts),
+        )
+
+    def book(self, snapshot: TickSnapshot) -> None:
+        """Judge the collectives and add up the cost of a tick. A failure is logged and counted; the tick stands."""
+        for step in (self._judge_collectives, self._book_costs):
+            try:
+                step(snapshot)
+            except Exception:
+                self.failed_bookings += 1
+                log.exception("after_tick_failed")
+
+    def _judge_collectives(self, snapshot: TickSnapshot) -> None:
+        self.collectives.judge(snapshot.tick.now)
+
+    def _book_costs(self, snapshot: TickSnapshot) -> None:
+        self.cost.book(snapshot, self.config.push_interval, self.collectives.shares())
+
+    def tick(self, now: float) -> TickResult:
+        """All steps of a tick."""
+        last_verdicts = self.start_tick(now)
+        *_, scores = self.copies(now)
+        result = self.conclude(scores, *self.judge(scores, last_verdicts))
+        self.book(result.snapshot)
+        return result
