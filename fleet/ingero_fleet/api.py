@@ -47,8 +47,9 @@ def _app(title: str) -> FastAPI:
 
 
 def agent_api(
-    engine: Engine, authenticator: Authenticator, costs: CostTracker, collectives: CollectivesTracker
-) -> FastAPI:
+    engine: Engine, authenticator: Authenticator, costs: CostTracker, collectives: CollectivesTracker,
+    exporters: Callable[[], dict[str, Any]],
+) -> FastAPI:  # fmt: skip
     """Port 8080: the API for agents and the operator."""
     app = _app("ingero Fleet")
     secured = [Depends(bearer(authenticator))]
@@ -66,7 +67,7 @@ def agent_api(
             _ready(engine), cluster_id, config.push_interval, collectives.stragglers, collectives.config.actionable,
             config.panic.straggler_fraction,
         )  # fmt: skip
-        return {**answer, "cost": costs.summary(cluster_id)}
+        return {**answer, "cost": costs.summary(cluster_id), "exporters": exporters()}
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)
     def verdicts(

@@ -16,6 +16,7 @@ from ingero_fleet.collectives.polling import poll_between_ticks
 from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
 from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
+from ingero_fleet.export_state import ExportState, export_answer
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
 from ingero_fleet.receivers.ingest import IngestService, make_authenticator, try_reload
@@ -88,6 +89,9 @@ class Fleet:
         wanted = any(name != "prometheus" for name in exporters)
         return (lambda push: self._ingest.export(push)) if wanted else None
 
+    def _exporters(self) -> dict[str, Any]:
+        return _exporting(self._traffic())
+
     def _traffic(self) -> Traffic:
         parts = [self._ingest.traffic()]
         return total([*parts, self._receiver_pool.traffic()] if self._receiver_pool else parts)
@@ -98,7 +102,9 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, make_authenticator(threshold.auth), self._cost, self._collectives)
+            app = api.agent_api(
+                engine, make_authenticator(threshold.auth), self._cost, self._collectives, self._exporters
+            )
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",
@@ -171,7 +177,15 @@ class Fleet:
 
 
 def _receiving_facts(traffic: Traffic) -> dict[str, Any]:
-    return {"reports": traffic.totals["reports"], "exporters": dict(traffic.waiting)}
+    return {"reports": traffic.totals["reports"], "exporters": _exporting(traffic)}
+
+
+def _exporting(traffic: Traffic) -> dict[str, Any]:
+    """Every exporter: what waits, what was dropped since Fleet began, and why nothing is delivered."""
+    return {
+        name: export_answer(traffic.exports.get(name, ExportState()), counters)
+        for name, counters in traffic.exporters.items()
+    }
 
 
 async def serve(

@@ -229,7 +229,7 @@ TRAFFIC: Final[tuple[MetricRow[Traffic], ...]] = (
     gauge(
         "ingero_fleet_export_queue",
         "Pushes waiting.",
-        lambda s: {name: s.waiting[name] for name in s.exporters},
+        lambda s: {name: state.waiting for name, state in s.exports.items()},
         "exporter",
     ),
 )

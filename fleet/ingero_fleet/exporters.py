@@ -9,16 +9,17 @@ import contextlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Final
 
+from ingero_fleet.export_state import ExportState, Obstacle
 from ingero_fleet.otlp_parts import as_protobuf, count_records, halves, rejected
 from ingero_fleet.settings import ExporterConfig
 from ingero_kit import otlp_client
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
-from ingero_kit.otlp_client import Disposition, OtlpClient
+from ingero_kit.otlp_client import Disposition, ExportResult, OtlpClient
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.tokens import read_authorization
@@ -42,14 +43,18 @@ class Exporter:
     """Takes pushes without blocking and sends them in the background."""
 
     def __init__(
-        self, name: str, config: ExporterConfig, client: OtlpClient, loop: asyncio.AbstractEventLoop
-    ) -> None:
+        self, name: str, config: ExporterConfig, client: OtlpClient, loop: asyncio.AbstractEventLoop, *,
+        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
+        """`clock` and `sleep` are those of the retries."""
         self.name = name
         self.counters: Counter[str] = Counter()
         """Pushes by outcome, retries, and rejected records. A push counts as sent when any of its records was."""
         self._config = config
         self._client = client
         self._loop = loop
+        self._clock, self._sleep = clock, sleep
+        self._obstacle: Obstacle | None = None
         self._queue: deque[Push] = deque()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -69,6 +74,17 @@ class Exporter:
     def waiting(self) -> int:
         """Pushes in the queue."""
         return len(self._queue)
+
+    def state(self) -> ExportState:
+        """What waits, and what prevents its delivery at present."""
+        queue = self._config.sending_queue
+        with self._lock:
+            pushes, used = len(self._queue), self._bytes
+        return ExportState(
+            waiting=pushes + self._under_way,
+            full=max(pushes / queue.queue_size, used / queue.max_bytes),
+            obstacle=self._obstacle,
+        )
 
     def export(self, push: Push) -> None:
         """Queue a push, or drop it and count it when the queue is full; callable from any thread."""
@@ -175,7 +191,7 @@ class Exporter:
 
     async def _deliver(self, signal: Signal, body: bytes) -> _Outcome:
         """Send one request until it is accepted, refused, or too old."""
-        started, attempt = time.monotonic(), 0
+        started, attempt = self._clock(), 0
         backoff = Backoff(first=0.5, longest=30.0)
         while True:
             try:
@@ -185,22 +201,30 @@ class Exporter:
                 return _Outcome.LOST
             if result.failure is None:
                 self._answered(signal, result.response)
+                self._obstacle = None
                 return _Outcome.SENT
             if result.disposition is Disposition.SPLIT:
                 self._refusal = result.detail
                 return _Outcome.REFUSED
+            self._note(result)
             if result.disposition is Disposition.DROP:
                 log.warning("export_refused", exporter=self.name, reason=result.detail, bytes=len(body))
                 return _Outcome.LOST
             delay = max(backoff.delay(attempt), result.retry_after or 0.0)
-            if self._draining or time.monotonic() + delay - started > self._config.max_elapsed_time:
+            if self._draining or self._clock() + delay - started > self._config.max_elapsed_time:
                 log.warning("export_given_up", exporter=self.name, reason=result.detail, bytes=len(body))
                 return _Outcome.GIVEN_UP
             if attempt == 0:
                 log.warning("export_retrying", exporter=self.name, reason=result.detail)
             attempt += 1
             self.counters["retries"] += 1
-            await asyncio.sleep(delay)
+            await self._sleep(delay)
+
+    def _note(self, result: ExportResult) -> None:
+        """Record why nothing is delivered at present, and since when."""
+        assert result.failure is not None
+        since = self._obstacle.since if self._obstacle else time.time()
+        self._obstacle = Obstacle(since=since, failure=str(result.failure), detail=result.detail)
 
     def _answered(self, signal: Signal, response: bytes) -> None:
         """Count the records that a receiver rejected in a partial success."""

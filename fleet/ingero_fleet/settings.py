@@ -263,7 +263,7 @@ class PrometheusConfig(Settings):
 class QueueConfig(Settings):
     """The queue before an exporter."""
 
-    queue_size: int = Field(default=1000, ge=1)
+    queue_size: int = Field(default=100_000, ge=1)
     """Pushes held at most; further ones are dropped and counted."""
     max_bytes: int = Field(default=64 << 20, ge=1 << 16)
     """Bytes held at most."""
@@ -303,8 +303,8 @@ class ExporterConfig(Settings):
     """Pushes are joined up to this size."""
     sending_queue: QueueConfig = QueueConfig()
     """Bounds of the queue."""
-    max_elapsed_time: Duration = Field(default=300.0, gt=0)
-    """How long one batch is tried before it is dropped and counted."""
+    max_elapsed_time: Duration = Field(default=86_400.0, gt=0)
+    """How long one batch is tried before it is dropped and counted. Meanwhile further pushes wait in the queue."""
 
 
 class OtlpExporterConfig(ExporterConfig):

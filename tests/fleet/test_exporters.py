@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from ingero_fleet.export_state import ExportState, Obstacle, export_answer
 from ingero_fleet.exporters import MAX_SPLITS, Exporter, make_client
 from ingero_fleet.intake import Intake
 from ingero_fleet.otlp_parts import as_protobuf, halves
+from ingero_fleet.receivers.traffic import TRAFFIC_JSON, Traffic, total
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig, QueueConfig
 from ingero_kit.otlp_client import Disposition, ExportResult, Failure
@@ -90,6 +93,69 @@ def test_what_is_under_way_when_the_time_to_stop_is_over_is_counted() -> None:
         return made.counters["dropped_elapsed"]
 
     assert asyncio.run(asyncio.wait_for(work(), 30)) == 2
+
+
+AWAY = ExportResult(failure=Failure.UNREACHABLE, disposition=Disposition.RETRY, detail="no connection")
+
+
+def test_a_receiver_that_is_away_for_an_hour_loses_only_what_the_queue_cannot_take() -> None:
+    """Time passes only in the exporter's pauses. A push every second is a fifth more than the queue takes."""
+    passed, delivered = [0.0], Counter[int]()
+    states: list[ExportState] = []
+
+    class Receiver:
+        async def send(self, signal: Signal, body: bytes) -> ExportResult:
+            if passed[0] < 3600:
+                return AWAY
+            delivered.update(int(line) for line in texts(ExportLogsServiceRequest.FromString(body)))
+            return DELIVERED
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    async def work() -> Exporter:
+        made = Exporter(
+            "otlp", OtlpExporterConfig(endpoint="127.0.0.1:1", sending_queue=QueueConfig(queue_size=3000)),
+            Receiver(), asyncio.get_running_loop(), clock=lambda: passed[0], sleep=pause,
+        )  # fmt: skip
+        accepted.append(made)
+        made.start()
+        made.export(logs("0"))
+        while sum(delivered.values()) + made.counters["dropped_queue_full"] <= 3600:
+            await asyncio.sleep(0)
+        states.append(made.state())
+        await made.stop(10)
+        return made
+
+    accepted: list[Exporter] = []
+
+    async def pause(seconds: float) -> None:
+        second = int(passed[0])
+        passed[0] = min(3600.0, passed[0] + seconds)
+        for number in range(second, int(passed[0])):
+            accepted[0].export(logs(str(number + 1)))
+        states.append(accepted[0].state())
+
+    made = asyncio.run(asyncio.wait_for(work(), 60))
+
+    assert delivered == dict.fromkeys(range(3001), 1)  # the first one waits in the request under way
+    assert made.counters["sent"] == 3001 and made.counters["dropped_queue_full"] == 600
+    during, after = states[-2], states[-1]
+    assert during.waiting == 3001 and during.full == 1.0
+    assert during.obstacle is not None and during.obstacle.since == states[0].obstacle.since  # type: ignore[union-attr]
+    assert (during.obstacle.failure, during.obstacle.detail) == ("unreachable", "no connection")
+    assert after == ExportState()
+    assert export_answer(during, made.counters)["dropped"] == {"queue_full": 600}
+
+
+def test_the_states_of_several_processes_are_one() -> None:
+    early, late = Obstacle(since=1.0, failure="busy"), Obstacle(since=2.0, failure="unreachable")
+
+    added = ExportState(waiting=1, full=0.5, obstacle=late) + ExportState(waiting=2, full=0.1, obstacle=early)
+
+    assert added == ExportState(waiting=3, full=0.5, obstacle=early)
+    traffic = TRAFFIC_JSON.validate_json(TRAFFIC_JSON.dump_json(Traffic(exports={"otlp": added})))
+    assert total([traffic, Traffic()]).exports == {"otlp": added} and not traffic.gone().exports
 
 
 class Judge:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ingero_contract import headers, routes
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState, VerdictState
+from ingero_fleet.export_state import ExportState
 from ingero_fleet.receivers.messages import (
     MessageKind,
     VerdictCacheDecoder,
@@ -196,15 +197,16 @@ def test_pushes_are_handed_on_as_they_came(encoding: Encoding, signal: Signal) -
 
 def test_counts_add_up_and_stay_when_a_process_ends() -> None:
     one = Traffic(
-        Counter(metrics=3), Counter(late=1), Counter(otlp=4), Counter(reports=3, malformed_pushes=1),
+        Counter(metrics=3), Counter(late=1), Counter(reports=3, malformed_pushes=1),
         {"otlp_http": Counters(requests=3, open=2)}, {"otlp": Counter(sent=3)},
+        {"otlp": ExportState(waiting=4)},
     )  # fmt: skip
 
     both = total([TRAFFIC_JSON.validate_json(TRAFFIC_JSON.dump_json(one)), one.gone()])
 
     assert (both.pushes["metrics"], both.totals["reports"], both.totals["malformed_pushes"]) == (6, 6, 2)
     assert both.listeners["otlp_http"] == Counters(requests=6, open=2)
-    assert (both.exporters["otlp"]["sent"], both.waiting["otlp"]) == (6, 4)
+    assert (both.exporters["otlp"]["sent"], both.exports["otlp"].waiting) == (6, 4)
 
 
 def receivers(service: Running) -> list[int]:

@@ -117,10 +117,10 @@ class IngestService:
         return Traffic(
             pushes=Counter({signal.name.lower(): count for signal, count in intake.pushes.items()}),
             rejected=Counter(intake.rejected),
-            waiting=Counter({name: item.waiting for name, item in self._exporters.items()}),
             totals=self.table.losses + Counter(reports=intake.accepted_reports, malformed_pushes=intake.malformed),
             listeners={name.replace("/", "_"): item.counters for name, item in self._receivers.items()},
             exporters={name: item.counters for name, item in self._exporters.items()},
+            exports={name: item.state() for name, item in self._exporters.items()},
         )
 
     def reload(self) -> None:

@@ -8,27 +8,28 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
+from ingero_fleet.export_state import ExportState
 from ingero_http.limits import Counters
 
 
 @dataclass
 class Traffic:
-    """Counts by kind, since the process began. `waiting` is the exporters' queues, pushes at present.
+    """Counts by kind, since the process began. `exports` is the state of the exporters at present.
 
     `totals` are the reports taken, the malformed pushes, the score map's losses by reason, and receivers restarted.
     """
 
     pushes: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
-    waiting: Counter[str] = field(default_factory=Counter)
     totals: Counter[str] = field(default_factory=Counter)
     listeners: dict[str, Counters] = field(default_factory=dict)
     exporters: dict[str, Counter[str]] = field(default_factory=dict)
+    exports: dict[str, ExportState] = field(default_factory=dict)
 
     def gone(self) -> "Traffic":
         """What stays counted once the process has ended: everything but what is open or waiting."""
         listeners = {name: replace(item, open=0) for name, item in self.listeners.items()}
-        return replace(self, listeners=listeners, waiting=Counter())
+        return replace(self, listeners=listeners, exports={})
 
 
 TRAFFIC_JSON: Final = TypeAdapter(Traffic)
@@ -39,11 +40,13 @@ def total(parts: Iterable[Traffic]) -> Traffic:
     """All of them together."""
     found = Traffic()
     for part in parts:
-        for name in ("pushes", "rejected", "waiting", "totals"):
+        for name in ("pushes", "rejected", "totals"):
             getattr(found, name).update(getattr(part, name))
         for name, listener in part.listeners.items():
             before = found.listeners.get(name, Counters())
             found.listeners[name] = Counters(*map(operator.add, astuple(before), astuple(listener)))
         for name, exporter in part.exporters.items():
             found.exporters.setdefault(name, Counter()).update(exporter)
+        for name, state in part.exports.items():
+            found.exports[name] = found.exports.get(name, ExportState()) + state
     return found
