@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_contract import metrics
+from ingero_contract.identifiers import NodeKey
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 
@@ -70,6 +71,8 @@ class DecodedReports:
     reasons: dict[str, int] = field(default_factory=dict)
     repaired: bytes | None = None
     """The payload without its unreadable parts; `None` if there were none."""
+    sender: NodeKey | None = None
+    """The node that all resources name; `None` if they name several, and for a payload that is only a report."""
 
     def reject(self, reason: str, count: int = 1) -> None:
         """Count points that are left out."""

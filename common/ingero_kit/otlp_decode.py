@@ -17,6 +17,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import metrics
+from ingero_contract.identifiers import node_key
 from ingero_kit.health_report import (
     FUTURE_SECONDS,
     SIGNAL_METRICS,
@@ -130,9 +131,12 @@ class ReportDecoder:
         if len(body) > ALWAYS_ALLOWED_BYTES:
             check_cost(request, encoding, repaired)
             tail = 0
-        for block in request.resource_metrics:
+        for place, block in enumerate(request.resource_metrics):
             resource = block.resource
             template = self._identity(_digest(resource.SerializeToString()), resource)
+            if isinstance(template, Identity):
+                sender = node_key(cluster or template.shared["cluster_id"], template.node_id)
+                decoded.sender = sender if not place or decoded.sender == sender else None
             builder = ReportBuilder(template, decoded, now, cluster)
             self._walk(block, builder, decoded)
             builder.finish()

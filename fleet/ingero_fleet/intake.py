@@ -107,6 +107,8 @@ class Intake:
             else:
                 decoded.reject(refusal)
         passable = decoded.reports or decoded.other_points or decoded.collective_points
+        if decoded.sender and not decoded.reports:
+            answer = self.verdict_cache.answer_tracer(decoded.sender)
         if self._export and (passable or not decoded.rejected):
             self._export(push)
         if decoded.reasons:

@@ -4,6 +4,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from ingero_contract import headers
 from ingero_contract.identifiers import NodeKey, node_key
@@ -11,6 +12,9 @@ from ingero_detect.cohorts import CohortKey
 from ingero_detect.threshold import HIGHEST, LOWEST
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import ACCEPTED, Answer
+
+COLLECTIVES_KEY: Final = ";collectives="
+"""What a verdict line has before the kind of accusation of a node that collectives wait for."""
 
 
 @functools.cache
@@ -36,7 +40,7 @@ class NodeVerdicts:
 def with_collectives(verdicts: NodeVerdicts, kinds: Mapping[NodeKey, str]) -> NodeVerdicts:
     """Add to the lines of nodes that collectives wait for why, by `kinds`. Nodes without a line get none."""
     lines = {
-        key: f"{line};collectives={kind}"
+        key: f"{line}{COLLECTIVES_KEY}{kind}"
         for key, kind in kinds.items()
         if (line := verdicts.overrides.get(key, verdicts.default))
     }
@@ -65,6 +69,14 @@ class VerdictCache:
         verdict, verdicts = "", self.verdicts
         if first_seen <= verdicts.as_of:
             verdict = verdicts.overrides.get(node_key(report.cluster_id, report.node_id), verdicts.default)
+        return self._built(threshold, verdict)
+
+    def answer_tracer(self, node: NodeKey) -> Answer:
+        """The answer to a tracer's push, which has no report: the verdict line if collectives wait for the node."""
+        verdict = self.verdicts.overrides.get(node, "")
+        return self._built(None, verdict) if COLLECTIVES_KEY in verdict else ACCEPTED
+
+    def _built(self, threshold: float | None, verdict: str) -> Answer:
         known = self._answers.get((threshold, verdict))
         if known is None:
             known = self._answers[(threshold, verdict)] = build_answer(threshold, verdict)

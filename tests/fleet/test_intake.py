@@ -13,7 +13,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from ingero_contract import metrics
+from ingero_contract import attributes, metrics
+from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives.batch import Columns, PointBatch
 from ingero_fleet.collectives.gpu_states import GpuStates
 from ingero_fleet.collectives.points import PointReader
@@ -21,8 +22,9 @@ from ingero_fleet.intake import TOO_MUCH, Intake
 from ingero_fleet.receivers.ingest import IngestService
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
+from ingero_fleet.verdict_cache import NodeVerdicts, VerdictCache
 from ingero_kit.health_report import HealthReport
-from ingero_kit.otlp_encode import encode_report, to_json
+from ingero_kit.otlp_encode import MetricBatch, encode_report, to_json
 from ingero_kit.otlp_receiver import Push, Status
 from ingero_kit.otlp_repair import read_json
 from ingero_kit.otlp_signal import Signal
@@ -153,6 +155,23 @@ def test_a_clock_that_was_behind_when_fleet_started_refuses_nobody_once_it_is_ri
         assert (answer.rejected, behind.intake.accepted_reports) == (0, 1)
 
     asyncio.run(scenario())
+
+
+def test_only_the_tracer_of_a_node_that_collectives_wait_for_gets_a_verdict() -> None:
+    taking = intake([])
+    late = {node_key("c", "late"): "healthy;collectives=late_rank", node_key("c", "slow"): "straggler;kind=slow"}
+    taking.verdict_cache = VerdictCache(verdicts=NodeVerdicts("healthy", late, as_of=NOW))
+
+    def answer(*nodes: str) -> bytes:
+        request = ExportMetricsServiceRequest()
+        for node in nodes:
+            batch = MetricBatch({attributes.NODE_ID: node, attributes.CLUSTER_ID: "c"}, "ingero", 1, 1)
+            batch.gauge(metrics.SYSTEM_CPU, [batch.point(0.5)])
+            request.resource_metrics.extend(batch.request.resource_metrics)
+        return taking(Push(Signal.METRICS, "json", to_json(request))).http_headers
+
+    assert answer("late") == answer("late", "late") == b"X-Ingero-Verdict: healthy;collectives=late_rank\r\n"
+    assert {answer("slow"), answer("other"), answer("other", "late"), answer("late", "other", "other")} == {b""}
 
 
 def collective(seq: int, value: float | None = 1.0, **changes: object) -> dict[str, object]:

@@ -178,6 +178,9 @@ STATUS: Final[tuple[MetricRow[TracerStatus], ...]] = (
         "Annotations lost to a locked database.",
         lambda s: s.unwritten_annotations,
     ),
+    counter(
+        "ingero_trace_stack_samplings", "Samplings of call stacks, by outcome.", lambda s: s.samplings, "outcome"
+    ),
     counter("ingero_trace_dropped_events", "Lines that were lost, by reason.", lambda s: s.lines_dropped, "reason"),
     counter(
         "ingero_trace_annotations_refused",

@@ -85,6 +85,7 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
 @click.option("--collectives", "view", flag_value="collectives", help="Single collectives instead of sums.")
 @click.option("--annotations", "view", flag_value="annotations", help="Annotations of programs instead.")
 @click.option("--gpus", "view", flag_value="gpus", help="Memory, clocks and throttling of GPUs instead.")
+@click.option("--stacks", "view", flag_value="stacks", help="Sampled call stacks of late ranks instead.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Most rows.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def query(

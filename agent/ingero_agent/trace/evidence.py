@@ -10,7 +10,7 @@ from ingero_agent.health.throttle import Throttle
 from ingero_agent.sources.trace_db import LAUNCHES
 from ingero_agent.trace.findings import GpuUse, LongCall, TimeWindow
 from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH
-from ingero_agent.trace.queries import Filter, has_table, open_database, read_collectives
+from ingero_agent.trace.queries import Filter, has_table, open_database, read_collectives, read_stacks
 from ingero_agent.trace.stats import HostSnapshot
 from ingero_agent.trace.store import HISTOGRAM_TABLE, WIDTHS
 
@@ -30,6 +30,7 @@ def read_time_window(file: Path, wanted: Filter, budget: float | None = None) ->
             histogram=_histograms(database, wanted), launches=_launches(database, wanted, table),
             snapshots=_snapshots(database, wanted), collectives=read_collectives(database, wanted),
             slow=_slow(database, wanted), stalls=_stalls(database, wanted, table), gpus=_gpus(database, wanted),
+            stacks=read_stacks(database, wanted),
             names=dict(database.execute("SELECT pid, name FROM process_names").fetchall()),
             processors=os.cpu_count() or 1,
         )  # fmt: skip

@@ -24,7 +24,8 @@ from ingero_agent.trace.stats import (
     histogram_buckets,
     quantile,
 )
-from ingero_contract import attributes, metrics
+from ingero_contract import attributes, headers, metrics
+from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import ClientConfig, make_client
 from ingero_kit.otlp_encode import VERSION, Attributes, MetricBatch, pairs, point, to_json
@@ -192,6 +193,8 @@ class TraceExporter:
         self._flying: list[tuple[str, Collective]] = []
         self._failed = False
         self.given_up = 0
+        self.verdict: VerdictLine | None = None
+        """Fleet's verdict on this node, of the last answer."""
 
     def keep(self, collectives: Iterable[tuple[str, Collective]]) -> None:
         """Queue single collectives, each with the pod of its process, for the next export."""
@@ -226,4 +229,6 @@ class TraceExporter:
         failed = result.failure is not None
         if failed and not self._failed:
             log.warning("export_failed", endpoint=self._config.endpoint, reason=result.detail)
+        line = result.headers.get(headers.VERDICT.lower())
+        self.verdict = parse_verdict(line) if line and not failed else None
         self._failed = failed

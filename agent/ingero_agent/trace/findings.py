@@ -13,6 +13,7 @@ from statistics import median
 from typing import Final
 
 from ingero_agent.trace.events import Collective, lags
+from ingero_agent.trace.stacks import CallStack
 from ingero_agent.trace.stats import HostSnapshot, quantile
 
 MIN_COUNT: Final = 10
@@ -26,6 +27,9 @@ STALL_SHARE: Final = 0.1
 THROTTLED_SHARE: Final = 0.1
 MEMORY_SHARE: Final = 0.95
 """Share of a GPU's samples, and of its memory, above which it is reported."""
+
+EVIDENCE_STACKS, EVIDENCE_FRAMES = 5, 8
+"""Most call stacks of a finding, and most frames of each, the innermost."""
 
 LAG_SHARE: Final = 0.3
 """A rank is late if its peers waited this much longer, in seconds and as a share of what they waited."""
@@ -100,6 +104,7 @@ class TimeWindow:
     slow: Sequence[LongCall] = ()
     stalls: Mapping[int, float] = field(default_factory=dict)
     gpus: Sequence[GpuUse] = ()
+    stacks: Sequence[CallStack] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     processors: int = 1
 
@@ -119,6 +124,7 @@ def find_causes(window: TimeWindow) -> list[Finding]:
         *_starved(window),
         *_throttled(window),
         *_full(window),
+        *_stacks(window),
     ]
     return sorted(found, key=lambda finding: (_ORDER[finding.severity], finding.kind, finding.subject))
 
@@ -300,3 +306,20 @@ def _full(window: TimeWindow) -> Iterator[Finding]:
                 ("used over total memory, by the driver",),
                 ("an allocator that preserves most of it is fine; failing allocations are not: smaller batches",),
             )  # fmt: skip
+
+
+def _stacks(window: TimeWindow) -> Iterator[Finding]:
+    """What a process that its job waits for does outside of collectives, by its latest sampling."""
+    latest = {one.pid: one.at_ns for one in window.stacks}
+    for pid, at in latest.items():
+        found = [one for one in window.stacks if one.pid == pid and one.at_ns == at]
+        yield Finding(
+            "late-rank-stack", str(pid), Severity.MEDIUM,
+            f"{window.name(pid)}, which its job waits for, spends {found[0].share:.0%} of its time outside of "
+            f"collectives in {found[0].frames[-1]}",
+            tuple(
+                f"{one.share:.0%} ({one.samples} samples): {' > '.join(one.frames[-EVIDENCE_FRAMES:])}"
+                for one in found[:EVIDENCE_STACKS]
+            ),
+            ("look at what the innermost functions of the program work on or wait for",),
+        )  # fmt: skip

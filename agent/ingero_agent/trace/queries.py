@@ -13,6 +13,7 @@ from ingero_agent.health.throttle import Throttle
 from ingero_agent.sources.trace_db import open_read_only
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.probes.table import OPERATION_NAMES, SOURCE_NAMES
+from ingero_agent.trace.stacks import CallStack
 from ingero_agent.trace.store import COLLECTIVE_COLUMNS, WIDTHS
 
 
@@ -42,6 +43,7 @@ COLLECTIVES: Final = (
     "time", "pid", "operation", "communicator", "rank", "nranks", "seq", "exact", "bytes", "enqueue_us", "blocked_ms"
 )  # fmt: skip
 
+STACKS: Final = ("time", "pid", "share", "samples", "stack")
 ANNOTATIONS: Final = ("time", "process", "pid", "labels", "span_ms", "collectives", "blocked_ms")
 GPUS: Final = (
     "time", "gpu", "uuid", "used_mb", "total_mb", "sm_mhz", "sm_max_mhz", "power", "thermal", "sw", "hw",
@@ -150,6 +152,33 @@ def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     return rows
 
 
+def read_stacks(database: sqlite3.Connection, wanted: Filter) -> list[CallStack]:
+    """Call stacks, newest sampling last, in it the longest first. Raises `sqlite3.Error`."""
+    if not has_table(database, "stacks"):
+        return []
+    query = (
+        "SELECT timestamp, pid, frames, samples, nanoseconds, sampled_ns FROM stacks "
+        "WHERE timestamp >= ? AND timestamp < ? AND (? IS NULL OR pid = ?) "
+        "ORDER BY timestamp, nanoseconds DESC LIMIT ?"
+    )
+    found = database.execute(query, (*wanted.bounds, wanted.pid, wanted.pid, wanted.limit)).fetchall()
+    return [
+        CallStack(
+            at_ns=at, pid=pid, frames=tuple(json.loads(frames)), samples=samples, nanoseconds=spent, sampled_ns=total
+        )
+        for at, pid, frames, samples, spent, total in found
+    ]
+
+
+def stack_rows(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
+    """Rows of `STACKS`. Raises as `open_database`."""
+    with open_database(file) as database:
+        return [
+            (round(one.at_ns / 1e9, 3), one.pid, round(one.share, 3), one.samples, " > ".join(one.frames))
+            for one in read_stacks(database, wanted)
+        ]
+
+
 def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     """Rows of `GPUS`, newest last; throttling as a share of polls. Raises as `open_database`."""
     query = (
@@ -171,5 +200,6 @@ VIEWS: Final[dict[str, View]] = {
     "collectives": (COLLECTIVES, collective_rows),
     "annotations": (ANNOTATIONS, annotations),
     "gpus": (GPUS, gpus),
+    "stacks": (STACKS, stack_rows),
 }
 """What `query` shows: columns, and the function that reads their rows."""

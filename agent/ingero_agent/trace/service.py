@@ -30,6 +30,7 @@ from ingero_agent.trace.host import (
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
+from ingero_agent.trace.stack_sampler import StackSampler
 from ingero_agent.trace.stats import HostSnapshot, TracerStatus, TraceStats
 from ingero_agent.trace.store import TraceStore
 from ingero_agent.trace.timeline import CollectiveTimeline
@@ -68,6 +69,7 @@ class TraceService:
         self._meanwhile: list[CallCount] = []
         self._rates = CallRates()
         self._exporter = exporter
+        self._sampler = StackSampler() if exporter and settings.stacks else None
         self._host, self._own, self._timeline = HostLoad(), OwnCpu(), CollectiveTimeline()
         self._latest: HostSnapshot | None = None
         self._started_ns = time.time_ns()
@@ -115,6 +117,8 @@ class TraceService:
         """Send and write the remaining data."""
         self._aux.save_gpus(time.time())
         self._aux.close()
+        if self._sampler:
+            self._sampler.close()
         if self._exporter:
             self._export()
             self._exporter.close()
@@ -173,9 +177,21 @@ class TraceService:
             self._record(collectives)
         if self._exporter:
             self._exporter.keep((self._pod_of(one.pid), one) for one in collectives)
+        if self._sampler and self._exporter:
+            self._sample(self._sampler, self._exporter, collectives, now)
         with self.stats.lock:
             self.stats.add(rows, events)
         self._aux.add(rows, now)
+
+    def _sample(
+        self, sampler: StackSampler, exporter: TraceExporter, collectives: list[Collective], now: float
+    ) -> None:
+        """Sample call stacks while Fleet names this node for a late rank, and store them."""
+        stacks = sampler.follow(collectives, exporter.verdict, now)
+        if stacks:
+            with suppress(sqlite3.OperationalError):
+                self._store.stacks(stacks)
+        self.stats.status.samplings = dict(sampler.outcomes)
 
     def _pod_of(self, pid: int) -> str:
         """The pod of a process; empty where there is none."""

@@ -97,6 +97,9 @@ class TraceSettings(Settings):
     """Trace only processes whose command line matches this regular expression."""
     exclude_command: Pattern = ""
     """Do not trace processes whose command line matches this regular expression."""
+    stacks: bool = True
+    """Sample the call stacks of the process that its job waits for, while Fleet's answers to exports name this node
+    for a late rank: for five seconds, at most every ten minutes."""
     gpu_interval: Duration = Field(default=1.0, ge=0)
     """Time between two polls of the GPUs; `0s`: they are not polled."""
     remediate: bool = False

@@ -17,6 +17,7 @@ from ingero_agent.trace.events import Collective, Event, Lifecycle, SlowCall
 from ingero_agent.trace.gpu_stats import GpuWindow
 from ingero_agent.trace.probes.table import NCCL
 from ingero_agent.trace.settings import KEEP_SECONDS, MAX_DB_BYTES
+from ingero_agent.trace.stacks import CallStack
 from ingero_agent.trace.stats import HostSnapshot
 from ingero_kit.due import Every
 
@@ -48,6 +49,8 @@ mem_avail INTEGER, swap_mb INTEGER, load_avg REAL)""",
     "annotations": """(id INTEGER PRIMARY KEY, timestamp INTEGER NOT NULL, labels TEXT NOT NULL, pid INTEGER NOT NULL,
 start_time INTEGER NOT NULL, span_start INTEGER, span_end INTEGER, peer_uid INTEGER, peer_gid INTEGER,
 peer_pid INTEGER)""",
+    "stacks": """(timestamp INTEGER NOT NULL, pid INTEGER NOT NULL, frames TEXT NOT NULL, samples INTEGER NOT NULL,
+nanoseconds INTEGER NOT NULL, sampled_ns INTEGER NOT NULL)""",
     "gpu_samples": """(timestamp INTEGER NOT NULL, gpu_id INTEGER NOT NULL, uuid TEXT NOT NULL, used INTEGER NOT NULL,
 free INTEGER NOT NULL, total INTEGER NOT NULL, looks INTEGER NOT NULL, power INTEGER NOT NULL,
 thermal INTEGER NOT NULL, sw INTEGER NOT NULL, hw INTEGER NOT NULL, sm_mhz INTEGER, sm_max_mhz INTEGER,
@@ -58,6 +61,7 @@ _INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS collectives_time ON collectives (timestamp)",
     "CREATE INDEX IF NOT EXISTS annotations_time ON annotations (timestamp)",
     "CREATE INDEX IF NOT EXISTS gpu_samples_time ON gpu_samples (timestamp)",
+    "CREATE INDEX IF NOT EXISTS stacks_time ON stacks (timestamp)",
     "CREATE INDEX IF NOT EXISTS collectives_process ON collectives (pid, timestamp)",
     "CREATE INDEX IF NOT EXISTS collectives_match ON collectives (comm_hash, seq)",
 )
@@ -73,7 +77,7 @@ _TIME_COLUMNS: Final = {
     "bucket": (1, ("event_aggregates", "event_aggregates_5s", HISTOGRAM_TABLE)),
     "seen_at": (1, ("process_names", "process_cgroups", "cgroup_metadata")),
     "ended_at": (10**9, ("pauses",)),
-    "timestamp": (10**9, ("events", "system_snapshots", "collectives", "annotations", "gpu_samples")),
+    "timestamp": (10**9, ("events", "system_snapshots", "collectives", "annotations", "gpu_samples", "stacks")),
 }
 """Columns that rows are removed by, with their units in a second and their tables."""
 
@@ -185,6 +189,15 @@ class TraceStore:
             "ON CONFLICT DO UPDATE SET count = count + excluded.count",
             [(minute, *key, count) for key, count in histogram.items()],
         )
+
+    def stacks(self, found: Iterable[CallStack]) -> None:
+        """Store call stacks."""
+        rows = [
+            (one.at_ns, one.pid, json.dumps(one.frames), one.samples, one.nanoseconds, one.sampled_ns)
+            for one in found
+        ]
+        with self._database as database:
+            _insert(database, "", "stacks (timestamp, pid, frames, samples, nanoseconds, sampled_ns)", rows)
 
     def annotations(self, found: Iterable[Annotation]) -> None:
         """Store annotations."""

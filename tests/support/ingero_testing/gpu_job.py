@@ -22,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from ingero_agent.trace import kernel
+from ingero_contract import headers
 from ingero_testing.processes import BIN, Running, next_line, process, wait_until
 
 _LINK_BY_ID = 30
@@ -281,8 +282,11 @@ def listening_port(running: Running) -> int:
 
 
 @contextmanager
-def receiver(status: int = 200) -> Iterator[tuple[int, list[bytes]]]:
-    """An HTTP server that keeps the bodies of POST requests; yields its port and the bodies."""
+def receiver(status: int = 200, verdict: str = "") -> Iterator[tuple[int, list[bytes]]]:
+    """An HTTP server that keeps the bodies of POST requests; yields its port and the bodies.
+
+    `verdict`: the line of Fleet's verdict that its answers have.
+    """
     bodies: list[bytes] = []
 
     class Keeper(BaseHTTPRequestHandler):
@@ -290,6 +294,8 @@ def receiver(status: int = 200) -> Iterator[tuple[int, list[bytes]]]:
             bodies.append(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(status)
             self.send_header("content-length", "0")
+            if verdict:
+                self.send_header(headers.VERDICT, verdict)
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
