@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 from ingero_contract import headers, routes  # noqa: E402
 from ingero_fleet import threshold_rule as rule  # noqa: E402
 from ingero_fleet.score_snapshot import ScoreSnapshot  # noqa: E402
-from ingero_fleet.score_table import Limits, ScoreTable  # noqa: E402
+from ingero_fleet.score_table import ScoreLimits, ScoreTable  # noqa: E402
 from ingero_fleet.settings import IngeroConfig  # noqa: E402
 from ingero_kit.health_report import HealthReport  # noqa: E402
 from ingero_kit.otlp_encode import encode_report  # noqa: E402
@@ -118,7 +118,7 @@ def python_peer(kind: str) -> Iterator[Peer]:
 def threshold_of(nodes: int) -> float:
     """Milliseconds for one tick over so many nodes."""
     config = IngeroConfig()
-    table = ScoreTable(Limits(nodes=nodes, clusters=10, ttl_seconds=1e9), config.cohort.by)
+    table = ScoreTable(ScoreLimits(nodes=nodes, clusters=10, ttl_seconds=1e9), config.cohort.by)
     random = np.random.default_rng(0)
     for number, score in enumerate(random.uniform(0.9, 1.0, nodes).tolist()):
         table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=score, job_id=f"j{number % 100}"), 0)

@@ -107,7 +107,7 @@ class Bench(Rig):
         first = operator.page()
         self.wait(
             "a sweep",
-            lambda: operator.page()["ingero_operator_sweeps_total"] > first["ingero_operator_sweeps_total"],
+            lambda: operator.page()["ingero_operator_resyncs_total"] > first["ingero_operator_resyncs_total"],
             600, 1.0,
         )  # fmt: skip
 
@@ -116,7 +116,7 @@ class Bench(Rig):
         before, writes, started = operator.page(), operator.writes(), time.monotonic()
         self.sleep("FleetClusters at rest", self.flags.rest)
         after, seconds = operator.page(), time.monotonic() - started
-        sweeps = after["ingero_operator_sweeps_total"] - before["ingero_operator_sweeps_total"]
+        sweeps = after["ingero_operator_resyncs_total"] - before["ingero_operator_resyncs_total"]
         made = operator.writes() - writes
         share = (after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / seconds
         text = f"{made:.0f} in {seconds:.0f} s with {sweeps:.0f} sweeps"

@@ -136,28 +136,28 @@ ALERTS = (
         "Check its log and the latency of the API server; a restart of the leader is safe.",
     ),
     Alert(
-        "IngeroNodesUnguarded", "ingero_operator_unguarded == 1", "1m", "warning",
+        "IngeroNodesUnguarded", "ingero_operator_node_policy_missing == 1", "1m", "warning",
         "No admission policy limits what the operator may write to nodes.",
         "No node is tainted meanwhile. Apply `manifests/base` again, for the namespace and account that the operator "
         "runs with.",
     ),
     Alert(
         "IngeroFleetsUnreachable",
-        "increase(ingero_operator_fleet_failures_total[10m])"
-        " > 0.5 * increase(ingero_operator_fleet_questions_total[10m])",
+        "increase(ingero_operator_fleet_poll_failures_total[10m])"
+        " > 0.5 * increase(ingero_operator_fleet_polls_total[10m])",
         "10m", "warning",
         "Most polls of Fleet by the operator fail.",
         "Without evidence no node is tainted, and taints are removed only when they expire. `QuorumMet` of each "
         "FleetCluster has Fleet's message; check Fleet's pods and the NetworkPolicies for port 8080.",
     ),
     Alert(
-        "IngeroTaintRecordsLost", "increase(ingero_operator_evidence_lost_total[1h]) > 0", "1m", "warning",
+        "IngeroTaintRecordsLost", "increase(ingero_operator_audit_events_dropped_total[1h]) > 0", "1m", "warning",
         "Records of taints reached no Fleet and are lost.",
         "The nodes, their Events and `status.taints.history` have them. The operator cannot connect to Fleet's "
         "port 4318, or Fleet was unreachable for 15 minutes.",
     ),
     Alert(
-        "IngeroTaintBudgetUsed", "ingero_operator_marked_nodes >= ingero_operator_mark_budget > 0", "1h", "info",
+        "IngeroTaintBudgetUsed", "ingero_operator_tainted_nodes >= ingero_operator_taint_budget > 0", "1h", "info",
         "{{ $labels.namespace }}/{{ $labels.name }} has tainted as many nodes as its budget allows.",
         "Further stragglers stay in service. Repair or replace the tainted nodes, or raise `spec.taints.budget`.",
     ),

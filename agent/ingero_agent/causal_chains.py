@@ -47,7 +47,7 @@ _LEVELS: Final = {
 
 
 @dataclass
-class Episode:
+class StragglerEpisode:
     """A time in which the node straggles or its job waits for it, from `begun` (seconds) on.
 
     `known`: severity by finding, as sent last.
@@ -112,7 +112,7 @@ class CausalChains:
         self.outcomes: Counter[str] = Counter(sent=0, failed=0, over_limit=0, unreadable=0)
         self._file, self._pid, self._node, self._client = file, pid, node, client
         self._due = Every(SEARCH_SECONDS)
-        self._episode: Episode | None = None
+        self._episode: StragglerEpisode | None = None
         self._search: asyncio.Task[None] | None = None
 
     def follow(self, waited_for: bool, now: float) -> None:
@@ -121,7 +121,7 @@ class CausalChains:
             self._episode = None
             return
         if self._episode is None:
-            self._episode = Episode(now)
+            self._episode = StragglerEpisode(now)
         if (self._search is None or self._search.done()) and self._due.due(now):
             self._search = asyncio.create_task(self._explain(self._episode, now))
 
@@ -130,7 +130,7 @@ class CausalChains:
         if self._search:
             await self._search
 
-    async def _explain(self, episode: Episode, now: float) -> None:
+    async def _explain(self, episode: StragglerEpisode, now: float) -> None:
         try:
             findings = await asyncio.to_thread(find_recent, self._file, self._pid, now, WINDOW_SECONDS)
         except Exception as error:

@@ -15,7 +15,7 @@ from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.explain_api import EXPLAIN_PATH, ExplainApi
 from ingero_agent.health.phase import Phase
-from ingero_agent.loop import LoopCounters, PollResult, PushLoop
+from ingero_agent.loop import LatestPoll, LoopCounters, PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.throttle_metrics import throttle_families
@@ -24,7 +24,7 @@ from ingero_contract.signals import RATIOS, SIGNALS
 from ingero_kit.clock import Clock
 from ingero_kit.metrics_server import MetricsServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, collect_rows, counter, gauge, gauge_now
-from ingero_kit.otlp_client import Failure
+from ingero_kit.otlp_client import DeliveryFailure
 
 STUCK_SECONDS: Final = 30.0
 """Shortest silence of the loop that counts as stuck."""
@@ -53,14 +53,14 @@ def stuck(idle_seconds: float, interval: float, timeout: float, asked: float) ->
     return f"no poll for {idle_seconds:.0f} s" if idle_seconds > limit else None
 
 
-def _signal_value(name: str) -> Callable[[PollResult], float]:
+def _signal_value(name: str) -> Callable[[LatestPoll], float]:
     """Reads a signal as it is pushed: throughput as a ratio to the node's own normal, the others as measured."""
     if name in RATIOS:
         return lambda s: float(getattr(s.observation, name))
     return lambda s: float(getattr(s.score.ratios, name))
 
 
-NODE: Final[tuple[MetricRow[PollResult], ...]] = (
+NODE: Final[tuple[MetricRow[LatestPoll], ...]] = (
     gauge(wire_name(metrics.HEALTH_SCORE), "Health of the node, 0 to 1.", lambda s: s.score.value),
     *(gauge(wire_name(row.metric), row.help, _signal_value(str(row.signal))) for row in SIGNALS),
     gauge(wire_name(metrics.THROUGHPUT_RATE), "Work a second.", lambda s: s.observation.rate),
@@ -116,7 +116,7 @@ PUSHES: Final[tuple[MetricRow[FleetClient], ...]] = (
     counter(
         "ingero_agent_push_failures",
         "Pushes that did not, by reason.",
-        lambda s: {str(reason): s.counters.failed[reason] for reason in Failure},
+        lambda s: {str(reason): s.counters.failed[reason] for reason in DeliveryFailure},
         "reason",
     ),
     counter("ingero_agent_push_retries", "Second tries.", lambda s: s.counters.retried),

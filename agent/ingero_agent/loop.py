@@ -15,7 +15,7 @@ from ingero_agent.health import classification, early_push, phase, score
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.classification import DecisionRule
 from ingero_agent.health.phase import Phase, PhaseState
-from ingero_agent.health.signals import Observation, sanitise
+from ingero_agent.health.signals import SignalReading, sanitise
 from ingero_agent.health.throttle import Throttling
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
@@ -61,10 +61,10 @@ class LoopCounters:
 
 
 @dataclass(frozen=True)
-class PollResult:
+class LatestPoll:
     """The latest poll that succeeded."""
 
-    observation: Observation
+    observation: SignalReading
     score: score.Score
     gpus: GpuReading
 
@@ -111,7 +111,7 @@ class PushLoop:
         self.baseline = Baseline()
         self.phase = PhaseState(warmup=config.warmup_samples)
         self.rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
-        self.latest: PollResult | None = None
+        self.latest: LatestPoll | None = None
         self.ticked_at = clock()
         self._save_due = Every(config.fleet_persist_interval, self.ticked_at + config.fleet_persist_interval)
         self._restore()
@@ -215,7 +215,7 @@ class PushLoop:
         if self._save_due.due(now):
             self._save(now)
 
-    def _with_gpus(self, observation: Observation, gpus: GpuReading) -> Observation:
+    def _with_gpus(self, observation: SignalReading, gpus: GpuReading) -> SignalReading:
         """The observation with the GPUs' memory, every number in its range."""
         if gpus.memory_headroom is not None:
             observation = replace(observation, memory=gpus.memory_headroom)
@@ -223,10 +223,10 @@ class PushLoop:
         self.counters.out_of_range += len(wrong)
         return observation
 
-    async def _judge(self, now: float, observation: Observation, gpus: GpuReading, *, push: bool) -> None:
+    async def _judge(self, now: float, observation: SignalReading, gpus: GpuReading, *, push: bool) -> None:
         """Score an observation, push it, and classify the node."""
         current = score.compute(observation, self.baseline.normal())
-        self.latest = PollResult(observation, current, gpus)
+        self.latest = LatestPoll(observation, current, gpus)
         report = self._report(self.latest, now) if push else None
         await self._decide(now, report, current, self.phase.phase is Phase.ACTIVE)
 
@@ -262,7 +262,7 @@ class PushLoop:
         self._publish(event if self.straggler else self._resolved(now, event_id))
         await self._client.send_event(encode_event(event, straggler=self.straggler, time_unix_nano=int(now * 1e9)))
 
-    def _report(self, latest: PollResult, now: float) -> HealthReport:
+    def _report(self, latest: LatestPoll, now: float) -> HealthReport:
         response, observation = self._client.response, latest.observation
         return replace(
             self._identity, state=WIRE_STATES[self.phase.phase], score=latest.score.value,
@@ -294,7 +294,7 @@ class PushLoop:
             log.warning("baseline_not_saved", file=str(self._config.fleet_persist_path), reason=str(error))
 
 
-_NOTHING: Final = Observation(rate=0.0, compute=0.0, memory=0.0, cpu=0.0)
+_NOTHING: Final = SignalReading(rate=0.0, compute=0.0, memory=0.0, cpu=0.0)
 
 
 async def _wait(ended: asyncio.Event, seconds: float) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from ingero_http.content import DecodeError, decompress, media_type
 from ingero_http.http2.hpack import Field
-from ingero_http.http2.messages import Failure, Reply, RequestHead
+from ingero_http.http2.messages import Reply, RequestFailure, RequestHead
 
 
 class StatusCode(IntEnum):
@@ -97,13 +97,13 @@ class GrpcService:
         self.check_call = check_call
         self.decoded_bytes = decoded_bytes
         self._failures = {
-            Failure.HEADERS_TOO_LARGE: refuse(StatusCode.RESOURCE_EXHAUSTED, "the metadata is too large"),
-            Failure.BODY_TOO_LARGE: refuse(
+            RequestFailure.HEADERS_TOO_LARGE: refuse(StatusCode.RESOURCE_EXHAUSTED, "the metadata is too large"),
+            RequestFailure.BODY_TOO_LARGE: refuse(
                 StatusCode.RESOURCE_EXHAUSTED, f"the message is larger than {message_bytes} bytes"
             ),
-            Failure.TOO_SLOW: refuse(StatusCode.DEADLINE_EXCEEDED, "the request took too long"),
-            Failure.OVERLOADED: refuse(StatusCode.UNAVAILABLE, "too much is being received at once"),
-            Failure.HANDLER_FAILED: refuse(StatusCode.INTERNAL, "internal error"),
+            RequestFailure.TOO_SLOW: refuse(StatusCode.DEADLINE_EXCEEDED, "the request took too long"),
+            RequestFailure.OVERLOADED: refuse(StatusCode.UNAVAILABLE, "too much is being received at once"),
+            RequestFailure.HANDLER_FAILED: refuse(StatusCode.INTERNAL, "internal error"),
         }
 
     def route(self, head: RequestHead) -> "_Call":
@@ -123,7 +123,7 @@ class GrpcService:
             refusal = refuse(StatusCode.UNIMPLEMENTED, message, extra=[(b"grpc-accept-encoding", ENCODINGS)])
         return _Call(self, method, head.fields, encoding, refusal)
 
-    def fail(self, failure: Failure) -> Reply:
+    def fail(self, failure: RequestFailure) -> Reply:
         """The status of a call that did not reach its method."""
         return self._failures[failure]
 

@@ -16,7 +16,7 @@ from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
 
 
-class Failure(StrEnum):
+class DeliveryFailure(StrEnum):
     """Why a request was not delivered; the values are label values of metrics."""
 
     UNREACHABLE = "unreachable"
@@ -29,7 +29,7 @@ class Failure(StrEnum):
     """The client's own credentials cannot be read."""
 
 
-NETWORK_FAILURES: Final = frozenset({Failure.UNREACHABLE, Failure.TIMEOUT})
+NETWORK_FAILURES: Final = frozenset({DeliveryFailure.UNREACHABLE, DeliveryFailure.TIMEOUT})
 """Failures without an answer."""
 
 
@@ -42,38 +42,38 @@ class Disposition(Enum):
     DROP = "drop"
 
 
-Failed = tuple[Failure, Disposition]
+Failed = tuple[DeliveryFailure, Disposition]
 
 _HTTP_FAILURES: Final[dict[int, Failed]] = {
-    400: (Failure.REFUSED, Disposition.SPLIT),
+    400: (DeliveryFailure.REFUSED, Disposition.SPLIT),
     # The specification does not retry this; a token that was just rotated may be accepted minutes later.
-    401: (Failure.UNAUTHENTICATED, Disposition.RETRY),
-    403: (Failure.UNAUTHENTICATED, Disposition.RETRY),
-    408: (Failure.REFUSED, Disposition.RETRY),
-    413: (Failure.REFUSED, Disposition.SPLIT),
-    422: (Failure.REFUSED, Disposition.SPLIT),
-    429: (Failure.BUSY, Disposition.RETRY),
+    401: (DeliveryFailure.UNAUTHENTICATED, Disposition.RETRY),
+    403: (DeliveryFailure.UNAUTHENTICATED, Disposition.RETRY),
+    408: (DeliveryFailure.REFUSED, Disposition.RETRY),
+    413: (DeliveryFailure.REFUSED, Disposition.SPLIT),
+    422: (DeliveryFailure.REFUSED, Disposition.SPLIT),
+    429: (DeliveryFailure.BUSY, Disposition.RETRY),
     # Some receivers answer 500 because of a single record.
-    500: (Failure.SERVER_ERROR, Disposition.SPLIT),
-    502: (Failure.SERVER_ERROR, Disposition.RETRY),
-    503: (Failure.BUSY, Disposition.RETRY),
-    504: (Failure.SERVER_ERROR, Disposition.RETRY),
+    500: (DeliveryFailure.SERVER_ERROR, Disposition.SPLIT),
+    502: (DeliveryFailure.SERVER_ERROR, Disposition.RETRY),
+    503: (DeliveryFailure.BUSY, Disposition.RETRY),
+    504: (DeliveryFailure.SERVER_ERROR, Disposition.RETRY),
 }
 
 _GRPC_FAILURES: Final[dict[str, Failed]] = {
-    "CANCELLED": (Failure.SERVER_ERROR, Disposition.RETRY),
-    "UNKNOWN": (Failure.SERVER_ERROR, Disposition.SPLIT),
-    "INVALID_ARGUMENT": (Failure.REFUSED, Disposition.SPLIT),
-    "DEADLINE_EXCEEDED": (Failure.TIMEOUT, Disposition.RETRY),
-    "PERMISSION_DENIED": (Failure.UNAUTHENTICATED, Disposition.RETRY),
+    "CANCELLED": (DeliveryFailure.SERVER_ERROR, Disposition.RETRY),
+    "UNKNOWN": (DeliveryFailure.SERVER_ERROR, Disposition.SPLIT),
+    "INVALID_ARGUMENT": (DeliveryFailure.REFUSED, Disposition.SPLIT),
+    "DEADLINE_EXCEEDED": (DeliveryFailure.TIMEOUT, Disposition.RETRY),
+    "PERMISSION_DENIED": (DeliveryFailure.UNAUTHENTICATED, Disposition.RETRY),
     # Without RetryInfo it means that the message is too large.
-    "RESOURCE_EXHAUSTED": (Failure.BUSY, Disposition.SPLIT),
-    "ABORTED": (Failure.SERVER_ERROR, Disposition.RETRY),
-    "OUT_OF_RANGE": (Failure.REFUSED, Disposition.RETRY),
-    "INTERNAL": (Failure.SERVER_ERROR, Disposition.SPLIT),
-    "UNAVAILABLE": (Failure.UNREACHABLE, Disposition.RETRY),
-    "DATA_LOSS": (Failure.SERVER_ERROR, Disposition.RETRY),
-    "UNAUTHENTICATED": (Failure.UNAUTHENTICATED, Disposition.RETRY),
+    "RESOURCE_EXHAUSTED": (DeliveryFailure.BUSY, Disposition.SPLIT),
+    "ABORTED": (DeliveryFailure.SERVER_ERROR, Disposition.RETRY),
+    "OUT_OF_RANGE": (DeliveryFailure.REFUSED, Disposition.RETRY),
+    "INTERNAL": (DeliveryFailure.SERVER_ERROR, Disposition.SPLIT),
+    "UNAVAILABLE": (DeliveryFailure.UNREACHABLE, Disposition.RETRY),
+    "DATA_LOSS": (DeliveryFailure.SERVER_ERROR, Disposition.RETRY),
+    "UNAUTHENTICATED": (DeliveryFailure.UNAUTHENTICATED, Disposition.RETRY),
 }
 
 
@@ -81,16 +81,16 @@ def http_failure(status: int) -> Failed | None:
     """The failure that an HTTP status means; `None` for success."""
     if 200 <= status < 300:
         return None
-    other = Failure.SERVER_ERROR if status >= 500 else Failure.REFUSED
+    other = DeliveryFailure.SERVER_ERROR if status >= 500 else DeliveryFailure.REFUSED
     return _HTTP_FAILURES.get(status, (other, Disposition.DROP))
 
 
 def grpc_failure(code: str, retry_after: float | None) -> Failed:
     """The failure that a gRPC status other than OK means. RetryInfo shows that the server itself asks for a retry."""
-    failure, disposition = _GRPC_FAILURES.get(code, (Failure.REFUSED, Disposition.DROP))
+    failure, disposition = _GRPC_FAILURES.get(code, (DeliveryFailure.REFUSED, Disposition.DROP))
     if retry_after is None:
         return failure, disposition
-    return (Failure.BUSY if failure is Failure.UNREACHABLE else failure), Disposition.RETRY
+    return (DeliveryFailure.BUSY if failure is DeliveryFailure.UNREACHABLE else failure), Disposition.RETRY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class ExportResult:
     """The outcome of one request. `response`: the encoded export response; `headers`: headers of the answer or its
     gRPC metadata, with lower-case names; `retry_after`: seconds, `None` if the server asked for no delay."""
 
-    failure: Failure | None = None
+    failure: DeliveryFailure | None = None
     disposition: Disposition | None = None
     detail: str = ""
     response: bytes = b""
@@ -108,7 +108,7 @@ class ExportResult:
     @property
     def answered(self) -> bool:
         """Whether the server itself answered, even with a refusal."""
-        return self.failure not in (*NETWORK_FAILURES, Failure.TOKEN)
+        return self.failure not in (*NETWORK_FAILURES, DeliveryFailure.TOKEN)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ from ingero_kit.otlp_repair import METRICS, read_json, repair
 from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_kit.otlp_values import NO_RECORDED_VALUE, attribute_value, is_recorded
 from ingero_kit.otlp_wire import UnsupportedLayout
-from ingero_kit.report_builder import RESOURCE_STRINGS, Identity, IdentityOrError, ReportBuilder, read_identity
+from ingero_kit.report_builder import RESOURCE_STRINGS, IdentityOrError, ReportBuilder, ReportIdentity, read_identity
 
 _DOUBLES: Final = {name: attribute for name, attribute in SIGNAL_METRICS if name != metrics.HEALTH_SCORE}
 
@@ -91,7 +91,7 @@ _JSON: Final = -1
 """Key of the shapes in JSON, whose length varies."""
 
 _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_nano")
-_BLANK_IDENTITY: Final = Identity(
+_BLANK_IDENTITY: Final = ReportIdentity(
     "-", None, {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0, "cluster_id": "-"}
 )
 
@@ -134,7 +134,7 @@ class ReportDecoder:
         for place, block in enumerate(request.resource_metrics):
             resource = block.resource
             template = self._identity(_digest(resource.SerializeToString()), resource)
-            if isinstance(template, Identity):
+            if isinstance(template, ReportIdentity):
                 sender = node_key(cluster or template.shared["cluster_id"], template.node_id)
                 decoded.sender = sender if not place or decoded.sender == sender else None
             builder = ReportBuilder(template, decoded, now, cluster)
@@ -186,12 +186,12 @@ class ReportDecoder:
             if known is None:
                 resource = read_resource(head, encoding)
                 known = self._identity(key, resource) if resource else None
-            return isinstance(known, Identity) and self._fill(known, layout, numbers, decoded, now, cluster)
+            return isinstance(known, ReportIdentity) and self._fill(known, layout, numbers, decoded, now, cluster)
         return False
 
     def _fill(
         self,
-        known: Identity,
+        known: ReportIdentity,
         layout: Layout | JsonLayout,
         numbers: Sequence[float],
         decoded: DecodedReports,
@@ -302,7 +302,7 @@ class ReportDecoder:
                 self._resources.clear()
                 self._shared.clear()
                 self._letters = 0
-            if isinstance(known, Identity):
+            if isinstance(known, ReportIdentity):
                 labels = tuple(known.shared.values())
                 same = self._shared.setdefault(labels, known.shared)
                 if same is known.shared:

@@ -14,9 +14,9 @@ from ingero_kit.backoff import MAX_RETRY_AFTER
 from ingero_kit.otlp_client import (
     NETWORK_FAILURES,
     ClientConfig,
+    DeliveryFailure,
     Disposition,
     ExportResult,
-    Failure,
     grpc_failure,
     grpc_target,
 )  # fmt: skip
@@ -71,7 +71,7 @@ class OtlpGrpcClient:
         try:
             metadata = self._metadata()
         except SettingsError as error:
-            return ExportResult(failure=Failure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
+            return ExportResult(failure=DeliveryFailure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
         call = (await self._open()).unary_unary(signal.grpc_method, None, None)(
             body, timeout=self._config.timeout, metadata=metadata, compression=self._compression
         )

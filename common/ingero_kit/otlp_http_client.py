@@ -10,7 +10,7 @@ import httpx
 
 from ingero_contract import routes
 from ingero_kit.backoff import parse_retry_after
-from ingero_kit.otlp_client import ClientConfig, Disposition, ExportResult, Failure, base_url, http_failure
+from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, ExportResult, base_url, http_failure
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
@@ -95,9 +95,11 @@ class OtlpHttpClient:
             headers = {**self._headers, "authorization": token} if token else self._headers
             answer = await self._connection.request("POST", self._urls[signal], headers, body)
         except SettingsError as error:
-            return ExportResult(failure=Failure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
+            return ExportResult(failure=DeliveryFailure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
         except httpx.HTTPError as error:
-            kind = Failure.TIMEOUT if isinstance(error, httpx.TimeoutException) else Failure.UNREACHABLE
+            kind = (
+                DeliveryFailure.TIMEOUT if isinstance(error, httpx.TimeoutException) else DeliveryFailure.UNREACHABLE
+            )
             detail = f"{type(error).__name__}: {error}"
             return ExportResult(failure=kind, disposition=Disposition.RETRY, detail=detail)
         failed = http_failure(answer.status_code)

@@ -21,7 +21,7 @@ _STATES: Final = {str(state): state for state in NodeState}
 _ACTIVE: Final = NodeState.ACTIVE
 
 
-class Identity(NamedTuple):
+class ReportIdentity(NamedTuple):
     """The report fields that a resource block defines.
 
     `shared`, which includes the cluster's name, is one dictionary for all nodes with equal values.
@@ -39,7 +39,7 @@ class Identity(NamedTuple):
 MAX_COUNT: Final = 2**31 - 1
 """Largest rank, world size and number of GPUs."""
 
-IdentityOrError = Identity | str
+IdentityOrError = ReportIdentity | str
 """The fields that a resource block defines, or the reason why it names no node."""
 
 
@@ -137,7 +137,7 @@ def read_identity(found: dict[str, Any]) -> IdentityOrError:
     shared: dict[str, Any] = {attribute: _text(found.get(key)) for key, attribute in RESOURCE_STRINGS.items()}
     shared["world_size"] = _count(found.get(attributes.WORLD_SIZE)) or 0
     shared["cluster_id"] = cluster
-    return Identity(node, _count(found.get(attributes.NODE_RANK)), shared)
+    return ReportIdentity(node, _count(found.get(attributes.NODE_RANK)), shared)
 
 
 def _attributes(point: NumberDataPoint) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ingero_contract import echo
 from ingero_echo import retention
 from ingero_echo.auth import Callers, RateLimit
 from ingero_echo.collector import EchoCollector
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
 from ingero_echo.lazy_apps import LazyApps
@@ -129,12 +129,12 @@ class Echo:
         found = {"otlp_http": self._http, "otlp_grpc": self._grpc, "api": self._api, "health": self._health}
         return {name: one.counters for name, one in found.items() if one}
 
-    def _liveness_error(self) -> ApiError | None:
+    def _liveness_error(self) -> EchoApiError | None:
         """The failure that only a restart repairs, if there is one."""
         if self._writer is not None and not self._writer.alive:
-            return ApiError("writer_ended", "nothing can be written any more", "restart Echo", 503)
+            return EchoApiError("writer_ended", "nothing can be written any more", "restart Echo", 503)
         if self._apps.stuck(time.monotonic()):
-            return ApiError("query_goes_on", "a query goes on long after it was cancelled", "restart Echo", 503)
+            return EchoApiError("query_goes_on", "a query goes on long after it was cancelled", "restart Echo", 503)
         return None
 
     async def _receivers(self, handler: IngestHandler) -> None:
@@ -167,18 +167,18 @@ class Echo:
                 log.error("retention_failed", reason=str(error))
 
     def backup(self) -> dict[str, Any]:
-        """Write a copy into the backup folder; blocks. Raises `ApiError`."""
+        """Write a copy into the backup folder; blocks. Raises `EchoApiError`."""
         folder = self.config.store.backup_folder
         if folder is None:
-            raise ApiError("not_configured", "backups are off", "set store.backup_folder", status=403)
+            raise EchoApiError("not_configured", "backups are off", "set store.backup_folder", status=403)
         if self._store is None or self._writer is None:
-            raise ApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
+            raise EchoApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
         target = folder / time.strftime("echo-%Y%m%dT%H%M%SZ.duckdb", time.gmtime())
         store = self._store
         try:
             self._writer.call(lambda: store.copy(target)).result()
         except (StoreError, OSError) as error:
-            raise ApiError("backup_failed", str(error), "make room or another folder", status=500) from None
+            raise EchoApiError("backup_failed", str(error), "make room or another folder", status=500) from None
         return {"name": target.name, "bytes": target.stat().st_size}
 
     def reload(self) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import TokenStore, read_token_lines, token_digest
 
@@ -42,10 +42,10 @@ class Identity:
         return scope in self.scopes
 
     def require(self, scope: Scope) -> None:
-        """Raise `ApiError` unless the token has a scope."""
+        """Raise `EchoApiError` unless the token has a scope."""
         if not self.may(scope):
             hint = "have it added to the token's line"
-            raise ApiError("forbidden", f"the token lacks the scope {scope}", hint, status=403)
+            raise EchoApiError("forbidden", f"the token lacks the scope {scope}", hint, status=403)
 
     def sees(self, cluster: str) -> bool:
         """Whether the token may access a cluster."""

@@ -160,11 +160,11 @@ _api = click.option(
 
 
 def _connect(api: str, token_file: Path | None, ca_file: Path | None) -> Any:
-    from ingero_echo.client import ApiClient
+    from ingero_echo.client import EchoHttpClient
     from ingero_kit.tls import ClientTls
 
     tls = ClientTls(ca_file=ca_file).context() if api.startswith("https") else None
-    return ApiClient(api.rstrip("/"), _token(token_file), tls)
+    return EchoHttpClient(api.rstrip("/"), _token(token_file), tls)
 
 
 @main.command()

@@ -11,7 +11,7 @@ from typing import Any
 import anyio.to_thread
 
 from ingero_contract import echo
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 
 PATIENCE_SECONDS = 60.0
 """How long a client retries when the server is busy."""
@@ -25,7 +25,7 @@ def connect(address: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnect
 
 
 @dataclass(frozen=True)
-class ApiClient:
+class EchoHttpClient:
     """`url` is the address of an Echo, such as `https://echo:18081`."""
 
     url: str
@@ -35,7 +35,7 @@ class ApiClient:
     def request(self, method: str, path: str, content: Any = None) -> Any:
         """The JSON of an answer; waits as Retry-After says.
 
-        Raises `ApiError` for what Echo refuses and `ConnectionError` when it cannot be reached.
+        Raises `EchoApiError` for what Echo refuses and `ConnectionError` when it cannot be reached.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -48,7 +48,7 @@ class ApiClient:
         except ValueError:
             raise ConnectionError(f"{self.url}: HTTP {status}, not JSON: is this an Echo?") from None
         if status >= 400:
-            raise ApiError(
+            raise EchoApiError(
                 str(answer.get("code", status)), str(answer.get("message", "")), str(answer.get("hint", "")), status
             )
         return answer
@@ -90,7 +90,7 @@ class RemoteReply:
 class RemoteQueryService:
     """A query service that forwards questions to a running Echo."""
 
-    client: ApiClient
+    client: EchoHttpClient
 
     async def call(self, identity: Any, tool: str, arguments: dict[str, Any]) -> RemoteReply:
         """Answer one call; the client's token decides what is allowed."""

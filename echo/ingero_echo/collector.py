@@ -39,7 +39,7 @@ WRITER: Final[tuple[MetricRow[Writer], ...]] = (
     counter("ingero_echo_write_failures", "Failed transactions.", lambda s: s.counters.failures),
     counter("ingero_echo_refused", "Pushes refused because the queue was full.", lambda s: s.counters.refused),
     counter("ingero_echo_deleted", "Rows deleted by retention.", lambda s: s.counters.deleted),
-    counter("ingero_echo_sweeps", "Runs of retention.", lambda s: s.counters.sweeps),
+    counter("ingero_echo_retention_runs", "Runs of retention.", lambda s: s.counters.sweeps),
     counter("ingero_echo_write_seconds", "Time in transactions.", lambda s: s.counters.write_seconds),
     gauge("ingero_echo_longest_write_seconds", "Longest transaction.", lambda s: s.counters.longest_write_seconds),
     gauge("ingero_echo_waiting_bytes", "Encoded pushes that wait.", lambda s: s.waiting_bytes),

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 
 MAX_WAITING: Final = 64
 """Maximum of waiting questions of one caller."""
@@ -55,7 +55,7 @@ class ConcurrencyLimiter:
 
     @asynccontextmanager
     async def slot(self, caller: str) -> AsyncIterator[None]:
-        """Hold a place, after waiting for one; raises `ApiError` when that takes too long or too many wait."""
+        """Hold a place, after waiting for one; raises `EchoApiError` when that takes too long or too many wait."""
         if self._waiting[caller] >= MAX_WAITING or self.waiting >= MAX_WAITING_ALL:
             raise _busy("too many questions wait")
         share = self._shares.setdefault(caller, asyncio.Semaphore(max(1, self.places - 1)))
@@ -85,5 +85,5 @@ class ConcurrencyLimiter:
         return any(now - since > timeout + STUCK_AFTER for since in list(self._running.values()))
 
 
-def _busy(reason: str) -> ApiError:
-    return ApiError("busy", reason, "ask again in a moment", status=429, retry_seconds=1)
+def _busy(reason: str) -> EchoApiError:
+    return EchoApiError("busy", reason, "ask again in a moment", status=429, retry_seconds=1)

@@ -12,7 +12,7 @@ class UserError(Exception):
     hint = ""
 
 
-class ApiError(UserError):
+class EchoApiError(UserError):
     """A request that is refused: `code` for machines, the text and `hint` for people, `status` for HTTP."""
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 400, retry_seconds: float = 0) -> None:

@@ -262,7 +262,7 @@ Head = tuple[bytes, int, str, str]
 """The first columns of every table but `events`: event id, time, cluster, node."""
 
 
-class Place(NamedTuple):
+class RecordSource(NamedTuple):
     """Where a record comes from."""
 
     cluster: str
@@ -349,27 +349,27 @@ class RowBuilder:
         return None
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> RecordSource:
         """Where records come from whose attributes do not say it."""
         return self._place({})
 
-    def place_of(self, record: Record) -> Place:
+    def place_of(self, record: Record) -> RecordSource:
         """Where a record comes from."""
         own = record.attributes
         return self.place if _PLACE_KEYS.isdisjoint(own) else self._place(own)
 
-    def _place(self, attributes: dict[str, Any]) -> Place:
+    def _place(self, attributes: dict[str, Any]) -> RecordSource:
         cluster = self.request.cluster or str(self._find(attributes, (keys.CLUSTER_ID,)) or "")
         node = str(self._find(attributes, NODE_KEYS) or "")
         key = f"{cluster}\n{node}"
         if key not in self.checked:
             self.checked[key] = self._problem(cluster, node)
-        return Place(
+        return RecordSource(
             cluster, node, _int32(self._find(attributes, _RANK_KEYS)), _int32(self._find(attributes, _SIZE_KEYS)),
             _optional_text(self._find(attributes, CHAIN_KEYS)), self.checked[key],
         )  # fmt: skip
 
-    def record_context(self, record: Record, place: Place) -> RecordContext | str:
+    def record_context(self, record: Record, place: RecordSource) -> RecordContext | str:
         """The context of a record from its attributes and resource, without the event id; or why it is rejected."""
         if place.problem:
             return place.problem

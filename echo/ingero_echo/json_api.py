@@ -18,10 +18,10 @@ from starlette.exceptions import HTTPException
 
 from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.middleware import OPEN
 from ingero_echo.query_runner import QueryResult, shown
-from ingero_echo.query_service import ANALYSIS, TOOLS, QueryService, Reply, Tool, cancel_when
+from ingero_echo.query_service import ANALYSIS, TOOLS, QueryReply, QueryService, Tool, cancel_when
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -101,7 +101,7 @@ def json(content: Any, status: int = 200, headers: dict[str, str] | None = None)
     return Response(orjson.dumps(content, default=str), status, headers, "application/json")
 
 
-def error(refused: ApiError, request_id: str) -> Response:
+def error(refused: EchoApiError, request_id: str) -> Response:
     """The response for an error; all errors have this format."""
     return json(refused.fields(request_id), refused.status, refused.headers(request_id))
 
@@ -117,7 +117,7 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def render(reply: Reply, accept: str) -> Response:
+def render(reply: QueryReply, accept: str) -> Response:
     """The answer in the first format of Accept that we speak."""
     for part in accept.split(","):
         media = part.partition(";")[0].strip().lower()
@@ -135,7 +135,7 @@ def render(reply: Reply, accept: str) -> Response:
     return json(reply.body)
 
 
-def _facts(reply: Reply) -> dict[str, str]:
+def _facts(reply: QueryReply) -> dict[str, str]:
     facts = {"x-truncated": str(bool(reply.body["truncated"])).lower()}
     if reply.body.get("next_cursor"):
         facts["x-next-cursor"] = str(reply.body["next_cursor"])
@@ -170,20 +170,20 @@ def make_api(
         description="Keeps every event and answers questions about them.",
     )  # fmt: skip
 
-    @app.exception_handler(ApiError)
-    async def refused(request: Request, problem: ApiError) -> Response:
+    @app.exception_handler(EchoApiError)
+    async def refused(request: Request, problem: EchoApiError) -> Response:
         return error(problem, request.scope["ingero.request_id"])
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, problem: RequestValidationError) -> Response:
         text = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in problem.errors()[:5])
-        return error(ApiError("bad_arguments", text, status=422), request.scope["ingero.request_id"])
+        return error(EchoApiError("bad_arguments", text, status=422), request.scope["ingero.request_id"])
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, problem: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code, "error")
         answer = error(
-            ApiError(code, str(problem.detail), f"see {echo.OPENAPI}", problem.status_code),
+            EchoApiError(code, str(problem.detail), f"see {echo.OPENAPI}", problem.status_code),
             request.scope["ingero.request_id"],
         )
         answer.headers.update(problem.headers or {})
@@ -228,7 +228,7 @@ def make_api(
 
     @app.post(echo.TOOLS + "{name:path}", include_in_schema=False)
     async def unknown(name: str) -> Response:
-        raise ApiError("unknown_tool", f"there is no tool {name[:100]!r}", f"see {echo.TOOLS_LIST}", 404)
+        raise EchoApiError("unknown_tool", f"there is no tool {name[:100]!r}", f"see {echo.TOOLS_LIST}", 404)
 
     _complete(app.openapi())
     return app

@@ -18,7 +18,7 @@ from mcp.shared.exceptions import MCPError
 
 from ingero_contract import echo
 from ingero_echo.auth import Identity, caller_key
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.query_service import TOOLS, QueryService, cancel_when
 
 LOOPBACK: Final = ("127.0.0.1:*", "localhost:*", "[::1]:*")
@@ -100,7 +100,7 @@ def make_server(
             request = getattr(context, "request", None)
             gone = request.scope.get("ingero.gone") if request is not None else None
             reply = await (cancel_when(gone.wait(), answer) if gone else answer)
-        except ApiError as refused:
+        except EchoApiError as refused:
             fields = refused.fields(uuid.uuid4().hex)
             if refused.code == "unknown_tool":
                 raise MCPError(types.INVALID_PARAMS, str(refused), fields) from None

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ingero_contract import echo
 from ingero_echo.auth import Callers, RateLimit, caller_key, fingerprint
-from ingero_echo.errors import ApiError, respond
+from ingero_echo.errors import EchoApiError, respond
 from ingero_kit.addresses import is_local_request
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
@@ -82,9 +82,9 @@ class UnreadResponses:
         self._bytes: Counter[str] = Counter()
 
     def check(self, caller: str) -> None:
-        """Raise `ApiError` when a caller has too many unread bytes for another response."""
+        """Raise `EchoApiError` when a caller has too many unread bytes for another response."""
         if self._bytes[caller] > MAX_UNREAD_BYTES:
-            raise ApiError(
+            raise EchoApiError(
                 "unread", "answers to this token wait to be read", "read them, or end their connections", 429, 1
             )
 
@@ -114,7 +114,7 @@ class AuthMiddleware:
         api: Application,
         mcp: Application,
         ready: Callable[[], bool],
-        liveness_error: Callable[[], ApiError | None],
+        liveness_error: Callable[[], EchoApiError | None],
         tokens: Callers,
         rate: RateLimit,
         audit: AuditLog,
@@ -150,7 +150,7 @@ class AuthMiddleware:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > MAX_BODY:
-                raise ApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
+                raise EchoApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
             return message
 
         scope["ingero.request_id"] = request_id
@@ -159,9 +159,9 @@ class AuthMiddleware:
             headers = dict(scope["headers"])
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length[:20]) > MAX_BODY:
-                raise ApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
+                raise EchoApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
             if self._tokens.open and not is_local_request(headers):
-                raise ApiError("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
+                raise EchoApiError("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
             if path not in OPEN:
                 identity = self._tokens.find(headers.get(b"authorization"))
                 if identity is None:
@@ -169,12 +169,16 @@ class AuthMiddleware:
                     wait = self._failures.wait(source)
                     if wait > 0:
                         hint = "wait as Retry-After says; a right token is let through"
-                        raise ApiError("rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait))
+                        raise EchoApiError(
+                            "rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait)
+                        )
                     refused_token = headers.get(b"authorization", b"")
-                    raise ApiError("unauthenticated", "a bearer token is required", "Authorization: Bearer …", 401)
+                    raise EchoApiError(
+                        "unauthenticated", "a bearer token is required", "Authorization: Bearer …", 401
+                    )
                 wait = self._rate.wait(identity.digest)
                 if wait > 0:
-                    raise ApiError(
+                    raise EchoApiError(
                         "rate_limited", "this token asks too often", "wait as Retry-After says", 429, max(1.0, wait)
                     )
             scope["ingero.identity"] = identity
@@ -183,18 +187,20 @@ class AuthMiddleware:
                 if liveness_error:
                     raise liveness_error
                 if path == echo.READY and not self._ready():
-                    raise ApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
+                    raise EchoApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
                 await respond(watch, 200, {"status": "ok"})
                 return
             await (self._mcp if path in MCP_PATHS else self._api)(scope, bounded, watch)
-        except ApiError as refused:
+        except EchoApiError as refused:
             if not started:
                 await respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
         except Exception:
             log.exception("request_failed", request_id=request_id, path=path[:200])
             if started:
                 raise
-            broken = ApiError("internal", "the request could not be served", "the log has it by its request_id", 500)
+            broken = EchoApiError(
+                "internal", "the request could not be served", "the log has it by its request_id", 500
+            )
             await respond(watch, 500, broken.fields(request_id), broken.headers(request_id))
         finally:
             self._observe(_handler(path), f"{status // 100}xx")

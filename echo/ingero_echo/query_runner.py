@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import duckdb
 import pyarrow as pa
 
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 
 _CHUNK_ROWS: Final = 2000
 
@@ -42,12 +42,12 @@ class QueryResult:
 
 
 def shown(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """A column as JSON values; raises `ApiError` for values that have none, such as days after the year 9999."""
+    """A column as JSON values; raises `EchoApiError` for values that have none, such as days after the year 9999."""
     try:
         return plain(column)
     except (pa.ArrowException, OverflowError, ValueError) as error:
         message = f"the column {name[:100]} holds a value that cannot be shown: {error!s:.200}"
-        raise ApiError("bad_query", message, "cast it to VARCHAR", status=422) from None
+        raise EchoApiError("bad_query", message, "cast it to VARCHAR", status=422) from None
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
@@ -121,7 +121,7 @@ def run_query(
 ) -> QueryResult:
     """Run one query on its own cursor; it is cancelled at its time limit, or when `stop` is requested.
 
-    Raises `ApiError` for mistakes of the caller and for exceeded limits.
+    Raises `EchoApiError` for mistakes of the caller and for exceeded limits.
     """
     began, cancel = time.monotonic(), cancel or CancelToken()
     try:
@@ -133,28 +133,28 @@ def run_query(
         cursor.close()
 
 
-def timed_out(limits: QueryLimits) -> ApiError:
+def timed_out(limits: QueryLimits) -> EchoApiError:
     """The error for a query that reached its time limit."""
     hint = "narrow it: a shorter window, fewer joins"
-    return ApiError("timeout", f"the query ran longer than {limits.timeout:g} s", hint, status=408)
+    return EchoApiError("timeout", f"the query ran longer than {limits.timeout:g} s", hint, status=408)
 
 
-def cancelled() -> ApiError:
+def cancelled() -> EchoApiError:
     """The error for a client that disconnected."""
-    return ApiError("cancelled", "the client disconnected", status=408)
+    return EchoApiError("cancelled", "the client disconnected", status=408)
 
 
-def _to_api_error(error: Exception, limits: QueryLimits, cancel: CancelToken) -> ApiError:
+def _to_api_error(error: Exception, limits: QueryLimits, cancel: CancelToken) -> EchoApiError:
     message = _first_lines(error)
     if isinstance(error, duckdb.InterruptException) or message.startswith("INTERRUPT Error"):
         return cancelled() if cancel.requested else timed_out(limits)
     if isinstance(error, duckdb.OutOfMemoryException) or message.startswith("Out of Memory Error"):
-        return ApiError("too_large", "the query needs more memory than it may have", "narrow it", status=422)
+        return EchoApiError("too_large", "the query needs more memory than it may have", "narrow it", status=422)
     if isinstance(error, duckdb.ConnectionException):
-        return ApiError("not_ready", "the database is being opened anew", "ask again", 503, 1)
+        return EchoApiError("not_ready", "the database is being opened anew", "ask again", 503, 1)
     if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.SerializationException):
-        return ApiError("storage", message, "ask again; what was acknowledged is not lost", 503, 1)
-    return ApiError("bad_query", message, "fleet.cluster.describe names tables and columns", status=422)
+        return EchoApiError("storage", message, "ask again; what was acknowledged is not lost", 503, 1)
+    return EchoApiError("bad_query", message, "fleet.cluster.describe names tables and columns", status=422)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pydantic.alias_generators import to_camel
 from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope, caller_key
 from ingero_echo.concurrency import ConcurrencyLimiter
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, run_query
 from ingero_echo.questions import QUESTIONS
 from ingero_echo.questions.base import Arguments, Question
@@ -122,7 +122,7 @@ TOOLS: Final[dict[str, Tool]] = {
 
 
 @dataclass
-class Reply:
+class QueryReply:
     """An answer: `body` for JSON, `result` for other formats, `text` for people and agents."""
 
     body: dict[str, Any]
@@ -160,10 +160,10 @@ class QueryService:
         self.sql_pool.close()
         self._threads.shutdown(wait=False)
 
-    async def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> Reply:
+    async def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> QueryReply:
         """Answer one call of a tool. Cancelling the call takes it from the queue, or ends its query.
 
-        Raises `ApiError`.
+        Raises `EchoApiError`.
         """
         if tool == ANALYSIS:
             given = _validate(AnalysisArguments, arguments)
@@ -172,7 +172,9 @@ class QueryService:
             return _describe(_validate(DescribeArguments, arguments).table)
         question = QUESTIONS.get(tool)
         if question is None:
-            raise ApiError("unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404)
+            raise EchoApiError(
+                "unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404
+            )
         identity.require(Scope.READ)
         given = _validate(question.arguments, arguments)
         store, prepared = self._open(), self._prepare(identity, question, given)
@@ -180,24 +182,24 @@ class QueryService:
             self._unread(caller_key(identity))
             return await self._on_thread(lambda cancel: self._answer(store, question, given, prepared, cancel))
 
-    async def _sql(self, identity: Identity, text: str, limit: int) -> Reply:
+    async def _sql(self, identity: Identity, text: str, limit: int) -> QueryReply:
         """Run a query that the caller wrote."""
         identity.require(Scope.SQL)
         if identity.clusters is not None and not self._config.api.sql_for_tenants:
-            raise ApiError(
+            raise EchoApiError(
                 "forbidden", "SQL is not for tokens that are bound to clusters",
                 "use the other tools, or have api.sql_for_tenants set", status=403,
             )  # fmt: skip
         store, most = self._open(), min(limit, self._config.query.max_rows)
 
-        def ask(cancel: CancelToken) -> Reply:
+        def ask(cancel: CancelToken) -> QueryReply:
             return _table(self.sql_pool.run(store.snapshots, text, identity.clusters, most, cancel))
 
         async with self.sql_limiter.slot(caller_key(identity)):
             self._unread(caller_key(identity))
             return await self._on_thread(ask)
 
-    async def _on_thread(self, work: Callable[[CancelToken], Reply]) -> Reply:
+    async def _on_thread(self, work: Callable[[CancelToken], QueryReply]) -> QueryReply:
         """Run blocking work on a thread; a cancelled call stops the work and returns once it has ended."""
         cancel = CancelToken()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, cancel)
@@ -213,7 +215,7 @@ class QueryService:
     def _open(self) -> Store:
         store = self._store()
         if store is None:
-            raise ApiError(
+            raise EchoApiError(
                 "not_ready", "the database is still being opened", "ask again", status=503, retry_seconds=1
             )
         return store
@@ -239,7 +241,7 @@ class QueryService:
         given: Any,
         prepared: tuple[str, dict[str, Any], int],
         cancel: CancelToken,
-    ) -> Reply:
+    ) -> QueryReply:
         sql, parameters, limit = prepared
         result = run_query(store.cursor(), sql, parameters, self._config.query, limit, cancel)
         rows = result.objects()
@@ -248,7 +250,7 @@ class QueryService:
             following = write_cursor(rows[-1]["timestamp"], rows[-1]["event_id"])
         text = question.sentence(rows, given)
         body = {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}
-        return Reply(body, result, text)
+        return QueryReply(body, result, text)
 
 
 async def cancel_when(gone: Awaitable[Any], answer: Awaitable[T]) -> T:
@@ -269,19 +271,19 @@ async def cancel_when(gone: Awaitable[Any], answer: Awaitable[T]) -> T:
         asked.cancel()
 
 
-def _describe(table: str | None) -> Reply:
+def _describe(table: str | None) -> QueryReply:
     found = [entry for entry in published_columns() if table in (None, entry[0])]
     result = QueryResult(pa.table(dict(zip(("table", "column", "type"), zip(*found, strict=True), strict=True))))
     text = f"{len(found)} columns. Times are UTC; attributes is JSON text, read with attributes->>'$.\"name\"'."
-    return Reply({"summary": text, "rows": result.objects(), "truncated": False}, result, text)
+    return QueryReply({"summary": text, "rows": result.objects(), "truncated": False}, result, text)
 
 
-def _table(result: QueryResult) -> Reply:
+def _table(result: QueryResult) -> QueryReply:
     """The answer to a query that the caller wrote."""
     rows = result.lists()
     body = {"columns": result.columns, "rows": rows, "row_count": len(rows), "truncated": result.truncated}
     more = ", and there are more" if result.truncated else ""
-    return Reply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
+    return QueryReply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
 
 
 def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:
@@ -292,7 +294,7 @@ def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:
         first = "; ".join(
             f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}" for problem in problems[:5]
         )
-        raise ApiError("bad_arguments", first, f"see the input schema in {echo.TOOLS_LIST}", status=422) from None
+        raise EchoApiError("bad_arguments", first, f"see the input schema in {echo.TOOLS_LIST}", status=422) from None
 
 
 def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
@@ -300,7 +302,7 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
     clusters = identity.clusters
     if given.cluster_id is not None:
         if not identity.sees(given.cluster_id):
-            raise ApiError("forbidden", f"the token does not see cluster {given.cluster_id}", status=403)
+            raise EchoApiError("forbidden", f"the token does not see cluster {given.cluster_id}", status=403)
         clusters = frozenset({given.cluster_id})
     now = time.time_ns()
     try:
@@ -312,7 +314,7 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
             since = max(0, end - apart - length)
             extra = {"newer_start": max(0, end - length), "older_end": max(0, end - apart)}
     except (ValueError, OverflowError) as error:
-        raise ApiError("bad_arguments", str(error), status=422) from None
+        raise EchoApiError("bad_arguments", str(error), status=422) from None
     if given.until == "0s":
         until = None
     if getattr(given, "event_ids", ()):
@@ -334,7 +336,7 @@ def write_cursor(timestamp: str, event_id: str) -> str:
 
 
 def read_cursor(cursor: str | None) -> tuple[int | None, str | None]:
-    """Time in nanoseconds and event id of a place; raises `ApiError` for anything else."""
+    """Time in nanoseconds and event id of a place; raises `EchoApiError` for anything else."""
     if cursor is None:
         return None, None
     try:
@@ -346,4 +348,6 @@ def read_cursor(cursor: str | None) -> tuple[int | None, str | None]:
             raise ValueError
         return seconds + int(rest.ljust(9, "0") or 0), str(UUID(event_id))
     except (ValueError, OverflowError):
-        raise ApiError("bad_arguments", "cursor: not one of ours", "leave it out to begin anew", status=422) from None
+        raise EchoApiError(
+            "bad_arguments", "cursor: not one of ours", "leave it out to begin anew", status=422
+        ) from None

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES
 from ingero_echo.tables import TABLES
 from ingero_echo.window import Window, scoped
@@ -60,7 +60,7 @@ _SESSION_NAMES: Final = frozenset(
 def check(text: str, connection: Any) -> Any:
     """The syntax tree of a harmless query; `connection` only parses.
 
-    Raises `ApiError` with the reason.
+    Raises `EchoApiError` with the reason.
     """
     if len(text) > MAX_TEXT:
         raise _refuse(f"the query is longer than {MAX_TEXT} characters")
@@ -74,7 +74,7 @@ def check(text: str, connection: Any) -> Any:
 def sandbox_query(text: str, window: Window, connection: Any) -> str:
     """The query restricted to the window; the text itself where the window includes everything.
 
-    Raises `ApiError` with the reason.
+    Raises `EchoApiError` with the reason.
     """
     tree = check(text, connection)
     if window == Window():
@@ -130,8 +130,8 @@ def _without_positions(tree: Any) -> Any:
     return tree
 
 
-def _refuse(reason: str) -> ApiError:
-    return ApiError("sql_refused", f"the query is refused: {reason}", _HINT, status=422)
+def _refuse(reason: str) -> EchoApiError:
+    return EchoApiError("sql_refused", f"the query is refused: {reason}", _HINT, status=422)
 
 
 _MARKS: Final = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')

@@ -124,7 +124,7 @@ class AuthConfig(Settings):
     """Where the audit lines go, appended; standard error without it."""
 
 
-class CostConfig(Settings):
+class RatesConfig(Settings):
     """What lost time costs."""
 
     currency: str = "USD"
@@ -157,7 +157,7 @@ class EchoConfig(Settings):
     """JSON API and MCP."""
     query: QueryConfig = QueryConfig()
     """Bounds of every question."""
-    cost: CostConfig = CostConfig()
+    cost: RatesConfig = RatesConfig()
     """What lost time costs."""
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     """debug, info, warning or error."""

@@ -15,11 +15,11 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, timed_out
 from ingero_echo.settings import EchoConfig
 from ingero_echo.snapshots import SnapshotRegistry, Version
-from ingero_echo.sql_worker import CANCEL, FILE_CHANGED, OPENED, READY, Setup
+from ingero_echo.sql_worker import CANCEL, FILE_CHANGED, OPENED, READY, SqlWorkerConfig
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -54,7 +54,7 @@ class _DeadlineExceeded(Exception):
 class SqlProcess:
     """One process. It belongs to one question at a time; `end` may be called from any thread."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: SqlWorkerConfig) -> None:
         self.version: Version | None = None
         self.busy = False
         self._spill = Path(setup.spill)
@@ -156,7 +156,7 @@ class SqlPool:
     ) -> QueryResult:
         """The rows of a user's query over the store as it is now; blocks.
 
-        Raises `ApiError`.
+        Raises `EchoApiError`.
         """
         question = {"sql": text, "clusters": None if clusters is None else sorted(clusters), "limit": limit}
         for last in (False, True):
@@ -166,7 +166,7 @@ class SqlPool:
                 return QueryResult(table, bool(head["truncated"]), float(head["seconds"]))
             if head["code"] != FILE_CHANGED or last:
                 break
-        raise ApiError(head["code"], head["message"], head["hint"], head["status"], float(head["status"] == 503))
+        raise EchoApiError(head["code"], head["message"], head["hint"], head["status"], float(head["status"] == 503))
 
     def close(self) -> None:
         """End all idle processes."""
@@ -186,7 +186,7 @@ class SqlPool:
             self._number += 1
             number = self._number
         store, query = self._config.store, self._config.query
-        setup = Setup(
+        setup = SqlWorkerConfig(
             path=str(store.path.absolute()), spill=f"{self._spill}{number}",
             spill_mb=store.spill_limit_mb // query.sql_at_once, threads=store.threads,
             engine_mb=int(query.sql_memory_mb * ENGINE_SHARE), memory_mb=query.sql_memory_mb, timeout=query.timeout,
@@ -197,7 +197,7 @@ class SqlPool:
             process.expect(READY)
         except (_ProcessGone, _DeadlineExceeded) as error:
             process.close()
-            raise ApiError(
+            raise EchoApiError(
                 "not_ready", f"no process for SQL could be started: {error}", "ask again", 503, 1
             ) from None
         return process
@@ -222,7 +222,7 @@ class SqlPool:
             if not (process.busy and process.failed()):
                 log.info("sql_process_replaced", reason=str(gone))
                 return {"code": FILE_CHANGED, "message": str(gone), "hint": "ask again", "status": 503}, b""
-            raise ApiError(
+            raise EchoApiError(
                 "too_large", "the query ended the process that it ran in: it needs more memory than it may have",
                 "narrow it: shorter texts, fewer rows, less nesting", status=422,
             ) from None  # fmt: skip

@@ -22,7 +22,7 @@ import duckdb
 import orjson
 import pyarrow as pa
 
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, run_query
 from ingero_echo.sandbox import sandbox_query
 from ingero_echo.tables import LOCKDOWN_SETTINGS
@@ -42,7 +42,7 @@ FILE_CHANGED: Final = "moved"
 
 
 @dataclass(frozen=True)
-class Setup:
+class SqlWorkerConfig:
     """The configuration of a worker, its first line of input."""
 
     path: str
@@ -62,7 +62,7 @@ class Worker:
 
     def __init__(self, pipe: Any) -> None:
         self._pipe = pipe
-        self._setup = Setup(**orjson.loads(pipe.recv_bytes()))
+        self._setup = SqlWorkerConfig(**orjson.loads(pipe.recv_bytes()))
         self._connection: Any = None
         self._bound = 0
         self._cancel = CancelToken()
@@ -105,7 +105,7 @@ class Worker:
             with pa.ipc.new_stream(sink, result.table.schema) as stream:
                 stream.write_table(result.table)
             rows = sink.getvalue()
-        except ApiError as refused:
+        except EchoApiError as refused:
             if refused.code == "storage":
                 refused.code = FILE_CHANGED
             self._say({"code": refused.code, "message": str(refused), "hint": refused.hint, "status": refused.status})

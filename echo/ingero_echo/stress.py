@@ -16,7 +16,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, echo
-from ingero_echo.client import ApiClient, connect
+from ingero_echo.client import EchoHttpClient, connect
 from ingero_kit.otlp_encode import pairs
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.otlp_wire import write_varint
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass
-class Outcome:
+class StressResult:
     """The result of a run. Times are seconds; `missing`, `doubled` and `wrong_chain` count ids."""
 
     sent: int = 0
@@ -87,7 +87,7 @@ def _field(number: int, content: bytes) -> bytes:
     return write_varint(number << 3 | 2) + write_varint(len(content)) + content
 
 
-class Source:
+class RequestSource:
     """Requests of one node, cut from a template: only ids, times and chains differ."""
 
     def __init__(self, plan: Plan, node: int) -> None:
@@ -176,14 +176,14 @@ class GrpcSender:
         return True
 
 
-def run(plan: Plan) -> Outcome:
+def run(plan: Plan) -> StressResult:
     """Send everything, each node on its own thread, and check it afterwards if `plan.api` is set."""
-    outcome = Outcome()
+    outcome = StressResult()
     expected: dict[str, str] = {}
     lock = threading.Lock()
 
     def work(node: int) -> None:
-        source = Source(plan, node)
+        source = RequestSource(plan, node)
         sender = GrpcSender(plan) if plan.protocol == "grpc" else HttpSender(plan)
         left = plan.events
         while left and not plan.stop.is_set() and not (plan.seconds and time.perf_counter() - began > plan.seconds):
@@ -228,7 +228,7 @@ def _deliver(sender: HttpSender | GrpcSender, body: bytes, give_up_seconds: floa
         time.sleep(min(1.0, 0.05 * retries))
 
 
-def check(plan: Plan, expected: dict[str, str], outcome: Outcome) -> None:
+def check(plan: Plan, expected: dict[str, str], outcome: StressResult) -> None:
     """Read every event of the run's cluster back and compare ids and chains."""
     seen: set[str] = set()
     for event_id, chain in _stored(plan):
@@ -242,7 +242,7 @@ def check(plan: Plan, expected: dict[str, str], outcome: Outcome) -> None:
 
 
 def _stored(plan: Plan) -> Iterator[tuple[str, str]]:
-    client = ApiClient(plan.api, plan.token, plan.tls)
+    client = EchoHttpClient(plan.api, plan.token, plan.tls)
     last = "00000000-0000-0000-0000-000000000000"
     cluster = plan.cluster.replace("'", "''")
     while True:

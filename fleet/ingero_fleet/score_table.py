@@ -90,7 +90,7 @@ class ReportBatch:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ScoreLimits:
     """Bounds of the score map."""
 
     nodes: int
@@ -107,7 +107,7 @@ class ScoreTable:
     nanoseconds, 0 for none. `tenancy` distinguishes the nodes that have used a row.
     """
 
-    def __init__(self, limits: Limits, by: tuple[str, ...]) -> None:
+    def __init__(self, limits: ScoreLimits, by: tuple[str, ...]) -> None:
         self.limits = limits
         self.by = by
         self._cohort = cohort_of(by)
@@ -136,7 +136,9 @@ class ScoreTable:
     def of(cls, config: IngeroConfig) -> "ScoreTable":
         """An empty score map with the bounds of these settings."""
         ttl_seconds = config.push_interval * config.ttl_multiplier
-        return cls(Limits(config.max_nodes, config.max_clusters, ttl_seconds, config.max_cohorts), config.cohort.by)
+        return cls(
+            ScoreLimits(config.max_nodes, config.max_clusters, ttl_seconds, config.max_cohorts), config.cohort.by
+        )
 
     def __len__(self) -> int:
         return len(self._rows)

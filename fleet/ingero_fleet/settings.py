@@ -19,7 +19,7 @@ from ingero_kit.settings import Duration, Settings, load
 from ingero_kit.tls import ClientTls, ServerTls
 
 
-class AuthConfig(Settings):
+class ListenerAuthConfig(Settings):
     """Who may talk to a listener."""
 
     bearer_token_file: Path | None = None
@@ -33,7 +33,7 @@ class ListenerConfig(Settings):
     """Address to listen on."""
     tls: ServerTls | None = None
     """TLS; plain text without it."""
-    auth: AuthConfig = AuthConfig()
+    auth: ListenerAuthConfig = ListenerAuthConfig()
     """Bearer authentication; open without it."""
     max_request_body_size: int = Field(default=4 << 20, ge=1024)
     """Largest body as sent, bytes."""
@@ -213,7 +213,7 @@ class ThresholdExtensionConfig(Settings):
     """Diagnostics without authentication: loopback addresses only."""
     tls: ServerTls | None = None
     """TLS of the agent endpoint."""
-    auth: AuthConfig = AuthConfig()
+    auth: ListenerAuthConfig = ListenerAuthConfig()
     """Bearer authentication of the agent endpoint."""
 
     @model_validator(mode="after")
@@ -229,7 +229,7 @@ class HealtheeConfig(Settings):
 
     endpoint: Endpoint = "127.0.0.1:8088"
     """Open `/healthz/ee` and bearer `/internal/ee/state`."""
-    auth: AuthConfig = AuthConfig()
+    auth: ListenerAuthConfig = ListenerAuthConfig()
     """Token for the detailed state, which is not served without one."""
     tls: ServerTls | None = None
     """TLS."""
@@ -243,7 +243,7 @@ class ZpagesConfig(Settings):
 
 
 class ExtensionsConfig(Settings):
-    """What runs beside the pipelines."""
+    """Extensions, which are not part of a pipeline."""
 
     ingero_threshold: ThresholdExtensionConfig = ThresholdExtensionConfig()
     """Threshold API and diagnostics."""
@@ -400,7 +400,7 @@ class FleetConfig(Settings):
     processors: ProcessorsConfig = ProcessorsConfig()
     """What is done with it."""
     extensions: ExtensionsConfig = ExtensionsConfig()
-    """What runs beside."""
+    """Extensions."""
     exporters: ExportersConfig = ExportersConfig()
     """Where findings go."""
     service: ServiceConfig = ServiceConfig()

@@ -12,7 +12,7 @@ import kopf
 import orjson
 
 from ingero_contract.kubernetes import MANAGER
-from ingero_operator.kinds import Kind, Manifest
+from ingero_operator.kinds import Manifest, ResourceKind
 
 REQUEST_SECONDS: Final = 30.0
 CHUNK: Final = 500
@@ -133,7 +133,7 @@ class ApiClient:
             raise _unreachable(error) from None
         return status, _decode(raw)
 
-    async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
+    async def get(self, kind: ResourceKind, namespace: str | None, name: str) -> Manifest | None:
         """One object, or nothing."""
         try:
             return await self.request("GET", kind.path(namespace, name))
@@ -143,7 +143,7 @@ class ApiClient:
             raise
 
     async def every(
-        self, kind: Kind, *, selector: str | None = None, metadata_only: bool = False
+        self, kind: ResourceKind, *, selector: str | None = None, metadata_only: bool = False
     ) -> AsyncIterator[Manifest]:
         """Every object of a kind in the watched namespaces, page by page; the kind is filled in."""
         for namespace in (kind.namespaced and self._namespaces) or (None,):
@@ -153,7 +153,12 @@ class ApiClient:
                     yield item
 
     async def pages(
-        self, kind: Kind, *, namespace: str | None = None, selector: str | None = None, metadata_only: bool = False
+        self,
+        kind: ResourceKind,
+        *,
+        namespace: str | None = None,
+        selector: str | None = None,
+        metadata_only: bool = False,
     ) -> AsyncIterator[Manifest]:
         """A collection, in pages. All pages are of one version, which the metadata of the first page names."""
         query = {"limit": str(CHUNK), **({"labelSelector": selector} if selector else {})}
@@ -167,7 +172,7 @@ class ApiClient:
                 return
             query["continue"] = token
 
-    async def watch(self, kind: Kind, version: str, seconds: int) -> AsyncIterator[bytes]:
+    async def watch(self, kind: ResourceKind, version: str, seconds: int) -> AsyncIterator[bytes]:
         """Events of a cluster-scoped kind after a version, one JSON text each; ends after some seconds.
 
         Raises `ApiError`, also when the connection is lost.
@@ -195,7 +200,7 @@ class ApiClient:
             raise _unreachable(error) from None
 
     async def apply(
-        self, kind: Kind, manifest: Manifest, sub: str | None = None, *, manager: str = MANAGER
+        self, kind: ResourceKind, manifest: Manifest, sub: str | None = None, *, manager: str = MANAGER
     ) -> Manifest:
         """Server-side apply: the operator owns the fields that it renders; fields that others added stay."""
         metadata = manifest["metadata"]
@@ -205,7 +210,7 @@ class ApiClient:
         )  # fmt: skip
 
     async def merge(
-        self, kind: Kind, namespace: str | None, name: str, patch: Manifest, sub: str | None = None, *,
+        self, kind: ResourceKind, namespace: str | None, name: str, patch: Manifest, sub: str | None = None, *,
         dry_run: bool = False,
     ) -> Manifest:  # fmt: skip
         """JSON merge patch; a dry run passes admission like any other patch, and is not stored."""
@@ -214,23 +219,25 @@ class ApiClient:
             "PATCH", kind.path(namespace, name, sub), query=query, body=patch, content="application/merge-patch+json"
         )
 
-    async def patch(self, kind: Kind, namespace: str | None, name: str, steps: list[Manifest]) -> Manifest:
+    async def patch(self, kind: ResourceKind, namespace: str | None, name: str, steps: list[Manifest]) -> Manifest:
         """JSON patch."""
         return await self.request(
             "PATCH", kind.path(namespace, name), query={"fieldManager": MANAGER}, body=steps,
             content="application/json-patch+json",
         )  # fmt: skip
 
-    async def create(self, kind: Kind, namespace: str | None, manifest: Manifest) -> Manifest:
+    async def create(self, kind: ResourceKind, namespace: str | None, manifest: Manifest) -> Manifest:
         """Create an object."""
         return await self.request("POST", kind.path(namespace), query={"fieldManager": MANAGER}, body=manifest)
 
-    async def replace(self, kind: Kind, namespace: str | None, manifest: Manifest, seconds: float) -> Manifest:
+    async def replace(
+        self, kind: ResourceKind, namespace: str | None, manifest: Manifest, seconds: float
+    ) -> Manifest:
         """Replace an object; its resourceVersion guards against writes since it was read."""
         path = kind.path(namespace, manifest["metadata"]["name"])
         return await self.request("PUT", path, query={"fieldManager": MANAGER}, body=manifest, seconds=seconds)
 
-    async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str) -> None:
+    async def delete(self, kind: ResourceKind, namespace: str | None, name: str, uid: str) -> None:
         """Delete exactly this object; succeeds if it is already gone."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
@@ -244,7 +251,7 @@ class ApiClient:
         response = await self.request("GET", "/version")
         return int("".join(filter(str.isdigit, str(response.get("minor", "0")))) or 0)
 
-    async def serves(self, kind: Kind) -> bool:
+    async def serves(self, kind: ResourceKind) -> bool:
         """Whether the API server knows a kind."""
         try:
             found = await self.request("GET", f"/apis/{kind.group}/{kind.version}")

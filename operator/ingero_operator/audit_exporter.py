@@ -12,7 +12,7 @@ from ingero_contract import routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_kit.otlp_client import Disposition, Failure, http_failure
+from ingero_kit.otlp_client import DeliveryFailure, Disposition, http_failure
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse, explain, open_session, ssl_context_for
 
@@ -79,7 +79,7 @@ class AuditExporter:
                 if failed is None:
                     self.sent += 1
                     return
-                if failed[0] is Failure.REFUSED and failed[1] is not Disposition.RETRY:
+                if failed[0] is DeliveryFailure.REFUSED and failed[1] is not Disposition.RETRY:
                     self._lose(f"Fleet refuses the record: HTTP {status}")
                     return
                 why = f"Fleet answers {status}"

@@ -11,8 +11,8 @@ from ingero_kit.logs import get
 from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
 from ingero_operator.errors import ReconcileError
-from ingero_operator.events import Event
-from ingero_operator.failures import Failures, Kind, Operation, explain
+from ingero_operator.events import KubernetesEvent
+from ingero_operator.failures import Failures, Operation, OperationKind, explain
 from ingero_operator.kinds import BY_NAME, CLAIM, SERVICE_MONITOR, Manifest
 from ingero_operator.plan import Action, ChildKey, difference
 
@@ -25,24 +25,24 @@ PASS_SECONDS: Final = 10.0
 
 
 @dataclass
-class Outcome:
+class ApplyResult:
     """The actions of a plan that were applied; those that failed are in `Failures`."""
 
     done: list[Action] = field(default_factory=list)
     waiting: str = ""
     """What has to be deleted first, as a sentence; empty when there is nothing to wait for."""
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[KubernetesEvent]:
         """Events about what was applied."""
         reasons = {"apply": "Applied", "delete": "Deleted"}
         events = [
-            Event("Normal", reasons[item.verb], f"{reasons[item.verb]} {item.kind} {item.name}: {item.why}")
+            KubernetesEvent("Normal", reasons[item.verb], f"{reasons[item.verb]} {item.kind} {item.name}: {item.why}")
             for item in self.done
             if item.verb in reasons
         ]
         created = [f"{item.kind} {item.name}" for item in self.done if item.verb == "create"]
         if created:
-            events.append(Event("Normal", "Created", f"Created {', '.join(created)}"))
+            events.append(KubernetesEvent("Normal", "Created", f"Created {', '.join(created)}"))
         return events
 
     def progress(self) -> str:
@@ -97,18 +97,18 @@ class ChildApplier:
 
     def pause(self, owner: OwnerKey) -> None:
         """Leave the children as they are, and forget what failed."""
-        self._failures.retain(owner, Kind.CHILD, ())
+        self._failures.retain(owner, OperationKind.CHILD, ())
         self._failures.resolve(owner, _clearing(owner))
 
-    async def carry_out(self, owner: OwnerKey, uid: str, plan: ChildPlan) -> Outcome:
+    async def carry_out(self, owner: OwnerKey, uid: str, plan: ChildPlan) -> ApplyResult:
         """Apply every action that can be applied; one that fails does not stop the others."""
-        outcome, failures, started = Outcome(), self._failures, time.monotonic()
+        outcome, failures, started = ApplyResult(), self._failures, time.monotonic()
         if plan.clear:
             with failures.guarded(owner, _clearing(owner)):
                 return await self._clear(owner, uid)
             return outcome
         failures.resolve(owner, _clearing(owner))
-        failures.retain(owner, Kind.CHILD, {_target(action) for action in plan.actions})
+        failures.retain(owner, OperationKind.CHILD, {_target(action) for action in plan.actions})
 
         def order(action: Action) -> tuple[bool, bool]:
             # Actions that failed last time come last: a write that hangs delays no other.
@@ -125,7 +125,7 @@ class ChildApplier:
             log.info("children_created", owner=owner[2], namespace=owner[1], children=created)
         return outcome
 
-    async def _try(self, owner: OwnerKey, uid: str, action: Action, outcome: Outcome) -> Attempt:
+    async def _try(self, owner: OwnerKey, uid: str, action: Action, outcome: ApplyResult) -> Attempt:
         operation, attempt, failures = _operation(action), _attempt(action), self._failures
         if failures.backs_off(owner, operation, attempt):
             return Attempt.FAILED
@@ -149,7 +149,7 @@ class ChildApplier:
                 )  # fmt: skip
         return Attempt.SUCCEEDED
 
-    async def _clear(self, owner: OwnerKey, uid: str) -> Outcome:
+    async def _clear(self, owner: OwnerKey, uid: str) -> ApplyResult:
         """Delete the children that an earlier resource of that name left.
 
         The garbage collector does it too, but minutes later where it does not know the operator's kinds yet. Claims
@@ -165,7 +165,7 @@ class ChildApplier:
                 await self._api.delete(BY_NAME[child["kind"]], owner[1], metadata["name"], metadata["uid"])
                 log.info("leftover_deleted", kind=child["kind"], name=metadata["name"], owner=owner[2])
         names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in left[:3])
-        return Outcome(waiting=f"{names} of an earlier {owner[0]} of this name must go first")
+        return ApplyResult(waiting=f"{names} of an earlier {owner[0]} of this name must go first")
 
     async def _apply(self, owner: OwnerKey, uid: str, action: Action) -> Action | None:
         """The action as it was applied; `None` when the child is already as it should be. Raises `ChildBlocked` and
@@ -238,7 +238,7 @@ class ChildApplier:
     ) -> dict[ChildKey, Manifest]:
         """The ServiceMonitors of a resource. They are read when children are compared, and not watched, because their
         CRD may come and go."""
-        reading, found = Operation(Kind.READ, "ServiceMonitors"), dict[ChildKey, Manifest]()
+        reading, found = Operation(OperationKind.READ, "ServiceMonitors"), dict[ChildKey, Manifest]()
         if not served:
             self._failures.resolve(owner, reading)
             return found
@@ -257,7 +257,7 @@ class ChildApplier:
 
 
 def _clearing(owner: OwnerKey) -> Operation:
-    return Operation(Kind.CHILDREN, f"children of {owner[0]} {owner[2]}")
+    return Operation(OperationKind.CHILDREN, f"children of {owner[0]} {owner[2]}")
 
 
 def _target(action: Action) -> str:
@@ -265,7 +265,7 @@ def _target(action: Action) -> str:
 
 
 def _operation(action: Action) -> Operation:
-    return Operation(Kind.CHILD, _target(action))
+    return Operation(OperationKind.CHILD, _target(action))
 
 
 def _attempt(action: Action) -> str:

@@ -7,11 +7,11 @@ from ingero_operator import gate, status
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.cache import OwnerKey
 from ingero_operator.certificates import VALID
-from ingero_operator.children import ChildPlan, Outcome
+from ingero_operator.children import ApplyResult, ChildPlan
 from ingero_operator.conditions import Condition, no
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError, image_not_allowed
-from ingero_operator.events import Event
+from ingero_operator.events import KubernetesEvent
 from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
 from ingero_operator.referenced import TlsSecret
@@ -28,14 +28,14 @@ CONDITIONS: Final = (*NEEDED, "ResizePending")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
+class ObservedEchoStore:
     """What one reconcile starts from."""
 
     key: OwnerKey
     resource: Manifest
     spec: EchoStoreSpec
     claim: Manifest | None
-    decision: gate.Decision
+    decision: gate.GateDecision
     """What the encryption gate allows."""
     tls: TlsSecret
     errors: list[ReconcileError]
@@ -71,7 +71,7 @@ class EchoStores:
             return await self.context.status.report_error(resource, CONDITIONS, spec)
         observed = await self._observe(key, resource, spec)
         child_plan = await self._plan(observed)
-        outcome = Outcome()
+        outcome = ApplyResult()
         if child_plan is not None:
             await self._record_class(observed)
             outcome = await self.context.applier.carry_out(key, resource["metadata"]["uid"], child_plan)
@@ -79,13 +79,13 @@ class EchoStores:
 
     # Observe
 
-    async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> Observed:
+    async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> ObservedEchoStore:
         referenced, errors = self.context.referenced, list[ReconcileError]()
         await referenced.value(key[1], spec.token_secret, "spec.tokenSecret", errors)
         tls = await referenced.tls(key[1], spec.tls_secret, f"{key[2]}-echo.{key[1]}.svc", errors)
         refused = self.context.platform.refuses(spec.image)
         claim = await self._claim(resource)
-        return Observed(
+        return ObservedEchoStore(
             key=key,
             resource=resource,
             spec=spec,
@@ -107,7 +107,7 @@ class EchoStores:
                 return {"kind": CLAIM.name, **live}
         return found
 
-    async def _decide(self, resource: Manifest, spec: EchoStoreSpec, claim: Manifest | None) -> gate.Decision:
+    async def _decide(self, resource: Manifest, spec: EchoStoreSpec, claim: Manifest | None) -> gate.GateDecision:
         classes = [item async for item in self.context.api.every(STORAGE_CLASS)]
         volume = None
         if claim and claim["spec"].get("volumeName"):
@@ -123,7 +123,7 @@ class EchoStores:
 
     # Plan
 
-    async def _plan(self, observed: Observed) -> ChildPlan | None:
+    async def _plan(self, observed: ObservedEchoStore) -> ChildPlan | None:
         """The actions on the children; none while the resource is paused or the gate allows nothing."""
         key, context, decision = observed.key, self.context, observed.decision
         owner = owner_from(observed.resource)
@@ -160,7 +160,7 @@ class EchoStores:
         locks = any(action.verb == "delete" and (action.kind, action.name) == proof_key for action in actions)
         return ChildPlan(actions=actions, first=proof_key if locks else None)
 
-    def _desired_children(self, observed: Observed) -> list[Manifest]:
+    def _desired_children(self, observed: ObservedEchoStore) -> list[Manifest]:
         owner, decision = owner_from(observed.resource), observed.decision
         children = desired.of_echo_store(owner, observed.spec, self.context.platform, decision.capacity)
         if decision.claim_class:
@@ -169,14 +169,14 @@ class EchoStores:
             children.append(echo.proof(owner, decision.proof))
         return children
 
-    def _live_children(self, observed: Observed) -> dict[ChildKey, Manifest]:
+    def _live_children(self, observed: ObservedEchoStore) -> dict[ChildKey, Manifest]:
         uid = observed.resource["metadata"]["uid"]
         live = self.context.informer.cache.children(observed.key, uid)
         if observed.own_claim is not None:
             live.setdefault((CLAIM.name, observed.own_claim["metadata"]["name"]), observed.own_claim)
         return live
 
-    async def _record_class(self, observed: Observed) -> None:
+    async def _record_class(self, observed: ObservedEchoStore) -> None:
         """Record the judged class before the claim exists."""
         before = (observed.resource.get("status") or {}).get("encryption") or {}
         record = observed.decision.record
@@ -186,7 +186,7 @@ class EchoStores:
 
     # Report
 
-    async def _report(self, observed: Observed, outcome: Outcome) -> float | None:
+    async def _report(self, observed: ObservedEchoStore, outcome: ApplyResult) -> float | None:
         key, resource, decision, context = observed.key, observed.resource, observed.decision, self.context
         _, namespace, name = key
         children = self._live_children(observed)
@@ -222,7 +222,7 @@ class EchoStores:
             RETRY_SECONDS if errors or outcome.waiting else None,
         )
 
-    def _used(self, observed: Observed, serving: bool) -> str | None:
+    def _used(self, observed: ObservedEchoStore, serving: bool) -> str | None:
         """How full the volume is, as Echo reports it.
 
         A rollout interrupts Echo for a moment, so the value in the status stays until several polls in a row failed.
@@ -241,11 +241,11 @@ class EchoStores:
         self.context.status.forget(key)
 
 
-def _proven(decision: gate.Decision) -> list[Event]:
+def _proven(decision: gate.GateDecision) -> list[KubernetesEvent]:
     if decision.proof is None:
         return []
     message = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
-    return [Event("Normal", "VolumeProven", message, f"proven/{decision.proof.volume_uid}")]
+    return [KubernetesEvent("Normal", "VolumeProven", message, f"proven/{decision.proof.volume_uid}")]
 
 
 def _recorded_uid(resource: Manifest) -> str | None:
@@ -253,7 +253,7 @@ def _recorded_uid(resource: Manifest) -> str | None:
     return ((resource.get("status") or {}).get("storage") or {}).get("claimUID")
 
 
-def _storage(uid: str, claim: Manifest | None, decision: gate.Decision, used: str | None) -> Manifest:
+def _storage(uid: str, claim: Manifest | None, decision: gate.GateDecision, used: str | None) -> Manifest:
     if claim is None:
         return {"className": decision.record["className"]} if decision.record.get("className") else {}
     owned = any(item.get("uid") == uid for item in claim["metadata"].get("ownerReferences") or [])

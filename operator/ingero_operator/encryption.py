@@ -77,7 +77,7 @@ Proof = Callable[[Mapping[str, str]], bool]
 
 
 @dataclass(frozen=True)
-class Row:
+class DriverRule:
     """One driver: what proves encryption, the level without that proof, and what its volumes repeat."""
 
     names: tuple[str, ...]
@@ -128,44 +128,47 @@ _DIRECTORIES = (
 _LOCAL = (*_DIRECTORIES, _NO_PROVISIONER, "topolvm.io", "local.csi.openebs.io", "hostpath.csi.k8s.io")
 _STATIC_PROVISIONER = "local-volume-provisioner-"
 
-ROWS: tuple[Row, ...] = (
-    Row(("ebs.csi.aws.com", "kubernetes.io/aws-ebs"), 'encrypted: "true"', _exactly("encrypted", "true"),
+ROWS: tuple[DriverRule, ...] = (
+    DriverRule(("ebs.csi.aws.com", "kubernetes.io/aws-ebs"), 'encrypted: "true"', _exactly("encrypted", "true"),
         key="kmsKeyId", folded_keys=True),
-    Row(("pd.csi.storage.gke.io", "kubernetes.io/gce-pd"), "disk-encryption-kms-key: <name of a Cloud KMS key>",
+    DriverRule(("pd.csi.storage.gke.io", "kubernetes.io/gce-pd"),
+        "disk-encryption-kms-key: <name of a Cloud KMS key>",
         _matches("disk-encryption-kms-key", r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"),
         key="disk-encryption-kms-key", otherwise=Level.PROVIDER_DEFAULT),
-    Row(("disk.csi.azure.com", "kubernetes.io/azure-disk"), "diskEncryptionSetID: <resource id>",
+    DriverRule(("disk.csi.azure.com", "kubernetes.io/azure-disk"), "diskEncryptionSetID: <resource id>",
         _all(_AZURE_SET, _MANAGED), key="diskEncryptionSetID",
         otherwise=Level.PROVIDER_DEFAULT, folded_keys=True, volume_proof=_AZURE_SET),
-    Row(("rbd.csi.ceph.com",), 'encrypted: "true"', _truthy("encrypted"), suffix=True,
+    DriverRule(("rbd.csi.ceph.com",), 'encrypted: "true"', _truthy("encrypted"), suffix=True,
         key="encryptionKMSID", volume_proof=_truthy("encrypted")),
-    Row(("driver.longhorn.io",), f'encrypted: "true" and {_STAGE_SECRET}',
+    DriverRule(("driver.longhorn.io",), f'encrypted: "true" and {_STAGE_SECRET}',
         _all(_truthy("encrypted"), _matches(_STAGE_SECRET, r".+")), volume_proof=_truthy("encrypted")),
-    Row(("pxd.portworx.com", "kubernetes.io/portworx-volume"), 'secure: "true"', _exactly("secure", "true")),
-    Row((_LINODE,), f'{_LINODE}/luks-encrypted: "true"',
+    DriverRule(("pxd.portworx.com", "kubernetes.io/portworx-volume"), 'secure: "true"', _exactly("secure", "true")),
+    DriverRule((_LINODE,), f'{_LINODE}/luks-encrypted: "true"',
         _any(_exactly(f"{_LINODE}/encrypted", "true"),
              _all(_exactly(f"{_LINODE}/luks-encrypted", "true"), _matches(_STAGE_SECRET, r".+")))),
-    Row(("csi.scaleway.com",), 'encrypted: "true"', _truthy("encrypted"), volume_proof=_truthy("encrypted")),
-    Row(("csi.cloudscale.ch",), f'csi.cloudscale.ch/luks-encrypted: "true" and {_STAGE_SECRET}',
+    DriverRule(("csi.scaleway.com",), 'encrypted: "true"', _truthy("encrypted"), volume_proof=_truthy("encrypted")),
+    DriverRule(("csi.cloudscale.ch",), f'csi.cloudscale.ch/luks-encrypted: "true" and {_STAGE_SECRET}',
         _all(_exactly("csi.cloudscale.ch/luks-encrypted", "true"), _matches(_STAGE_SECRET, r".+"))),
-    Row(("storage.csi.upcloud.com",), "encryption: data-at-rest", _exactly("encryption", "data-at-rest")),
-    Row(("vpc.block.csi.ibm.io",), 'encrypted: "true" and encryptionKey: <CRN>',
+    DriverRule(("storage.csi.upcloud.com",), "encryption: data-at-rest", _exactly("encryption", "data-at-rest")),
+    DriverRule(("vpc.block.csi.ibm.io",), 'encrypted: "true" and encryptionKey: <CRN>',
         _all(_exactly("encrypted", "true"), _matches("encryptionKey", r"crn:.+")), key="encryptionKey",
         otherwise=Level.PROVIDER_DEFAULT),
-    Row(("blockvolume.csi.oraclecloud.com",), "kms-key-id: <OCID>", _matches("kms-key-id", r"ocid1\.key\..+"),
+    DriverRule(("blockvolume.csi.oraclecloud.com",), "kms-key-id: <OCID>", _matches("kms-key-id", r"ocid1\.key\..+"),
         key="kms-key-id", otherwise=Level.PROVIDER_DEFAULT),
-    Row(("dobs.csi.digitalocean.com",), "a declaration by a cluster administrator", otherwise=Level.PROVIDER_DEFAULT),
-    Row(("csi.trident.netapp.io", "csi.vsphere.vmware.com", "kubernetes.io/vsphere-volume", "csi.hetzner.cloud",
+    DriverRule(("dobs.csi.digitalocean.com",), "a declaration by a cluster administrator",
+        otherwise=Level.PROVIDER_DEFAULT),
+    DriverRule(
+        ("csi.trident.netapp.io", "csi.vsphere.vmware.com", "kubernetes.io/vsphere-volume", "csi.hetzner.cloud",
          "cinder.csi.openstack.org", "kubernetes.io/cinder", *_LOCAL), "a declaration by a cluster administrator"),
-    Row((".openebs.io",), "a declaration by a cluster administrator", suffix=True),
-    Row(("cephfs.csi.ceph.com",), "a block storage class (a shared file system cannot hold the store)",
+    DriverRule((".openebs.io",), "a declaration by a cluster administrator", suffix=True),
+    DriverRule(("cephfs.csi.ceph.com",), "a block storage class (a shared file system cannot hold the store)",
         declarable=False, suffix=True),
-    Row(("efs.csi.aws.com", "file.csi.azure.com", "nfs.csi.k8s.io", "smb.csi.k8s.io"),
+    DriverRule(("efs.csi.aws.com", "file.csi.azure.com", "nfs.csi.k8s.io", "smb.csi.k8s.io"),
         "a block storage class (a shared file system cannot hold the store)", declarable=False),
 )  # fmt: skip
 
 
-def find_row(provisioner: str) -> Row | None:
+def find_row(provisioner: str) -> DriverRule | None:
     """The row of a provisioner, exact names before suffixes (Rook prefixes the driver with its namespace)."""
     exact = (row for row in ROWS if not row.suffix and provisioner in row.names)
     suffixed = (
@@ -186,7 +189,7 @@ def directory_driver(provisioned_by: str) -> str:
     return provisioned_by if provisioned_by in _DIRECTORIES else ""
 
 
-def _holds(row: Row, proof: Proof | None, parameters: Mapping[str, str]) -> bool:
+def _holds(row: DriverRule, proof: Proof | None, parameters: Mapping[str, str]) -> bool:
     if proof is None:
         return False
     if not row.folded_keys:

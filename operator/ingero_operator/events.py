@@ -19,7 +19,7 @@ _REMEMBERED: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Event:
+class KubernetesEvent:
     """An Event about an object. With `once`, an identity, it is written only once, also after a restart; without it
     repeated messages are counted."""
 
@@ -37,7 +37,7 @@ class EventRecorder:
         self._instance = instance
         self._recorded: OrderedDict[str, float] = OrderedDict()
 
-    async def record(self, about: dict[str, Any], *events: Event) -> None:
+    async def record(self, about: dict[str, Any], *events: KubernetesEvent) -> None:
         """Write Events about an object, of which kind and metadata are read."""
         for event in events:
             try:
@@ -45,7 +45,7 @@ class EventRecorder:
             except ApiError as error:
                 log.info("event_not_written", reason=error.message, about=event.message)
 
-    async def _record(self, about: dict[str, Any], event: Event) -> None:
+    async def _record(self, about: dict[str, Any], event: KubernetesEvent) -> None:
         metadata = about["metadata"]
         identity = event.once or f"{event.type}/{event.reason}/{event.message}"
         digest = hashlib.sha256(f"{metadata['uid']}/{identity}".encode()).hexdigest()[:16]

@@ -24,7 +24,7 @@ LEAST_SECONDS: Final = 0.5
 """Least time to the next reconcile, as a due retry may depend on something else."""
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """Kinds of operations that fail independently of one another."""
 
     READ = "read"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 class Operation(NamedTuple):
     """One operation for a resource: what is done, and to which target."""
 
-    kind: Kind
+    kind: OperationKind
     target: str
 
 
@@ -96,7 +96,7 @@ class Failures:
         if not own:
             self._found.pop(owner, None)
 
-    def retain(self, owner: OwnerKey, kind: Kind, targets: Container[str]) -> None:
+    def retain(self, owner: OwnerKey, kind: OperationKind, targets: Container[str]) -> None:
         """Forget the failures of a kind whose target is no longer needed."""
         for operation in list(self._found.get(owner, {})):
             if operation.kind is kind and operation.target not in targets:
@@ -111,7 +111,7 @@ class Failures:
         found = self._found.get(owner, {}).get(operation)
         return found is not None and found.attempt == attempt and self.clock() < found.due
 
-    def backing_off(self, owner: OwnerKey, kind: Kind) -> frozenset[str]:
+    def backing_off(self, owner: OwnerKey, kind: OperationKind) -> frozenset[str]:
         """Targets of a kind that wait for their next attempt."""
         now = self.clock()
         return frozenset(

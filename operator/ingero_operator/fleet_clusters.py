@@ -8,11 +8,11 @@ from ingero_operator import status
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
 from ingero_operator.cache import OwnerKey
-from ingero_operator.children import ChildPlan, Outcome
+from ingero_operator.children import ApplyResult, ChildPlan
 from ingero_operator.conditions import Condition
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError, image_not_allowed
-from ingero_operator.failures import Kind, Operation
+from ingero_operator.failures import Operation, OperationKind
 from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.fleet_answers import PollRequest, PollResult
 from ingero_operator.fleet_status import (
@@ -66,7 +66,7 @@ class Referenced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
+class ObservedFleetCluster:
     """What one reconcile starts from."""
 
     key: OwnerKey
@@ -102,14 +102,14 @@ class FleetClusters:
         if observed.invalid:
             return await self._report_invalid(observed, observed.invalid, taints)
         child_plan = await self._plan(observed)
-        outcome = Outcome()
+        outcome = ApplyResult()
         if child_plan is not None:
             outcome = await self.context.applier.carry_out(key, resource["metadata"]["uid"], child_plan)
         return await self._report(observed, taints, outcome)
 
     # Observe
 
-    async def _observe(self, key: OwnerKey, resource: Manifest) -> Observed:
+    async def _observe(self, key: OwnerKey, resource: Manifest) -> ObservedFleetCluster:
         parsed = parse(FleetClusterSpec, resource)
         invalid = parsed if isinstance(parsed, ReconcileError) else None
         spec = readable_spec(resource, parsed.message) if isinstance(parsed, ReconcileError) else parsed
@@ -119,7 +119,9 @@ class FleetClusters:
                 referenced = await self._references(key, spec)
             self._poll(key, spec, referenced)
         poll = self.context.fleet_poller.result(key)
-        return Observed(key=key, resource=resource, spec=spec, invalid=invalid, referenced=referenced, poll=poll)
+        return ObservedFleetCluster(
+            key=key, resource=resource, spec=spec, invalid=invalid, referenced=referenced, poll=poll
+        )
 
     async def _references(self, key: OwnerKey, spec: FleetClusterSpec) -> Referenced:
         """Everything that the spec refers to in other objects."""
@@ -170,7 +172,7 @@ class FleetClusters:
 
     # Plan
 
-    async def _plan(self, observed: Observed) -> ChildPlan | None:
+    async def _plan(self, observed: ObservedFleetCluster) -> ChildPlan | None:
         """The actions on the children; none while the resource is paused or its references cannot be read."""
         key, spec, context = observed.key, observed.spec, self.context
         uid = observed.resource["metadata"]["uid"]
@@ -225,7 +227,9 @@ class FleetClusters:
 
     # Report
 
-    async def _report(self, observed: Observed, taints: TaintReport, outcome: Outcome) -> float | None:
+    async def _report(
+        self, observed: ObservedFleetCluster, taints: TaintReport, outcome: ApplyResult
+    ) -> float | None:
         key, resource, spec, poll = observed.key, observed.resource, observed.spec, observed.poll
         context = self.context
         children = context.informer.cache.children(key, resource["metadata"]["uid"])
@@ -260,10 +264,12 @@ class FleetClusters:
             context.referenced.refresh_after() if _has_references(spec) else None,
         )
 
-    async def _conditions(self, observed: Observed, children: dict[ChildKey, Manifest]) -> list[Condition]:
+    async def _conditions(
+        self, observed: ObservedFleetCluster, children: dict[ChildKey, Manifest]
+    ) -> list[Condition]:
         key, spec, failures = observed.key, observed.spec, self.context.failures
         sets = [children.get(("DaemonSet", name)) for name in daemon_sets(key[2], spec)]
-        agents, reading = agents_available(sets, None), Operation(Kind.READ, f"Namespace {key[1]}")
+        agents, reading = agents_available(sets, None), Operation(OperationKind.READ, f"Namespace {key[1]}")
         if agents.status == "False" and spec.agents.source is Source.TRACE:
             with failures.guarded(key, reading):
                 agents = agents_available(sets, await self.context.referenced.privileged(key[1]))
@@ -272,7 +278,9 @@ class FleetClusters:
         serving = available("FleetAvailable", children.get(("Deployment", f"{key[2]}-fleet")), "Fleet")
         return [serving, agents, evidence_fresh(observed.poll, serving.holds), quorum_met(observed.poll)]
 
-    async def _report_invalid(self, observed: Observed, invalid: ReconcileError, taints: TaintReport) -> float | None:
+    async def _report_invalid(
+        self, observed: ObservedFleetCluster, invalid: ReconcileError, taints: TaintReport
+    ) -> float | None:
         """Report a spec that cannot be read: its taints were reconciled, and everything else stays as it is."""
         key, resource, context = observed.key, observed.resource, self.context
         conditions, rest = status.with_error(resource.get("status") or {}, CONDITIONS, invalid)
@@ -282,7 +290,7 @@ class FleetClusters:
             wait = await context.status.report(resource, conditions, {**rest, "taints": taints.status}, events)
         return soonest(wait, taints.check_after, context.failures.retry_after(key))
 
-    async def _finish_deletion(self, observed: Observed, taints: TaintReport) -> float | None:
+    async def _finish_deletion(self, observed: ObservedFleetCluster, taints: TaintReport) -> float | None:
         """Remove the finalizer when no node carries the taint; the garbage collector deletes the children."""
         key, resource, context = observed.key, observed.resource, self.context
         await context.recorder.record(resource, *warnings(context.failures.errors(key)))
@@ -318,8 +326,8 @@ def _has_references(spec: FleetClusterSpec) -> bool:
 
 
 def _reading_references(key: OwnerKey) -> Operation:
-    return Operation(Kind.READ, f"what {key[0]} {key[2]} names")
+    return Operation(OperationKind.READ, f"what {key[0]} {key[2]} names")
 
 
 def _writing_status(key: OwnerKey) -> Operation:
-    return Operation(Kind.STATUS, f"status of {key[0]} {key[2]}")
+    return Operation(OperationKind.STATUS, f"status of {key[0]} {key[2]}")

@@ -49,7 +49,7 @@ class GateInputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class GateDecision:
     """What the gate allows."""
 
     record: Manifest
@@ -71,7 +71,7 @@ class Decision:
     errors: list[ReconcileError] = field(default_factory=list)
 
 
-def decide(spec: EchoStoreSpec, inputs: GateInputs) -> Decision:
+def decide(spec: EchoStoreSpec, inputs: GateInputs) -> GateDecision:
     """Decide with what is known now."""
     policy = max(LEVELS[spec.storage.encryption.policy], LEVELS[inputs.least])
     if inputs.claim is None:
@@ -79,7 +79,7 @@ def decide(spec: EchoStoreSpec, inputs: GateInputs) -> Decision:
     return _with_the_claim(spec, inputs, policy)
 
 
-def _before_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> Decision:
+def _before_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> GateDecision:
     desired = spec.storage.class_name
     chosen = _find(inputs.classes, desired) if desired else default_class(inputs.classes)
     if chosen is None:
@@ -94,7 +94,7 @@ def _before_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) ->
         record = {"verdict": "Refused", "className": chosen["metadata"]["name"]}
         return _refused(record, judged.reason, judged.message)
     record = _record(chosen, judged.level)
-    return Decision(
+    return GateDecision(
         record=record,
         claim_class=record["className"],
         claim_size=spec.storage.size,
@@ -105,7 +105,7 @@ def _before_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) ->
     )
 
 
-def _with_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> Decision:
+def _with_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> GateDecision:
     claim = inputs.claim
     assert claim is not None
     uid, name = claim["metadata"]["uid"], claim["spec"].get("storageClassName") or ""
@@ -140,7 +140,7 @@ def _with_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> D
         for key in ("volume", "volumeUID", "claimUID"):
             record.pop(key, None)
         waiting = unknown("EncryptionVerified", "VolumePending", "the volume is judged when it is bound")
-        return Decision(record=record, conditions=[waiting, *storage.conditions], lock=True, **base)
+        return GateDecision(record=record, conditions=[waiting, *storage.conditions], lock=True, **base)
     assert inputs.volume is not None
     volume = volume_of(inputs.volume)
     known = record.get("volumeUID") == volume.uid and record.get("claimUID") == uid and volume.claim_uid == uid
@@ -165,7 +165,7 @@ def _with_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> D
         level=level.label,
     )  # fmt: skip
     verified = yes("EncryptionVerified", level.label, f"volume {volume.name} reaches {level.label}{note}")
-    return Decision(record=record, proof=proof, conditions=[verified, *storage.conditions], **base)
+    return GateDecision(record=record, proof=proof, conditions=[verified, *storage.conditions], **base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +208,8 @@ def _storage(spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bou
     return _Storage(conditions=[condition, pending], size=size, grow_to=grow_to, capacity=capacity)
 
 
-def _locked(record: Manifest, reason: str, message: str, storage: _Storage, base: dict[str, Any]) -> Decision:
-    return Decision(
+def _locked(record: Manifest, reason: str, message: str, storage: _Storage, base: dict[str, Any]) -> GateDecision:
+    return GateDecision(
         record={**record, "verdict": "Refused"},
         lock=True,
         conditions=[no("EncryptionVerified", reason, message), *storage.conditions],
@@ -218,8 +218,8 @@ def _locked(record: Manifest, reason: str, message: str, storage: _Storage, base
     )
 
 
-def _refused(record: Manifest, reason: str, message: str) -> Decision:
-    return Decision(
+def _refused(record: Manifest, reason: str, message: str) -> GateDecision:
+    return GateDecision(
         record=record,
         lock=True,
         conditions=[

@@ -12,7 +12,7 @@ import kopf
 
 from ingero_operator.credentials import login
 from ingero_operator.informer import Informer
-from ingero_operator.kinds import CHILDREN, ECHO_STORE, FLEET_CLUSTER, OURS, STORAGE_CLASS, Kind
+from ingero_operator.kinds import CHILDREN, ECHO_STORE, FLEET_CLUSTER, OURS, STORAGE_CLASS, ResourceKind
 
 
 def registry(informer: Informer) -> kopf.OperatorRegistry:
@@ -51,7 +51,7 @@ def registry(informer: Informer) -> kopf.OperatorRegistry:
     return handlers
 
 
-def _resource(kind: Kind) -> tuple[str, str, str]:
+def _resource(kind: ResourceKind) -> tuple[str, str, str]:
     """A kind as kopf selects it."""
     return kind.group, kind.version, kind.plural
 

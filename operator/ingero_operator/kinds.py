@@ -13,7 +13,7 @@ OURS: Final = f"app.kubernetes.io/managed-by={MANAGER}"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """One kind: name, API group and version, plural."""
 
     name: str
@@ -29,35 +29,37 @@ class Kind:
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
 
 
-FLEET_CLUSTER: Final = Kind("FleetCluster", GROUP, VERSION, "fleetclusters")
-ECHO_STORE: Final = Kind("EchoStore", GROUP, VERSION, "echostores")
-NODE: Final = Kind("Node", "", "v1", "nodes", False)
-STORAGE_CLASS: Final = Kind("StorageClass", "storage.k8s.io", "v1", "storageclasses", False)
-VOLUME: Final = Kind("PersistentVolume", "", "v1", "persistentvolumes", False)
-NAMESPACE: Final = Kind("Namespace", "", "v1", "namespaces", False)
-SECRET: Final = Kind("Secret", "", "v1", "secrets")
-EVENT: Final = Kind("Event", "", "v1", "events")
-LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases")
-CRD: Final = Kind("CustomResourceDefinition", "apiextensions.k8s.io", "v1", "customresourcedefinitions", False)
+FLEET_CLUSTER: Final = ResourceKind("FleetCluster", GROUP, VERSION, "fleetclusters")
+ECHO_STORE: Final = ResourceKind("EchoStore", GROUP, VERSION, "echostores")
+NODE: Final = ResourceKind("Node", "", "v1", "nodes", False)
+STORAGE_CLASS: Final = ResourceKind("StorageClass", "storage.k8s.io", "v1", "storageclasses", False)
+VOLUME: Final = ResourceKind("PersistentVolume", "", "v1", "persistentvolumes", False)
+NAMESPACE: Final = ResourceKind("Namespace", "", "v1", "namespaces", False)
+SECRET: Final = ResourceKind("Secret", "", "v1", "secrets")
+EVENT: Final = ResourceKind("Event", "", "v1", "events")
+LEASE: Final = ResourceKind("Lease", "coordination.k8s.io", "v1", "leases")
+CRD: Final = ResourceKind(
+    "CustomResourceDefinition", "apiextensions.k8s.io", "v1", "customresourcedefinitions", False
+)
 
 CHILDREN: Final = (
-    Kind("ServiceAccount", "", "v1", "serviceaccounts"),
-    Kind("ConfigMap", "", "v1", "configmaps"),
-    Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
-    Kind("Service", "", "v1", "services"),
-    Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
-    Kind("Deployment", "apps", "v1", "deployments"),
-    Kind("StatefulSet", "apps", "v1", "statefulsets"),
-    Kind("DaemonSet", "apps", "v1", "daemonsets"),
-    Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
-    Kind("Ingress", "networking.k8s.io", "v1", "ingresses"),
+    ResourceKind("ServiceAccount", "", "v1", "serviceaccounts"),
+    ResourceKind("ConfigMap", "", "v1", "configmaps"),
+    ResourceKind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims"),
+    ResourceKind("Service", "", "v1", "services"),
+    ResourceKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+    ResourceKind("Deployment", "apps", "v1", "deployments"),
+    ResourceKind("StatefulSet", "apps", "v1", "statefulsets"),
+    ResourceKind("DaemonSet", "apps", "v1", "daemonsets"),
+    ResourceKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
+    ResourceKind("Ingress", "networking.k8s.io", "v1", "ingresses"),
 )
 """Kinds that the operator creates, and watches by their label."""
 
 CACHED: Final = (FLEET_CLUSTER, ECHO_STORE, NODE, *CHILDREN)
 """Kinds that the cache holds."""
 
-SERVICE_MONITOR: Final = Kind("ServiceMonitor", "monitoring.coreos.com", "v1", "servicemonitors")
+SERVICE_MONITOR: Final = ResourceKind("ServiceMonitor", "monitoring.coreos.com", "v1", "servicemonitors")
 """Created only where its CRD exists; read only when it is created or resynced, never watched."""
 
 CLAIM: Final = CHILDREN[2]

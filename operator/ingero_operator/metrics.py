@@ -36,19 +36,23 @@ OPERATOR: Final[tuple[MetricRow[Operator], ...]] = (
     counter("ingero_operator_child_writes", "Children written.", lambda s: s.context.applier.applied),
     counter("ingero_operator_status_writes", "Statuses written.", lambda s: s.context.status.writes),
     counter("ingero_operator_watch_events", "Watch events received.", lambda s: s.context.informer.events),
-    counter("ingero_operator_fleet_questions", "Polls of Fleets.", lambda s: s.context.fleet_poller.polls),
-    counter("ingero_operator_fleet_failures", "Polls that failed.", lambda s: s.context.fleet_poller.failed),
-    counter("ingero_operator_echo_questions", "Polls of EchoStores.", lambda s: s.context.volume_usage.polls),
-    counter("ingero_operator_echo_failures", "Polls that failed.", lambda s: s.context.volume_usage.failed),
+    counter("ingero_operator_fleet_polls", "Polls of Fleets.", lambda s: s.context.fleet_poller.polls),
+    counter("ingero_operator_fleet_poll_failures", "Polls that failed.", lambda s: s.context.fleet_poller.failed),
+    counter("ingero_operator_volume_usage_polls", "Polls of EchoStores.", lambda s: s.context.volume_usage.polls),
     counter(
-        "ingero_operator_evidence_sent", "Taint events that Fleets accepted.", lambda s: s.context.audit_exporter.sent
+        "ingero_operator_volume_usage_poll_failures", "Polls that failed.", lambda s: s.context.volume_usage.failed
     ),
     counter(
-        "ingero_operator_evidence_lost",
+        "ingero_operator_audit_events_exported",
+        "Taint events that Fleets accepted.",
+        lambda s: s.context.audit_exporter.sent,
+    ),
+    counter(
+        "ingero_operator_audit_events_dropped",
         "Taint events that no Fleet accepted in time.",
         lambda s: s.context.audit_exporter.lost,
     ),
-    counter("ingero_operator_sweeps", "Comparisons of the cache with the API server.", lambda s: s.resync.rounds),
+    counter("ingero_operator_resyncs", "Comparisons of the cache with the API server.", lambda s: s.resync.rounds),
     gauge("ingero_operator_queue_length", "Resources waiting or being reconciled.", lambda s: len(s.queue)),
     gauge(
         "ingero_operator_failing",
@@ -59,20 +63,20 @@ OPERATOR: Final[tuple[MetricRow[Operator], ...]] = (
     gauge("ingero_operator_nodes", "Nodes seen.", lambda s: len(s.context.informer.nodes)),
     gauge("ingero_operator_leading", "1 while this replica leads.", lambda s: s.active),
     gauge(
-        "ingero_operator_unguarded",
+        "ingero_operator_node_policy_missing",
         "1 while no admission policy bounds writes to nodes.",
         lambda s: bool(s.context.admission.missing),
     ),
     gauge("ingero_operator_loop_lag_seconds", "Longest recent stall of the event loop.", lambda s: s.lag),
     gauge(
-        "ingero_operator_marked_nodes",
+        "ingero_operator_tainted_nodes",
         "Nodes that carry the operator's taint.",
         lambda s: {key[1:]: tainted for key, (tainted, _) in s.taint_controller.budgets.items()},
         "namespace",
         "name",
     ),
     gauge(
-        "ingero_operator_mark_budget",
+        "ingero_operator_taint_budget",
         "Nodes that may carry the operator's taint at once.",
         lambda s: {key[1:]: allowed for key, (_, allowed) in s.taint_controller.budgets.items()},
         "namespace",

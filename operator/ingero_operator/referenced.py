@@ -16,7 +16,7 @@ from ingero_operator.api_client import ApiClient
 from ingero_operator.certificates import certificate_errors, judge_certificate
 from ingero_operator.conditions import Condition
 from ingero_operator.errors import ReconcileError
-from ingero_operator.kinds import CONFIG_MAP, NAMESPACE, SECRET, Kind, Manifest
+from ingero_operator.kinds import CONFIG_MAP, NAMESPACE, SECRET, Manifest, ResourceKind
 
 NAMESPACE_SECONDS: Final = 60.0
 KEPT: Final = 8192
@@ -84,11 +84,11 @@ class ReferencedObjects:
         level = found.get("labels", {}).get("pod-security.kubernetes.io/enforce")
         return None if level is None else level == "privileged"
 
-    async def _data(self, kind: Kind, namespace: str, name: str) -> dict[str, str]:
+    async def _data(self, kind: ResourceKind, namespace: str, name: str) -> dict[str, str]:
         data: dict[str, str] = (await self._read(kind, namespace, name, 0.9 * self.refresh)).get("data", {})
         return data
 
-    async def _read(self, kind: Kind, namespace: str | None, name: str, seconds: float) -> Manifest:
+    async def _read(self, kind: ResourceKind, namespace: str | None, name: str, seconds: float) -> Manifest:
         """Data and labels of an object, not older than so many seconds; empty where there is none."""
         key = (kind.name, namespace or "", name)
         known = self._kept.get(key)

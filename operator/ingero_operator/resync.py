@@ -7,7 +7,7 @@ from ingero_kit.logs import get
 from ingero_operator.api_client import ApiClient
 from ingero_operator.cache import key_of
 from ingero_operator.informer import RESOURCES, Informer
-from ingero_operator.kinds import CACHED, CHILDREN, NODE, OURS, Kind
+from ingero_operator.kinds import CACHED, CHILDREN, NODE, OURS, ResourceKind
 
 log = get(__name__)
 
@@ -47,7 +47,7 @@ class Resync:
             self.informer.requeue(name)
         return self.behind < 2
 
-    async def _compare(self, kind: Kind) -> set[tuple[str, str, str]]:
+    async def _compare(self, kind: ResourceKind) -> set[tuple[str, str, str]]:
         before = self._known(kind)
         seen, lagging = {}, set()
         async for item in self.api.every(kind, selector=_selector(kind), metadata_only=True):
@@ -71,14 +71,14 @@ class Resync:
                 self.informer.on_event(kind.name, "MODIFIED", live)
         return still
 
-    def _known(self, kind: Kind) -> dict[tuple[str, str, str], tuple[str, int]]:
+    def _known(self, kind: ResourceKind) -> dict[tuple[str, str, str], tuple[str, int]]:
         if kind is NODE:
             return {
                 ("Node", "", name): (node.uid, int(node.version or 0)) for name, node in self.informer.nodes.items()
             }
         return self.informer.cache.versions(kind.name)
 
-    def _lags(self, kind: Kind, key: tuple[str, str, str], seen: tuple[str, int]) -> bool:
+    def _lags(self, kind: ResourceKind, key: tuple[str, str, str], seen: tuple[str, int]) -> bool:
         now = self._known(kind).get(key)
         return now is None or now[0] != seen[0] or now[1] < seen[1]
 
@@ -87,5 +87,5 @@ class Resync:
         return self.every * random.uniform(0.8, 1.2)
 
 
-def _selector(kind: Kind) -> str | None:
+def _selector(kind: ResourceKind) -> str | None:
     return OURS if kind in CHILDREN else None

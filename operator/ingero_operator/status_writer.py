@@ -11,7 +11,7 @@ from ingero_operator.api_client import ApiClient
 from ingero_operator.cache import Cache, OwnerKey
 from ingero_operator.conditions import Condition
 from ingero_operator.errors import ReconcileError
-from ingero_operator.events import Event, EventRecorder
+from ingero_operator.events import EventRecorder, KubernetesEvent
 from ingero_operator.kinds import BY_NAME, Manifest
 from ingero_operator.resources import is_paused, key_from
 from ingero_operator.taints.state import timestamp_seconds
@@ -54,7 +54,7 @@ class StatusWriter:
         return None
 
     async def report(
-        self, resource: Manifest, conditions: list[Condition], rest: Manifest, events: list[Event]
+        self, resource: Manifest, conditions: list[Condition], rest: Manifest, events: list[KubernetesEvent]
     ) -> float | None:
         """Write the whole status and the Events at the end of a reconcile; seconds to wait as of `write`."""
         after = status.assemble(
@@ -75,6 +75,6 @@ class StatusWriter:
         self._written.pop(key, None)
 
 
-def warnings(errors: Iterable[ReconcileError]) -> list[Event]:
+def warnings(errors: Iterable[ReconcileError]) -> list[KubernetesEvent]:
     """Errors as Events."""
-    return [Event("Warning", item.reason, item.message) for item in errors]
+    return [KubernetesEvent("Warning", item.reason, item.message) for item in errors]

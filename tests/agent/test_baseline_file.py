@@ -8,10 +8,10 @@ import pytest
 
 from ingero_agent.baseline_file import load_baseline, save_baseline
 from ingero_agent.health.baseline import Baseline
-from ingero_agent.health.signals import Observation
+from ingero_agent.health.signals import SignalReading
 
 NOW = 1_700_000_000.0
-BASELINE = Baseline().advance(Observation(rate=10, compute=0.5, memory=0.5, cpu=0.5))
+BASELINE = Baseline().advance(SignalReading(rate=10, compute=0.5, memory=0.5, cpu=0.5))
 
 
 def test_a_baseline_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ingero_contract.verdicts import VerdictLine
 from ingero_http.http1.messages import Response
 from ingero_http.http1.server import Http1Server
 from ingero_kit.health_report import HealthReport
-from ingero_kit.otlp_client import ClientConfig, ExportResult, Failure, OtlpClient, grpc_target, make_client
+from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, ExportResult, OtlpClient, grpc_target, make_client
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_grpc_client import retry_delay
 from ingero_kit.otlp_receiver import (
@@ -136,7 +136,9 @@ def test_mutual_tls_opens_only_to_the_right_certificate(tmp_path: Path) -> None:
             for protocol in PROTOCOLS
         }
 
-    assert seen == {protocol: [None, Failure.UNREACHABLE, Failure.UNREACHABLE] for protocol in PROTOCOLS}
+    assert seen == {
+        protocol: [None, DeliveryFailure.UNREACHABLE, DeliveryFailure.UNREACHABLE] for protocol in PROTOCOLS
+    }
 
 
 def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     token.write_text("right\n")
     auth = {"auth": {"bearer_token_file": str(token)}}
 
-    async def work(port: int, protocol: str) -> list[Failure | None]:
+    async def work(port: int, protocol: str) -> list[DeliveryFailure | None]:
         client = make_client(route(port, protocol, token_file=mine))
         seen = []
         for text in ("wrong", "right", "\u00e4", "", "right"):
@@ -156,7 +158,7 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     with fleet(tmp_path, {"receivers": {"otlp": {"protocols": dict.fromkeys(PROTOCOLS, auth)}}}) as guarded:
         seen = {protocol: run(work(guarded.ports[f"otlp/{protocol}"], protocol)) for protocol in PROTOCOLS}
 
-    expected = [Failure.UNAUTHENTICATED, None, Failure.TOKEN, Failure.TOKEN, None]
+    expected = [DeliveryFailure.UNAUTHENTICATED, None, DeliveryFailure.TOKEN, DeliveryFailure.TOKEN, None]
     assert seen == dict.fromkeys(PROTOCOLS, expected)
 
 
@@ -167,16 +169,18 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     ("status", "failure"),
     [
         (Status.OK, None),
-        (Status.INVALID, Failure.REFUSED),
-        (Status.UNAUTHENTICATED, Failure.UNAUTHENTICATED),
-        (Status.FORBIDDEN, Failure.UNAUTHENTICATED),
-        (Status.BUSY, Failure.BUSY),
-        (Status.UNAVAILABLE, Failure.BUSY),
-        (Status.INTERNAL, Failure.SERVER_ERROR),
+        (Status.INVALID, DeliveryFailure.REFUSED),
+        (Status.UNAUTHENTICATED, DeliveryFailure.UNAUTHENTICATED),
+        (Status.FORBIDDEN, DeliveryFailure.UNAUTHENTICATED),
+        (Status.BUSY, DeliveryFailure.BUSY),
+        (Status.UNAVAILABLE, DeliveryFailure.BUSY),
+        (Status.INTERNAL, DeliveryFailure.SERVER_ERROR),
     ],
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_status_means_the_same_over_both(protocol: str, status: Status, failure: Failure | None) -> None:
+def test_every_status_means_the_same_over_both(
+    protocol: str, status: Status, failure: DeliveryFailure | None
+) -> None:
     async def work() -> tuple[ExportResult, int]:
         async with receiver(protocol, Answer(status=status, message="so", retry_seconds=7.0)) as (port, taken):
             return await once(route(port, protocol)), len(taken)
@@ -184,7 +188,7 @@ def test_every_status_means_the_same_over_both(protocol: str, status: Status, fa
     reply, pushes = run(work())
 
     assert (reply.failure, pushes) == (failure, 1)
-    assert reply.retry_after == (7.0 if failure is Failure.BUSY else None)
+    assert reply.retry_after == (7.0 if failure is DeliveryFailure.BUSY else None)
     assert reply.answered
 
 
@@ -299,12 +303,12 @@ def test_a_listener_that_never_answers_costs_the_timeout_and_no_more(protocol: s
             mute.listen()
             return await once(route(mute.getsockname()[1], protocol, timeout=0.3))
 
-    assert run(work()).failure in (Failure.TIMEOUT, Failure.UNREACHABLE)
+    assert run(work()).failure in (DeliveryFailure.TIMEOUT, DeliveryFailure.UNREACHABLE)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
-    async def work() -> list[Failure | None]:
+    async def work() -> list[DeliveryFailure | None]:
         seen = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -319,7 +323,7 @@ def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
         await server.stop(1.0)
         return seen
 
-    assert run(work()) == [Failure.UNREACHABLE] * 4 + [None]
+    assert run(work()) == [DeliveryFailure.UNREACHABLE] * 4 + [None]
 
 
 # Pure parts of gRPC.

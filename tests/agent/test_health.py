@@ -12,19 +12,19 @@ from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.classification import DecisionRule, FleetResponse, choose_rule, is_straggler
 from ingero_agent.health.early_push import EarlyPush
 from ingero_agent.health.phase import Phase, PhaseState
-from ingero_agent.health.signals import Observation, Signals, sanitise
+from ingero_agent.health.signals import SignalReading, Signals, sanitise
 from ingero_contract.signals import HealthSignal
 from ingero_contract.values import DecisionSource, DetectionMode, VerdictState
 from ingero_contract.verdicts import VerdictLine
 
 
-def look(rate: float = 100.0, compute: float = 0.9, memory: float = 0.9, cpu: float = 0.9) -> Observation:
-    return Observation(
+def look(rate: float = 100.0, compute: float = 0.9, memory: float = 0.9, cpu: float = 0.9) -> SignalReading:
+    return SignalReading(
         rate=rate, compute=compute, memory=memory, cpu=cpu, launches=int(rate) if math.isfinite(rate) else 0
     )
 
 
-def learnt(observation: Observation, samples: int = 30) -> Baseline:
+def learnt(observation: SignalReading, samples: int = 30) -> Baseline:
     baseline = Baseline()
     for _ in range(samples):
         baseline = baseline.advance(observation)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.health.signals import Observation
+from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed, procfs
 from ingero_agent.sources.poll_buffer import PollBuffer
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
@@ -113,7 +113,7 @@ def database(file: Path, rows: list[tuple[int, int, int, int, int]], version: in
     return file
 
 
-def observed(source: DatabaseSource) -> Observation:
+def observed(source: DatabaseSource) -> SignalReading:
     found = source.read(1003.0)
     assert found is not None
     return found
@@ -171,12 +171,12 @@ class Steps:
     def done(self, now: float) -> float:
         return self.rate * min(now, self.until)
 
-    def read(self, now: float) -> Observation | None:
+    def read(self, now: float) -> SignalReading | None:
         before, self.before = self.before, now
         if before is None:
             return None
         steps = self.done(now) - self.done(before)
-        return Observation(rate=steps / (now - before), compute=0.5, memory=0.5, cpu=0.5, launches=round(steps))
+        return SignalReading(rate=steps / (now - before), compute=0.5, memory=0.5, cpu=0.5, launches=round(steps))
 
     def close(self) -> None:
         pass
@@ -201,7 +201,7 @@ def test_looks_count_for_as_long_as_they_counted() -> None:
     """A tracer that writes at its own times: what it counted, over the time in which it did."""
     written = [0.0, 0.31, 0.35, 0.78, 0.99]
     looks = [
-        Observation(rate=30.0 + 10 * number, compute=0.5, memory=0.5, cpu=0.5, launches=1, seconds=later - sooner)
+        SignalReading(rate=30.0 + 10 * number, compute=0.5, memory=0.5, cpu=0.5, launches=1, seconds=later - sooner)
         for number, (sooner, later) in enumerate(pairwise(written))
     ]
     source, pieces = iter([None, *looks]), PollBuffer()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of, read_dumps
 from ingero_analyze.diagnose.hangs import HangKind, find_hang
-from ingero_analyze.diagnose.sources import Problems, Rows, SourceError
+from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_fleet.cli import main
 
 WORLD = 4
@@ -43,7 +43,7 @@ def dump(entries: list[dict[str, Any]], groups: dict[str, list[int]] | None = No
 
 
 def told(*parts: tuple[int, Any]) -> Any:
-    return find_hang([dump_of(value, rank, f"rank{rank}", Problems(), Rows()) for rank, value in parts])
+    return find_hang([dump_of(value, rank, f"rank{rank}", Problems(), OperationRows()) for rank, value in parts])
 
 
 def test_the_rank_that_did_not_come_is_named() -> None:
@@ -158,7 +158,7 @@ def test_a_receive_whose_sender_never_came_names_the_sender() -> None:
 
 
 def test_timed_collectives_become_rows() -> None:
-    rows = Rows()
+    rows = OperationRows()
 
     dump_of(dump([entry(seq, duration_ms=2.5) for seq in (1, 2)]), 0, "rank0", Problems(), rows)
 
@@ -176,7 +176,7 @@ def test_timed_collectives_become_rows() -> None:
 def test_a_bad_entry_is_counted_with_its_place_and_the_rest_is_kept(bad: dict[str, Any], words: str) -> None:
     problems = Problems()
 
-    found = dump_of(dump([entry(1), entry(2) | bad, entry(3)]), 7, "trace_7", problems, Rows())
+    found = dump_of(dump([entry(1), entry(2) | bad, entry(3)]), 7, "trace_7", problems, OperationRows())
 
     assert found.parts["0"].completed == 3
     assert problems.count == 1
@@ -274,7 +274,7 @@ FIELDS = (
 
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), max_size=4), ANYTHING, ANYTHING)
 def test_dumps_with_any_values_give_an_answer_or_a_refusal(entries: Any, config: Any, status: Any) -> None:
-    problems, rows = Problems(), Rows()
+    problems, rows = Problems(), OperationRows()
     dumps = []
     for rank, value in itertools.product(
         (0, 1), ({"entries": [entry(2, ended=False) | item for item in entries], "pg_config": config,

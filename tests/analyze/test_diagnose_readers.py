@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_analyze.diagnose import dcgm, inspector, kineto
-from ingero_analyze.diagnose.sources import Problems, Rows, SourceError, rank_of
+from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, rank_of
 from ingero_fleet.cli import main
 
 RANKS, STEPS, LATE = 4, 40, 2
@@ -280,7 +280,7 @@ EVENTS = st.fixed_dictionaries(
 @given(st.lists(EVENTS | ANYTHING, max_size=6), ANYTHING)
 def test_traces_with_any_values_give_rows_or_a_refusal(events: Any, told: Any) -> None:
     for tree in ({"traceEvents": events, "distributedInfo": told, "host_name": told}, events, told):
-        rows = Rows()
+        rows = OperationRows()
         try:
             kineto.fill(rows, kineto.trace_of(tree, Path("rank3.json"), Problems()))
         except SourceError:
@@ -324,8 +324,8 @@ def page(host: str, *, clock: float = 1980, reasons: int = 0, xid: int = 0, util
     )
 
 
-def gpus(*pages: str) -> tuple[list[dcgm.GpuSample], Problems]:
-    problems, found = Problems(), dict[tuple[str, str], dcgm.GpuSample]()
+def gpus(*pages: str) -> tuple[list[dcgm.DcgmSample], Problems]:
+    problems, found = Problems(), dict[tuple[str, str], dcgm.DcgmSample]()
     for number, text in enumerate(pages):
         dcgm.parse(text, f"page{number}", found, problems)
     return list(found.values()), problems

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingero_kit.otlp_client import ClientConfig, Disposition, Failure, grpc_failure, http_failure
+from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, grpc_failure, http_failure
 from ingero_kit.otlp_http_client import otlp_url
 from ingero_kit.settings import SettingsError
 
@@ -14,37 +14,37 @@ RETRY, SPLIT, DROP = Disposition.RETRY, Disposition.SPLIT, Disposition.DROP
     [
         (200, None),
         (204, None),
-        (302, (Failure.REFUSED, DROP)),
-        (400, (Failure.REFUSED, SPLIT)),
-        (401, (Failure.UNAUTHENTICATED, RETRY)),
-        (404, (Failure.REFUSED, DROP)),
-        (413, (Failure.REFUSED, SPLIT)),
-        (429, (Failure.BUSY, RETRY)),
-        (500, (Failure.SERVER_ERROR, SPLIT)),
-        (501, (Failure.SERVER_ERROR, DROP)),
-        (502, (Failure.SERVER_ERROR, RETRY)),
-        (503, (Failure.BUSY, RETRY)),
-        (504, (Failure.SERVER_ERROR, RETRY)),
+        (302, (DeliveryFailure.REFUSED, DROP)),
+        (400, (DeliveryFailure.REFUSED, SPLIT)),
+        (401, (DeliveryFailure.UNAUTHENTICATED, RETRY)),
+        (404, (DeliveryFailure.REFUSED, DROP)),
+        (413, (DeliveryFailure.REFUSED, SPLIT)),
+        (429, (DeliveryFailure.BUSY, RETRY)),
+        (500, (DeliveryFailure.SERVER_ERROR, SPLIT)),
+        (501, (DeliveryFailure.SERVER_ERROR, DROP)),
+        (502, (DeliveryFailure.SERVER_ERROR, RETRY)),
+        (503, (DeliveryFailure.BUSY, RETRY)),
+        (504, (DeliveryFailure.SERVER_ERROR, RETRY)),
     ],
 )
-def test_http_statuses(status: int, expected: tuple[Failure, Disposition] | None) -> None:
+def test_http_statuses(status: int, expected: tuple[DeliveryFailure, Disposition] | None) -> None:
     assert http_failure(status) == expected
 
 
 @pytest.mark.parametrize(
     ("code", "retry_after", "expected"),
     [
-        ("UNAVAILABLE", None, (Failure.UNREACHABLE, RETRY)),
-        ("UNAVAILABLE", 1.0, (Failure.BUSY, RETRY)),
-        ("RESOURCE_EXHAUSTED", None, (Failure.BUSY, SPLIT)),
-        ("RESOURCE_EXHAUSTED", 0.0, (Failure.BUSY, RETRY)),
-        ("DEADLINE_EXCEEDED", None, (Failure.TIMEOUT, RETRY)),
-        ("INVALID_ARGUMENT", None, (Failure.REFUSED, SPLIT)),
-        ("UNAUTHENTICATED", None, (Failure.UNAUTHENTICATED, RETRY)),
-        ("UNIMPLEMENTED", None, (Failure.REFUSED, DROP)),
+        ("UNAVAILABLE", None, (DeliveryFailure.UNREACHABLE, RETRY)),
+        ("UNAVAILABLE", 1.0, (DeliveryFailure.BUSY, RETRY)),
+        ("RESOURCE_EXHAUSTED", None, (DeliveryFailure.BUSY, SPLIT)),
+        ("RESOURCE_EXHAUSTED", 0.0, (DeliveryFailure.BUSY, RETRY)),
+        ("DEADLINE_EXCEEDED", None, (DeliveryFailure.TIMEOUT, RETRY)),
+        ("INVALID_ARGUMENT", None, (DeliveryFailure.REFUSED, SPLIT)),
+        ("UNAUTHENTICATED", None, (DeliveryFailure.UNAUTHENTICATED, RETRY)),
+        ("UNIMPLEMENTED", None, (DeliveryFailure.REFUSED, DROP)),
     ],
 )
-def test_grpc_statuses(code: str, retry_after: float | None, expected: tuple[Failure, Disposition]) -> None:
+def test_grpc_statuses(code: str, retry_after: float | None, expected: tuple[DeliveryFailure, Disposition]) -> None:
     assert grpc_failure(code, retry_after) == expected
 
 

@@ -13,7 +13,7 @@ import trustme
 from ingero_agent.threshold_api import ThresholdApi
 from ingero_contract import routes
 from ingero_http.asgi import AsgiServer
-from ingero_kit.otlp_client import ClientConfig, Failure, make_client
+from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, make_client
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.tls import ClientTls, ServerTls
@@ -105,7 +105,7 @@ def test_an_otlp_client_goes_on_when_all_certificates_of_both_sides_are_replaced
 ) -> None:
     files = Files(tmp_path)
 
-    async def main() -> list[Failure | None]:
+    async def main() -> list[DeliveryFailure | None]:
         seen = []
         async with listener(protocol, files.server) as port:
             client = make_client(
@@ -130,7 +130,7 @@ def test_an_otlp_client_that_is_refused_for_its_certificate_goes_on_with_a_new_o
 ) -> None:
     files = Files(tmp_path)
 
-    async def main() -> list[Failure | None]:
+    async def main() -> list[DeliveryFailure | None]:
         seen = []
         async with listener(protocol, files.server) as port:
             config = ClientConfig(endpoint=f"127.0.0.1:{port}", tls=files.client, protocol=protocol, timeout=10)
@@ -142,7 +142,7 @@ def test_an_otlp_client_that_is_refused_for_its_certificate_goes_on_with_a_new_o
             await client.close()
         return seen
 
-    assert asyncio.run(main()) == [Failure.UNREACHABLE, None]
+    assert asyncio.run(main()) == [DeliveryFailure.UNREACHABLE, None]
 
 
 def test_the_client_of_the_threshold_api_follows_its_certificates(tmp_path: Path) -> None:

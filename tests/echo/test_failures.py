@@ -271,7 +271,9 @@ def test_a_clock_that_is_far_ahead_for_a_while_deletes_nothing_and_refuses_nothi
 
 def sweeps(service: Running) -> float:
     text = web.get(service.url("api", "/metrics")).text
-    return float(next(line.split()[1] for line in text.splitlines() if line.startswith("ingero_echo_sweeps_total")))
+    return float(
+        next(line.split()[1] for line in text.splitlines() if line.startswith("ingero_echo_retention_runs_total"))
+    )
 
 
 HOUR, START = TRUSTED_AFTER, 1_700_000_000 * 10**9

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ingero_contract import echo, routes
 from ingero_echo.auth import MAX_BUCKETS, RateLimit
 from ingero_echo.cli import main
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.mcp_tools import compact_schema
 from ingero_echo.middleware import CHUNK_BYTES, MAX_UNREAD_BYTES, WRONG_TOKENS_AT_ONCE, UnreadResponses
 from ingero_echo.query_service import TOOLS
@@ -142,7 +142,7 @@ def test_who_does_not_read_gets_no_further_answers() -> None:
         body = {"type": "http.response.body", "body": b"x" * (MAX_UNREAD_BYTES // 2 + 1)}
         waiting = [asyncio.create_task(unread.send("greedy", body, send)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(EchoApiError) as refused:
             unread.check("greedy")
         unread.check("other")
         assert [len(message["body"]) for message in sent] == [CHUNK_BYTES, CHUNK_BYTES]

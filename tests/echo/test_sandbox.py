@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ingero_contract import attributes, echo
 from ingero_echo import functions
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import run_query
 from ingero_echo.sandbox import check, sandbox_query
 from ingero_echo.settings import QueryConfig, StoreConfig
@@ -213,7 +213,7 @@ def answer(store: Store, text: str, seconds: float = 5.0) -> list[list[Any]]:
 
 @pytest.mark.parametrize("name", WAYS_OUT)
 def test_no_way_out(store: Store, name: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(EchoApiError) as refused:
         sandbox_query(WAYS_OUT[name], Window(), store.cursor())
 
     assert refused.value.code == "sql_refused"
@@ -243,7 +243,7 @@ TENANT = [
 def test_a_tenant_sees_its_own_rows_only(store: Store, text: str) -> None:
     try:
         found = {value for row in answer(store, text) for value in row}
-    except ApiError as refused:
+    except EchoApiError as refused:
         found = {"mine"}
         assert refused.code in ("sql_refused", "bad_query")
 
@@ -268,7 +268,7 @@ ENDLESS = "SELECT count(*) FROM range(1000000000000) a WHERE a.range % 7 = -1"
     ],
 )
 def test_bombs_end_in_time_and_memory(store: Store, text: str) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(EchoApiError) as refused:
         answer(store, text, seconds=1.0)
 
     assert refused.value.code in ("timeout", "too_large", "bad_query")
@@ -277,7 +277,7 @@ def test_bombs_end_in_time_and_memory(store: Store, text: str) -> None:
 
 @pytest.mark.parametrize("seconds", [1e-6, 1e-4, 1e-3])
 def test_a_time_that_is_over_before_the_query_has_begun_ends_it_all_the_same(store: Store, seconds: float) -> None:
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(EchoApiError) as refused:
         answer(store, ENDLESS, seconds)
 
     assert refused.value.code == "timeout"
@@ -285,7 +285,7 @@ def test_a_time_that_is_over_before_the_query_has_begun_ends_it_all_the_same(sto
 
 def test_a_time_that_is_over_between_two_rows_ends_the_query_in_words(store: Store) -> None:
     text = "SELECT i FROM range(1000000000000) t(i) WHERE i < 5000 OR i > 999999999999"
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(EchoApiError) as refused:
         run_query(store.cursor(), sandbox_query(text, Window(), store.cursor()), {}, QueryConfig(timeout=0.3), 10_000)
 
     assert refused.value.code == "timeout"
@@ -294,7 +294,7 @@ def test_a_time_that_is_over_between_two_rows_ends_the_query_in_words(store: Sto
 @pytest.mark.parametrize("wrong", ["'x' || i", "CASE WHEN i < 5000 THEN '1' ELSE 'x' END"])
 def test_a_row_that_cannot_be_made_is_the_askers_error(store: Store, wrong: str) -> None:
     text = f"SELECT CAST({wrong} AS BIGINT) FROM range(9000) t(i)"
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(EchoApiError) as refused:
         run_query(store.cursor(), sandbox_query(text, Window(), store.cursor()), {}, QueryConfig(), 10_000)
 
     assert refused.value.code == "bad_query"
@@ -368,7 +368,7 @@ def test_fuzzed_queries_stay_inside(store: Store, text: str) -> None:
     before = store.connection.execute("SELECT count(*) FROM events").fetchone()
     try:
         found = answer(store, text, seconds=2.0)
-    except ApiError:
+    except EchoApiError:
         found = []
 
     assert SECRET not in str(found)
@@ -381,7 +381,7 @@ def test_fuzzed_queries_stay_inside(store: Store, text: str) -> None:
 def test_any_text_is_refused_or_harmless(store: Store, text: str) -> None:
     try:
         check(text, store.cursor())
-    except ApiError as refused:
+    except EchoApiError as refused:
         assert refused.code == "sql_refused"
 
 

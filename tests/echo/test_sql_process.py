@@ -18,7 +18,7 @@ import pytest
 
 from ingero_contract import echo
 from ingero_echo.concurrency import MAX_WAITING, ConcurrencyLimiter
-from ingero_echo.errors import ApiError
+from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken
 from ingero_echo.settings import EchoConfig
 from ingero_echo.snapshots import SnapshotRegistry, Version
@@ -202,7 +202,7 @@ def test_questions_are_right_while_the_file_changes_under_them(store: Store) -> 
         while len(seen) < 6:
             try:
                 seen += pool.run(store.snapshots, text, None, 10, CancelToken()).lists()
-            except ApiError as refused:
+            except EchoApiError as refused:
                 assert refused.status == 503, refused  # overtaken twice; the asker is told to come back
         return seen
 
@@ -300,14 +300,14 @@ def test_who_waits_too_long_or_behind_too_many_is_told_to_come_back() -> None:
     async def play() -> None:
         limiter = ConcurrencyLimiter(places=1, max_wait=0.01)
         async with limiter.slot("a"):
-            with pytest.raises(ApiError) as late:
+            with pytest.raises(EchoApiError) as late:
                 async with limiter.slot("b"):
                     raise AssertionError
             patient = ConcurrencyLimiter(places=1, max_wait=60)
             async with patient.slot("a"):
                 waiting = [asyncio.create_task(patient.slot("b").__aenter__()) for _ in range(MAX_WAITING)]
                 await asyncio.sleep(0)
-                with pytest.raises(ApiError) as many:
+                with pytest.raises(EchoApiError) as many:
                     async with patient.slot("b"):
                         raise AssertionError
                 for task in waiting:
@@ -325,7 +325,7 @@ def test_a_question_that_is_cancelled_ends_in_its_process(store: Store) -> None:
     pool, cancel = pool_of(store, timeout=300), CancelToken()
     threading.Timer(0.2, cancel.request).start()
     began = time.monotonic()
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(EchoApiError) as refused:
         pool.run(store.snapshots, ENDLESS, None, 10, cancel)
     pool.close()
 

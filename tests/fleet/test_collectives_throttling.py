@@ -13,7 +13,7 @@ from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.intake import Intake
 from ingero_fleet.nccl_settings import NcclConfig
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
@@ -91,7 +91,7 @@ def test_who_is_held_back_since_the_job_is_slower_is_named_with_the_evidence() -
     assert wait_profile.named == set()
     assert [facts(push)[0] for push in sent] == ["straggler", "healthy"]
     assert facts(sent[0])[1] == "gpu_throttled"
-    assert "holds up the collectives" in facts(sent[1])[2]
+    assert "delays the collectives" in facts(sent[1])[2]
 
 
 def facts(push: Push) -> tuple[str, str, str]:
@@ -230,7 +230,7 @@ def test_json_says_the_same() -> None:
 
 def test_what_agents_push_of_their_gpus_reaches_the_desk() -> None:
     tracker = CollectivesTracker(NcclConfig())
-    intake = Intake(ScoreTable(Limits(9, 9, 9.0), ()), lambda: BEGIN, observe=tracker.take)
+    intake = Intake(ScoreTable(ScoreLimits(9, 9, 9.0), ()), lambda: BEGIN, observe=tracker.take)
     intake(Push(Signal.METRICS, "protobuf", throttled("node-5", *HOT)))
     intake(Push(Signal.METRICS, "protobuf", clock("node-6", 1e9)))
 

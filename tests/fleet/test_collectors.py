@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ingero_fleet import threshold_rule
 from ingero_fleet.collectors import MAX_COHORT_SERIES, FindingsCollector
 from ingero_fleet.score_snapshot import ScoreSnapshot
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
@@ -20,7 +20,7 @@ CONFIG = IngeroConfig()
 
 def page(jobs: int, label: int = 0) -> CollectorRegistry:
     """The page for a node in each job, and two in the last."""
-    table = ScoreTable(Limits(nodes=100_000, clusters=10, ttl_seconds=50), CONFIG.cohort.by)
+    table = ScoreTable(ScoreLimits(nodes=100_000, clusters=10, ttl_seconds=50), CONFIG.cohort.by)
     for number in [*range(jobs), jobs - 1]:
         job = f"job-{number}" + "x" * label
         table.observe(HealthReport(node_id=f"n{number}-{len(table)}", cluster_id="c", score=0.9, job_id=job), 0.0)

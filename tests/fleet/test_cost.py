@@ -22,7 +22,7 @@ from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.live_detector import LiveDetector
 from ingero_fleet.score_snapshot import ScoreSnapshot
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.gpu_rates import builtin, parse
@@ -71,7 +71,7 @@ def test_what_curing_one_saves_is_what_the_job_costs_less_without_it(severities:
 
 
 def snapshot(reports: list[HealthReport]) -> tuple[TickSnapshot, ScoreTable]:
-    table = ScoreTable(Limits(1000, 10, 100), CONFIG.cohort.by)
+    table = ScoreTable(ScoreLimits(1000, 10, 100), CONFIG.cohort.by)
     for report in reports:
         table.observe(report, 0.0)
     scores = ScoreSnapshot.take(table, 1.0)
@@ -116,7 +116,7 @@ def test_without_a_world_size_only_the_straggler_s_own_time_is_lost() -> None:
 def judged(last: HealthReport, ticks: int) -> tuple[TickSnapshot, ScoreTable]:
     """Four nodes that the detector has learnt; then the last one reports something else for so many ticks."""
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=8)})
-    table, detector = ScoreTable(Limits(1000, 10, 1e9), CONFIG.cohort.by), LiveDetector(config)
+    table, detector = ScoreTable(ScoreLimits(1000, 10, 1e9), CONFIG.cohort.by), LiveDetector(config)
     healthy = job([0.9, 0.9, 0.9, 0.9], world_size=32)
     for tick in range(12 + ticks):
         for report in [*healthy[:3], last if tick >= 12 else healthy[3]]:

@@ -17,9 +17,9 @@ from ingero_fleet.exporters import MAX_SPLITS, Exporter, make_client
 from ingero_fleet.intake import Intake
 from ingero_fleet.otlp_parts import as_protobuf, halves
 from ingero_fleet.receivers.traffic import TRAFFIC_JSON, Traffic, total
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig, QueueConfig
-from ingero_kit.otlp_client import Disposition, ExportResult, Failure
+from ingero_kit.otlp_client import DeliveryFailure, Disposition, ExportResult
 from ingero_kit.otlp_receiver import (
     Answer,
     Authenticator,
@@ -37,8 +37,8 @@ PUSH = Push(Signal.METRICS, "protobuf", b"\n\0")
 
 
 DELIVERED = ExportResult()
-DROPPED = ExportResult(failure=Failure.REFUSED, disposition=Disposition.DROP, detail="no")
-SPLIT = ExportResult(failure=Failure.REFUSED, disposition=Disposition.SPLIT, detail="no")
+DROPPED = ExportResult(failure=DeliveryFailure.REFUSED, disposition=Disposition.DROP, detail="no")
+SPLIT = ExportResult(failure=DeliveryFailure.REFUSED, disposition=Disposition.SPLIT, detail="no")
 
 
 class Client:
@@ -95,7 +95,7 @@ def test_what_is_under_way_when_the_time_to_stop_is_over_is_counted() -> None:
     assert asyncio.run(asyncio.wait_for(work(), 30)) == 2
 
 
-AWAY = ExportResult(failure=Failure.UNREACHABLE, disposition=Disposition.RETRY, detail="no connection")
+AWAY = ExportResult(failure=DeliveryFailure.UNREACHABLE, disposition=Disposition.RETRY, detail="no connection")
 
 
 def test_a_receiver_that_is_away_for_an_hour_loses_only_what_the_queue_cannot_take() -> None:
@@ -387,7 +387,7 @@ def test_ids_of_log_records_and_exemplars_are_read_alike() -> None:
 @pytest.mark.parametrize("signal", [Signal.LOGS, Signal.TRACES])
 def test_what_is_no_otlp_is_refused_and_goes_nowhere(signal: Signal, encoding: str, body: bytes) -> None:
     passed: list[Push] = []
-    intake = Intake(ScoreTable(Limits(nodes=9, clusters=9, ttl_seconds=9.0), ()), lambda: 0.0, passed.append)
+    intake = Intake(ScoreTable(ScoreLimits(nodes=9, clusters=9, ttl_seconds=9.0), ()), lambda: 0.0, passed.append)
     body = body.replace(b"resourceLogs", b"resourceSpans").replace(b"scopeLogs", b"scopeSpans").replace(
         b"logRecords", b"spans"
     ) if signal is Signal.TRACES else body  # fmt: skip
@@ -400,7 +400,7 @@ def test_what_is_no_otlp_is_refused_and_goes_nowhere(signal: Signal, encoding: s
 @pytest.mark.parametrize("odd", [{"traceId": "zz"}, {"timeUnixNano": "never"}, {"attributes": {"no": "list"}}, None])
 def test_a_record_in_json_that_cannot_be_read_costs_those_beside_it_nothing(odd: object) -> None:
     passed: list[Push] = []
-    intake = Intake(ScoreTable(Limits(nodes=9, clusters=9, ttl_seconds=9.0), ()), lambda: 0.0, passed.append)
+    intake = Intake(ScoreTable(ScoreLimits(nodes=9, clusters=9, ttl_seconds=9.0), ()), lambda: 0.0, passed.append)
     good = [{"body": {"stringValue": text}, "traceId": TRACE} for text in ("a", "b")]
     body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [good[0], odd, good[1]]}]}]}).encode()
     answer = intake(Push(Signal.LOGS, "json", body))

@@ -20,7 +20,7 @@ from ingero_fleet.collectives.gpu_states import GpuStates
 from ingero_fleet.collectives.points import PointReader
 from ingero_fleet.intake import TOO_MUCH, Intake
 from ingero_fleet.receivers.ingest import IngestService
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.verdict_cache import NodeVerdicts, VerdictCache
 from ingero_kit.health_report import HealthReport
@@ -34,7 +34,7 @@ Encoding = Literal["protobuf", "json"]
 
 
 def table() -> ScoreTable:
-    return ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), ())
+    return ScoreTable(ScoreLimits(nodes=100, clusters=10, ttl_seconds=50), ())
 
 
 def intake(sent: list[Push]) -> Intake:

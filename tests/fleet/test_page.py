@@ -27,7 +27,7 @@ from ingero_fleet.page.health_history import (
     HealthHistory,
 )
 from ingero_fleet.score_snapshot import ScoreSnapshot
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
 from ingero_kit.clock import rfc3339
@@ -49,7 +49,7 @@ class World:
     """A score map and its history, a tick at a time."""
 
     def __init__(self, ttl_seconds: float = 5.0) -> None:
-        self.table = ScoreTable(Limits(100_000, 100, ttl_seconds), CONFIG.cohort.by)
+        self.table = ScoreTable(ScoreLimits(100_000, 100, ttl_seconds), CONFIG.cohort.by)
         self.history = HealthHistory()
         self.now = 0.0
         self.memory = threshold_rule.RuleState()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_contract import attributes
-from ingero_fleet.cost.providers import Place, ProviderMap, Rule
+from ingero_fleet.cost.providers import NodeLocation, ProviderMap, Rule
 from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.provider_tag import ProviderTag
 from ingero_kit.health_report import HealthReport
@@ -18,7 +18,7 @@ from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job, as_json
 
-RULES = ProviderMap((Rule(provider="lambda", nodes=("l-*",)),), "coreweave", {"k": Place({}, (), "gce")})
+RULES = ProviderMap((Rule(provider="lambda", nodes=("l-*",)),), "coreweave", {"k": NodeLocation({}, (), "gce")})
 
 
 def nobody(node: tuple[str, str]) -> str:

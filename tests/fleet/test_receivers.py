@@ -28,7 +28,7 @@ from ingero_fleet.receivers.messages import (
 )
 from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import TRAFFIC_JSON, Traffic, total
-from ingero_fleet.score_table import BATCH_COLUMNS, Limits, ScoreTable
+from ingero_fleet.score_table import BATCH_COLUMNS, ScoreLimits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.verdict_cache import NodeVerdicts, VerdictCache
 from ingero_http.limits import Counters
@@ -39,7 +39,7 @@ from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_testing.processes import BIN, FREE, Running, fleet, process, wait_until
 from ingero_testing.web import web
 
-LIMITS = Limits(nodes=100, clusters=10, ttl_seconds=1e9)
+LIMITS = ScoreLimits(nodes=100, clusters=10, ttl_seconds=1e9)
 BY = ("job_id", "gpu_model")
 REPORTS = st.builds(
     HealthReport,
@@ -106,7 +106,7 @@ def test_a_later_report_of_a_node_is_not_replaced_by_an_earlier_one() -> None:
 
 
 def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> None:
-    judge = ScoreTable(Limits(nodes=2, clusters=9, ttl_seconds=10), BY)
+    judge = ScoreTable(ScoreLimits(nodes=2, clusters=9, ttl_seconds=10), BY)
     heard = ScoreTable(LIMITS, BY)
     for name in "abc":
         heard.observe(HealthReport(node_id=name, cluster_id="c", score=0.5), 1.0)
@@ -117,7 +117,7 @@ def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> 
 
 
 def test_an_older_report_that_another_receiver_took_later_does_not_replace_a_newer_one() -> None:
-    limits = Limits(nodes=100, clusters=10, ttl_seconds=50)
+    limits = ScoreLimits(nodes=100, clusters=10, ttl_seconds=50)
     judge, first, second = (ScoreTable(limits, BY) for _ in range(3))
     for table, score, sent, heard in ((first, 0.9, 20, 1.0), (second, 0.1, 19, 2.0)):
         table.observe(HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=sent * 10**9), heard)
@@ -129,7 +129,7 @@ def test_an_older_report_that_another_receiver_took_later_does_not_replace_a_new
 
 
 def test_cohorts_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> None:
-    judge = ScoreTable(Limits(nodes=9, clusters=9, ttl_seconds=10, cohorts=2), BY)
+    judge = ScoreTable(ScoreLimits(nodes=9, clusters=9, ttl_seconds=10, cohorts=2), BY)
     heard = ScoreTable(LIMITS, BY)
     for name in "abc":
         heard.observe(HealthReport(node_id=name, cluster_id="c", score=0.5, job_id=f"job-{name}"), 1.0)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_kit.health_report import HealthReport
 
 
@@ -12,7 +12,7 @@ def report(node: str, cluster: str = "c", **fields: str) -> HealthReport:
 
 
 def test_nodes_beyond_the_limit_are_refused_in_words_and_counted() -> None:
-    table = ScoreTable(Limits(nodes=2, clusters=9, ttl_seconds=10), ())
+    table = ScoreTable(ScoreLimits(nodes=2, clusters=9, ttl_seconds=10), ())
     for name in "ab":
         assert table.observe(report(name), 0) is None
 
@@ -25,7 +25,7 @@ def test_nodes_beyond_the_limit_are_refused_in_words_and_counted() -> None:
 
 
 def test_clusters_beyond_the_limit_are_refused() -> None:
-    table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=10), ())
+    table = ScoreTable(ScoreLimits(nodes=9, clusters=1, ttl_seconds=10), ())
     table.observe(report("a", "one"), 0)
 
     refusal = table.observe(report("a", "two"), 0)
@@ -35,7 +35,7 @@ def test_clusters_beyond_the_limit_are_refused() -> None:
 
 
 def test_a_silent_node_is_forgotten_and_makes_room() -> None:
-    table = ScoreTable(Limits(nodes=1, clusters=1, ttl_seconds=10), ())
+    table = ScoreTable(ScoreLimits(nodes=1, clusters=1, ttl_seconds=10), ())
     table.observe(report("a", "old"), 0)
 
     assert table.expire(10) == []
@@ -45,7 +45,7 @@ def test_a_silent_node_is_forgotten_and_makes_room() -> None:
 
 
 def test_jobs_that_come_and_go_leave_no_cohorts_behind() -> None:
-    table = ScoreTable(Limits(nodes=5, clusters=1, ttl_seconds=10), ("job_id",))
+    table = ScoreTable(ScoreLimits(nodes=5, clusters=1, ttl_seconds=10), ("job_id",))
     for number in range(300):
         table.observe(report("a", job_id=f"job-{number}"), number)
         table.expire(number)
@@ -56,7 +56,7 @@ def test_jobs_that_come_and_go_leave_no_cohorts_behind() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 8)), max_size=60))
 def test_names_and_rows_agree_whatever_comes_and_goes(history: list[tuple[str, int]]) -> None:
-    table = ScoreTable(Limits(nodes=4, clusters=2, ttl_seconds=5), ())
+    table = ScoreTable(ScoreLimits(nodes=4, clusters=2, ttl_seconds=5), ())
     now = 0.0
     for name, pause in history:
         now += pause
@@ -69,7 +69,7 @@ def test_names_and_rows_agree_whatever_comes_and_goes(history: list[tuple[str, i
 
 
 def test_cohorts_beyond_the_limit_are_refused_in_words_and_counted_and_make_room_again() -> None:
-    table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=10, cohorts=2), ("job_id",))
+    table = ScoreTable(ScoreLimits(nodes=9, clusters=1, ttl_seconds=10, cohorts=2), ("job_id",))
     for name in "ab":
         assert table.observe(report(name, job_id=f"job-{name}"), 0) is None
 
@@ -86,7 +86,7 @@ def test_cohorts_beyond_the_limit_are_refused_in_words_and_counted_and_make_room
 
 
 def test_an_older_score_that_comes_later_does_not_replace_a_newer_one() -> None:
-    table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=50), ())
+    table = ScoreTable(ScoreLimits(nodes=9, clusters=1, ttl_seconds=50), ())
 
     for second, score in ((100, 0.9), (97, 0.1), (99, 0.2)):
         sent_ns = HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9)
@@ -96,7 +96,7 @@ def test_an_older_score_that_comes_later_does_not_replace_a_newer_one() -> None:
 
 
 def test_a_node_whose_clock_was_set_back_is_heard_at_once() -> None:
-    table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=50), ())
+    table = ScoreTable(ScoreLimits(nodes=9, clusters=1, ttl_seconds=50), ())
 
     for second, score in ((7200, 0.9), (100, 0.1), (110, 0.2)):
         table.observe(HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9), 1000)

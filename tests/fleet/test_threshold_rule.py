@@ -11,7 +11,7 @@ from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_fleet import score_snapshot, threshold_rule
 from ingero_fleet.score_snapshot import ScoreSnapshot
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import IngeroConfig, QuorumConfig
 from ingero_fleet.threshold_rule import RuleState, Tick
 from ingero_fleet.tick_snapshot import TickSnapshot, stragglers_answer, summary_answer, threshold_answer
@@ -21,7 +21,7 @@ CONFIG = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
 
 
 def table() -> ScoreTable:
-    return ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), CONFIG.cohort.by)
+    return ScoreTable(ScoreLimits(nodes=100, clusters=10, ttl_seconds=50), CONFIG.cohort.by)
 
 
 def observe(score_table: ScoreTable, now: float = 0.0, /, **nodes: float | HealthReport) -> None:

@@ -28,7 +28,7 @@ from ingero_fleet.engine import Engine
 from ingero_fleet.live_detector import LiveDetector, parameters_of
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.score_snapshot import ScoreSnapshot
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, ProcessorsConfig, QuorumConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.tick_snapshot import TickSnapshot
@@ -225,7 +225,7 @@ CONFIG = IngeroConfig(
 def judged(folder: Path, ticks: int = 120) -> tuple[LiveDetector, list[Any]]:
     """Fleet's own path from reports to edges, with a recording; some nodes come late, fall silent, rest, or move."""
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, record=folder / "record.csv")})
-    table = ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), config.cohort.by)
+    table = ScoreTable(ScoreLimits(nodes=100, clusters=10, ttl_seconds=50), config.cohort.by)
     detector, rng, found = LiveDetector(config), np.random.default_rng(5), []
     for tick in range(ticks):
         now = 1_700_000_000.0 + 10 * tick + rng.uniform(-2, 2)
@@ -251,7 +251,7 @@ def test_an_accused_node_that_is_silent_for_a_day_is_released_when_it_is_forgott
     """Without a last edge it would stay accused for ever wherever edges are kept."""
     minutes = 600.0
     config = CONFIG.model_copy(update={"push_interval": minutes, "detector": DetectorConfig(warmup_ticks=10)})
-    table, detector = ScoreTable(Limits(100, 10, 5 * minutes), config.cohort.by), LiveDetector(config)
+    table, detector = ScoreTable(ScoreLimits(100, 10, 5 * minutes), config.cohort.by), LiveDetector(config)
     found, gone_at = [], 60
     for tick in range(gone_at + 2 * 144):
         now = 1_700_000_000.0 + minutes * tick
@@ -281,12 +281,12 @@ def test_ticks_until_nodes_reconnect_after_a_restart_are_no_silence(tmp_path: Pa
     state = tmp_path / "state.npz"
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, snapshot=state)})
     detector, now, found = LiveDetector(config), 1_700_000_000.0, []
-    table = ScoreTable(Limits(100, 10, 1e9), config.cohort.by)
+    table = ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by)
     for tick in range(40):
         now += 10.0
         if tick == 20:
             detector.close()
-            detector, table = LiveDetector(config), ScoreTable(Limits(100, 10, 1e9), config.cohort.by)
+            detector, table = LiveDetector(config), ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by)
         for number in range(9 if not 20 <= tick < 25 else 2):
             rate = 45.0 if number == 7 and tick >= 27 else 100.0 + number + tick % 3
             assert (
@@ -301,7 +301,7 @@ def test_ticks_until_nodes_reconnect_after_a_restart_are_no_silence(tmp_path: Pa
 def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Path) -> None:
     """Every node pushes once in five ticks, each at its own time."""
     config = CONFIG.model_copy(update={"push_interval": 1.0, "detector": DetectorConfig(warmup_ticks=8)})
-    table, detector, found = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), LiveDetector(config), []
+    table, detector, found = ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by), LiveDetector(config), []
     for tick in range(200):
         for number in range(10):
             if tick % 5 == number % 5:
@@ -319,7 +319,7 @@ def early(folder: Path) -> tuple[LiveDetector, list[Any], list[float]]:
     """Nine nodes that push once a tick; between two ticks the work of one collapses, and it says so at once."""
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, record=folder / "record.csv")})
     table, detector, rng = (
-        ScoreTable(Limits(100, 10, 1e9), config.cohort.by),
+        ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by),
         LiveDetector(config),
         np.random.default_rng(5),
     )
@@ -396,7 +396,7 @@ def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) 
 
 def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
     config = CONFIG.model_copy(update={"max_nodes": 3})
-    table, detector = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), LiveDetector(config)
+    table, detector = ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by), LiveDetector(config)
     for name in "abcde":
         assert table.observe(HealthReport(node_id=name, cluster_id="c", score=0.9), 0.0) is None
     scores = ScoreSnapshot.take(table, 0.0)

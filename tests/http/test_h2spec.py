@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from ingero_http.grpc_unary import GrpcService, respond
-from ingero_http.http2.messages import Failure, Reply, RequestHead, Service
+from ingero_http.http2.messages import Reply, RequestFailure, RequestHead, Service
 from ingero_http.http2.server import Http2Server
 
 MODULE = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
@@ -72,7 +72,7 @@ class Hello:
     def complete(self, body: bytes) -> Reply:
         return Reply.of([(b":status", b"200")], b"hello")
 
-    def fail(self, failure: Failure) -> Reply:
+    def fail(self, failure: RequestFailure) -> Reply:
         return Reply.of([(b":status", b"500")])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ingero_http.http2 import frames as h2
 from ingero_http.http2.frames import ErrorCode
-from ingero_http.http2.messages import Failure, Reply, RequestHead
+from ingero_http.http2.messages import Reply, RequestFailure, RequestHead
 from ingero_http.http2.server import Http2Server
 from ingero_http.http2.streams import CONNECTION_WINDOW, STREAM_WINDOW
 from ingero_http.limits import Limits
@@ -34,7 +34,7 @@ class Echo:
         self.heads.append(head)
         return Exchange(self, head)
 
-    def fail(self, failure: Failure) -> Reply:
+    def fail(self, failure: RequestFailure) -> Reply:
         return Reply.of([(b":status", b"500"), (b"failure", failure.name.encode())])
 
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from ingero_operator.api_client import ApiError
 from ingero_operator.errors import ReconcileError
-from ingero_operator.failures import Failures, Kind, Operation
+from ingero_operator.failures import Failures, Operation, OperationKind
 
 OWNER = ("FleetCluster", "ml", "prod")
-WHAT = Operation(Kind.CHILD, "Service prod-fleet")
+WHAT = Operation(OperationKind.CHILD, "Service prod-fleet")
 HOOK = ApiError(500, "InternalError", "failed calling webhook")
 
 
@@ -68,9 +68,9 @@ def test_pauses_grow_and_something_else_may_be_tried_at_once() -> None:
 def test_what_is_no_longer_asked_for_is_forgotten() -> None:
     failures = found(Clock())
     for name in ("Service a", "Service b"):
-        failures.add(OWNER, Operation(Kind.CHILD, name), ReconcileError("Rejected", name))
-    failures.add(OWNER, Operation(Kind.TAINT, "n1"), ReconcileError("TaintRefused", "n1"))
-    failures.retain(OWNER, Kind.CHILD, {"Service b"})
+        failures.add(OWNER, Operation(OperationKind.CHILD, name), ReconcileError("Rejected", name))
+    failures.add(OWNER, Operation(OperationKind.TAINT, "n1"), ReconcileError("TaintRefused", "n1"))
+    failures.retain(OWNER, OperationKind.CHILD, {"Service b"})
 
     assert [item.message for item in failures.errors(OWNER)] == ["Service b", "n1"]
     failures.forget(OWNER)
@@ -91,7 +91,7 @@ def test_told_is_exactly_what_failed_last_and_is_not_new(history: list[tuple[str
     for name, well, passed in history:
         clock.now += passed
         counts[name] = 0 if well else counts[name] + 1
-        with failures.guarded(OWNER, Operation(Kind.CHILD, name)):
+        with failures.guarded(OWNER, Operation(OperationKind.CHILD, name)):
             if not well:
                 raise ApiError(503, "", "busy")
 

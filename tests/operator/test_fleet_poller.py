@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ingero_fleet import threshold_rule
 from ingero_fleet.score_snapshot import ScoreSnapshot
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.settings import CohortConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot, node_answer, stragglers_answer
 from ingero_kit.health_report import HealthReport
@@ -367,7 +367,7 @@ def test_asking_that_is_begun_anew_forgets_no_fleet() -> None:
 
 
 def test_what_a_real_fleet_answers_is_read() -> None:
-    scores = ScoreTable(Limits(nodes=10, clusters=1, ttl_seconds=50), CohortConfig().by)
+    scores = ScoreTable(ScoreLimits(nodes=10, clusters=1, ttl_seconds=50), CohortConfig().by)
     for name, score in {"a": 0.9, "b": 0.9, "d": 0.9, "e": 0.1}.items():
         assert scores.observe(HealthReport(node_id=name, cluster_id="c", score=score), 0.0) is None
     frame = ScoreSnapshot.take(scores, 1.0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ingero_operator.api.v1alpha1 import Taints
-from ingero_operator.taints.model import Accused, Evidence, Observation
+from ingero_operator.taints.model import Accused, ClusterObservation, Evidence
 from ingero_operator.taints.node_conditions import STALE_SECONDS, ConditionWrite, condition_writes, reason_of
 from ingero_operator.taints.nodes import NodeCondition, NodeView, node_view
 from ingero_operator.taints.policy import decide
@@ -40,7 +40,8 @@ class Cluster:
 
     def decide(self, evidence: Evidence | None, *, age: float = 0.0, **change: Any) -> str:
         observed = replace(
-            Observation(owner="fc", nodes={"n0": self.node}, watched=frozenset({"n0"}), evidence=evidence), **change
+            ClusterObservation(owner="fc", nodes={"n0": self.node}, watched=frozenset({"n0"}), evidence=evidence),
+            **change,
         )
         self.state = decide(self.policy, observed, self.state, self.now).state
         found = condition_writes([self.node], self.policy, observed, self.state, self.now - age, self.now)
@@ -83,9 +84,9 @@ def replace_policy(**update: Any) -> Taints:
     return POLICY.model_copy(update=update)
 
 
-def observation(item: Accused, node: NodeView = NODE) -> Observation:
+def observation(item: Accused, node: NodeView = NODE) -> ClusterObservation:
     evidence = Evidence(tick="1", received=NOW, accused={"n0": item})
-    return Observation(owner="fc", nodes={"n0": node}, watched=frozenset({"n0"}), evidence=evidence)
+    return ClusterObservation(owner="fc", nodes={"n0": node}, watched=frozenset({"n0"}), evidence=evidence)
 
 
 @pytest.mark.parametrize("change", [{"quorum": False}, {"panic": True}, {"coverage_low": True}, {"threshold": False}])

@@ -14,7 +14,7 @@ from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode
 from ingero_operator.cli import main
 from ingero_operator.preview.command import read_manifest, usable_token
 from ingero_operator.preview.history import History, read_history
-from ingero_operator.preview.replay import Outcome, Setup, replay
+from ingero_operator.preview.replay import ReplayResult, ReplaySetup, replay
 from ingero_operator.preview.report import Preview, as_json, as_text, notes
 from ingero_operator.taints.nodes import NodeView
 
@@ -24,9 +24,9 @@ SINCE = 1_700_006_400.0
 HOUR, MINUTE = 3600.0, 60.0
 
 
-def setup(**taints: Any) -> Setup:
+def setup(**taints: Any) -> ReplaySetup:
     tree = {"clusterId": "prod", "taints": {"mode": "NoSchedule", **taints}}
-    return Setup.from_spec(FleetClusterSpec.model_validate(tree))
+    return ReplaySetup.from_spec(FleetClusterSpec.model_validate(tree))
 
 
 def edge(node: str, at: float, what: str = "accused", **change: Any) -> dict[str, Any]:
@@ -53,14 +53,14 @@ def history(*edges: dict[str, Any], runs: list[dict[str, Any]] | None = None, ho
     return read_history(edges, given, SINCE, SINCE + hours * HOUR, 10.0)
 
 
-def told(outcome: Outcome) -> list[tuple[str, float, float | None, str]]:
+def told(outcome: ReplayResult) -> list[tuple[str, float, float | None, str]]:
     return [
         (taint.node, taint.begin - SINCE, None if taint.end is None else taint.end - SINCE, taint.reason)
         for taint in outcome.taints
     ]
 
 
-def stopped(outcome: Outcome, node: str = "n03") -> dict[str, float]:
+def stopped(outcome: ReplayResult, node: str = "n03") -> dict[str, float]:
     return dict(next(item.stopped for item in outcome.nodes if item.node == node))
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from ingero_operator.api.v1alpha1 import Budget, Mode, Taints
 from ingero_operator.taints import patches
-from ingero_operator.taints.model import Accused, Decision, Evidence, Observation
+from ingero_operator.taints.model import Accused, ClusterObservation, Decision, Evidence
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, NodeView, StragglerTaint, node_view, remover
 from ingero_operator.taints.policy import decide
 from ingero_operator.taints.removals import note_releases
-from ingero_operator.taints.state import DAY, Record, TaintState, from_status, to_status
+from ingero_operator.taints.state import DAY, NodeTaintRecord, TaintState, from_status, to_status
 from ingero_operator.taints.tracking import after_attempt, after_write
 
 NOW = 1_700_000_000.0
@@ -42,8 +42,8 @@ def says(*names: str, tick: str = "1", now: float = NOW, **change: Any) -> Evide
     return replace(Evidence(tick=tick, received=now, accused=accused), **change)
 
 
-def observed(nodes: dict[str, NodeView], evidence: Evidence | None, **change: Any) -> Observation:
-    return replace(Observation(owner="fc", nodes=nodes, watched=frozenset(nodes), evidence=evidence), **change)
+def observed(nodes: dict[str, NodeView], evidence: Evidence | None, **change: Any) -> ClusterObservation:
+    return replace(ClusterObservation(owner="fc", nodes=nodes, watched=frozenset(nodes), evidence=evidence), **change)
 
 
 def look(policy: Taints = QUICK, nodes: dict[str, NodeView] | None = None, state: TaintState | None = None,
@@ -144,12 +144,12 @@ def test_a_rail_of_the_node_stops_that_node(change: dict[str, Any], reason: str)
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (Record(uid="u3", override_cooldown_until=NOW + 1), "HandsOff"),
-        (Record(uid="u3", released=NOW - 60), "Quiet"),
-        (Record(uid="u3", tainted=(NOW - 9000, NOW - 8000, NOW - 7000)), "Flapping"),
+        (NodeTaintRecord(uid="u3", override_cooldown_until=NOW + 1), "HandsOff"),
+        (NodeTaintRecord(uid="u3", released=NOW - 60), "Quiet"),
+        (NodeTaintRecord(uid="u3", tainted=(NOW - 9000, NOW - 8000, NOW - 7000)), "Flapping"),
     ],
 )
-def test_what_is_remembered_of_a_node_stops_it(record: Record, reason: str) -> None:
+def test_what_is_remembered_of_a_node_stops_it(record: NodeTaintRecord, reason: str) -> None:
     decision = look(state=TaintState(records={"n03": record}))
 
     assert (decision.steps, check(decision)) == ((), reason)
@@ -163,7 +163,7 @@ def test_a_node_whose_mark_was_refused_rests_and_gives_way_to_another() -> None:
 
 
 def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() -> None:
-    decision = look(state=TaintState(records={"n03": Record(uid="old", override_cooldown_until=NOW + DAY)}))
+    decision = look(state=TaintState(records={"n03": NodeTaintRecord(uid="old", override_cooldown_until=NOW + DAY)}))
 
     assert [step.verb for step in decision.steps] == ["add"]
 
@@ -262,7 +262,7 @@ def test_enough_nodes_must_stay_well() -> None:
 def held(effect: str = "NoSchedule", **change: Any) -> tuple[dict[str, NodeView], TaintState]:
     nodes = fleet()
     nodes["n03"] = tainted(nodes["n03"], effect, **change)
-    record = Record(uid="u3", verdict="0" * 8, effect=effect, tainted=(NOW,))
+    record = NodeTaintRecord(uid="u3", verdict="0" * 8, effect=effect, tainted=(NOW,))
     return nodes, TaintState(records={"n03": record}, healthy={"n03": NOW - 700}, tick="0")
 
 
@@ -676,9 +676,9 @@ class Simulation:
                 streak[name] = (uid, before[1], before[2] + 1) if before and before[0] == uid else (uid, self.now, 1)
         self.streak = streak
 
-    def observed(self) -> Observation:
+    def observed(self) -> ClusterObservation:
         views = self.views()
-        return Observation(
+        return ClusterObservation(
             owner="fc", nodes=views, watched=frozenset(views), evidence=self.evidence, overlap=self.overlap,
             paused=self.paused, deleting=self.deleting,
         )  # fmt: skip
@@ -749,7 +749,7 @@ class Simulation:
         if step.taint:
             self.verdicts.add(step.taint.verdict)
         foreign = [taint for taint in body["spec"]["taints"] if taint.get("value") not in self.verdicts]
-        known = self.state.records.get(step.node, Record(uid="")).verdict
+        known = self.state.records.get(step.node, NodeTaintRecord(uid="")).verdict
         patch = patches.patch(body, step.uid, "fc", step.taint, "" if step.taint else known)
         assert patch is not None
         apply_patch(body, patch)
@@ -763,7 +763,7 @@ class Simulation:
         if step.verb == "remove":
             self.released[step.uid] = self.now
 
-    def check(self, step: Any, seen: Observation, budget: int, candidates: int, base: list[NodeView]) -> None:
+    def check(self, step: Any, seen: ClusterObservation, budget: int, candidates: int, base: list[NodeView]) -> None:
         node = seen.nodes[step.node]
         assert step.uid == node.uid
         if step.verb in ("remove", "lower", "renew"):

@@ -6,7 +6,7 @@ Both are frozen while the node is a straggler, so that a fault never becomes nor
 from dataclasses import dataclass
 from typing import Final
 
-from ingero_agent.health.signals import Observation, Signals
+from ingero_agent.health.signals import SignalReading, Signals
 from ingero_contract.signals import SIGNALS
 
 FAST: Final = 0.1
@@ -26,7 +26,7 @@ class Baseline:
     fast: Signals = _ZERO
     slow: Signals = _ZERO
 
-    def advance(self, observation: Observation) -> "Baseline":
+    def advance(self, observation: SignalReading) -> "Baseline":
         """Fold one observation in; `throughput` is the raw rate here."""
         now = observation.signals()
         return Baseline(self.samples + 1, _mix(self.fast, now, FAST), _mix(self.slow, now, SLOW))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Final
 
-from ingero_agent.health.signals import Observation, Signals
+from ingero_agent.health.signals import SignalReading, Signals
 from ingero_contract.signals import SIGNALS, HealthSignal
 
 WEIGHTS: Final = Signals(*(row.weight for row in SIGNALS))
@@ -28,7 +28,7 @@ class Score:
     dominant: HealthSignal
 
 
-def compute(observation: Observation, normal: Signals | None) -> Score:
+def compute(observation: SignalReading, normal: Signals | None) -> Score:
     """Score an observation against the node's normal. While there is none, throughput counts as 0."""
     now = observation.signals()
     ratios = now._replace(throughput=0.0) if normal is None else Signals(*map(_ratio, now, normal))

@@ -8,7 +8,7 @@ from ingero_contract.signals import RATIOS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class SignalReading:
     """One poll. `rate` is work a second, launches or steps; compute, memory and cpu are ratios, 0 to 1."""
 
     rate: float
@@ -34,7 +34,7 @@ class Signals(NamedTuple):
     cpu: float
 
 
-def sanitise(observation: Observation) -> tuple[Observation, list[str]]:
+def sanitise(observation: SignalReading) -> tuple[SignalReading, list[str]]:
     """Clamp every number to its range and name those that were outside. NaN and infinity become 0."""
     wrong: list[str] = []
     changes: dict[str, Any] = {}

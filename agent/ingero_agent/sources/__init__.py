@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from ingero_agent.health.signals import Observation
+from ingero_agent.health.signals import SignalReading
 
 
 class ReadFailed(Exception):
@@ -12,7 +12,7 @@ class ReadFailed(Exception):
 class SignalSource(Protocol):
     """Polls the node."""
 
-    def read(self, now: float) -> Observation | None:
+    def read(self, now: float) -> SignalReading | None:
         """Poll at `now` (seconds); `None` while there is nothing to compare with yet.
 
         Raises `ReadFailed`.

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Final
 
-from ingero_agent.health.signals import Observation
+from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import SignalSource
 from ingero_contract.signals import SIGNALS
 
@@ -19,7 +19,7 @@ _AVERAGED: Final = ("rate", *(str(row.signal) for row in SIGNALS[1:] if row.aver
 _INSTANT: Final = 1e-6
 """Least weight of a poll, seconds."""
 
-TimedPoll = tuple[float, float, Observation]
+TimedPoll = tuple[float, float, SignalReading]
 
 
 class PollBuffer:
@@ -39,19 +39,19 @@ class PollBuffer:
         if seen is not None or self._from is None:
             self._from = now
 
-    def drain(self) -> Observation | None:
+    def drain(self) -> SignalReading | None:
         """The polls since the last call as one observation; `None` without a poll."""
         polls = list(self._polls)[len(self._polls) - self._new :]
         self._new = 0
         return _joined(polls)
 
-    def recent(self, now: float, seconds: float) -> Observation | None:
+    def recent(self, now: float, seconds: float) -> SignalReading | None:
         """The polls of the last `seconds` as one observation; `None` if they do not cover that time."""
         polls = [poll for poll in self._polls if poll[1] > now - seconds]
         return _joined(polls) if polls and now - polls[0][0] >= MIN_COVERAGE * seconds else None
 
 
-def _joined(polls: list[TimedPoll]) -> Observation | None:
+def _joined(polls: list[TimedPoll]) -> SignalReading | None:
     """Join polls: time-weighted means of rates and averaged signals, the sum of launches, the newest of the rest.
 
     Each poll is weighted by the time it covers: what one poll counted too early is missing in the one before it.

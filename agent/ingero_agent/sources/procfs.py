@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero_agent.health.signals import Observation
+from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed
 from ingero_kit.due import Every
 
@@ -96,7 +96,7 @@ class ProcfsSource:
         self._found: list[int] = []
         self._search_due = Every(SEARCH_SECONDS)
 
-    def read(self, now: float) -> Observation | None:
+    def read(self, now: float) -> SignalReading | None:
         """Compare with the last poll; `None` on the first."""
         try:
             used = self._cpu_seconds(now)
@@ -112,7 +112,7 @@ class ProcfsSource:
         rate = cpu_rate
         if steps is not None and before[1] is not None:
             rate = max(0.0, steps - before[1]) / elapsed
-        return Observation(
+        return SignalReading(
             rate=rate,
             compute=min(1.0, cpu_rate),
             memory=memory,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ingero_agent.health.signals import Observation
+from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed
 from ingero_kit.settings import Duration, Settings, SettingsError, read_yaml
 
@@ -52,7 +52,7 @@ class ScriptedSource:
             raise SettingsError(f"{file}: stages: at least one is needed")
         return cls(stages)
 
-    def read(self, now: float) -> Observation:
+    def read(self, now: float) -> SignalReading:
         """The stage that `now` falls into."""
         if self._started is None:
             self._started = now
@@ -65,7 +65,7 @@ class ScriptedSource:
             stage = self._stages[-1]
         if stage.fail:
             raise ReadFailed("the scenario says that this poll fails")
-        return Observation(
+        return SignalReading(
             rate=stage.launches_per_second,
             compute=stage.compute,
             memory=stage.memory,

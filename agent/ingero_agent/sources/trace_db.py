@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ingero_agent.health.signals import Observation
+from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed
 from ingero_agent.sources.procfs import HostLoad
 
@@ -90,7 +90,7 @@ class DatabaseSource:
         self._load = HostLoad(proc)
         self._before: _Snapshot | None = None
 
-    def read(self, now: float) -> Observation | None:
+    def read(self, now: float) -> SignalReading | None:
         """Compare with the last poll, `None` on the first and while there is nothing new.
 
         A database that cannot be read counts as unchanged as long as its writer may be restarting.
@@ -110,7 +110,7 @@ class DatabaseSource:
         if counted is None:
             return None
         launches, nanoseconds, seconds = counted
-        return Observation(
+        return SignalReading(
             rate=launches / seconds,
             compute=min(1.0, nanoseconds / (seconds * 1e9 * self._gpus)),
             memory=memory,

@@ -58,7 +58,7 @@ _VIOLATIONS: Final = re.compile(r"DCGM_FI_DEV_([A-Z_]+)_VIOLATION$")
 
 
 @dataclass
-class GpuSample:
+class DcgmSample:
     """One GPU's page. `host` and `model` are empty where they are not given; violations are seconds since boot."""
 
     host: str
@@ -73,7 +73,7 @@ class GpuSample:
 class ThrottledGpu:
     """A GPU with a problem."""
 
-    gpu: GpuSample
+    gpu: DcgmSample
     why: tuple[str, ...]
     clock_share: float | None
 
@@ -114,9 +114,9 @@ def fetch(source: str) -> str:
         raise SourceError(f"byte {error.start}: not UTF-8") from None
 
 
-def read_metrics(sources: Iterable[str], problems: Problems) -> list[GpuSample]:
+def read_metrics(sources: Iterable[str], problems: Problems) -> list[DcgmSample]:
     """GPUs of all pages; what cannot be used is listed in `problems`; everything else is used."""
-    found: dict[tuple[str, str], GpuSample] = {}
+    found: dict[tuple[str, str], DcgmSample] = {}
     for source in sources:
         try:
             page = fetch(source)
@@ -130,7 +130,7 @@ def read_metrics(sources: Iterable[str], problems: Problems) -> list[GpuSample]:
     return list(found.values())
 
 
-def parse(page: str, source: str, into: dict[tuple[str, str], GpuSample], problems: Problems) -> None:
+def parse(page: str, source: str, into: dict[tuple[str, str], DcgmSample], problems: Problems) -> None:
     """Read a page of Prometheus text, line by line."""
     for place, line in enumerate(page.split("\n"), 1):
         named = _NAME.match(line)
@@ -156,7 +156,7 @@ def parse(page: str, source: str, into: dict[tuple[str, str], GpuSample], proble
             if len(into) >= MAX_GPUS:
                 problems.add(source, f"line {place}: more than {MAX_GPUS} GPUs")
                 continue
-            gpu = into[key] = GpuSample(host, number, labels.get("modelName", ""), labels.get("pod", ""))
+            gpu = into[key] = DcgmSample(host, number, labels.get("modelName", ""), labels.get("pod", ""))
         if not 0 <= value < NOT_MEASURED:
             continue
         if violation:
@@ -186,7 +186,7 @@ def _sample(line: str) -> tuple[dict[str, str], float]:
     return labels, value
 
 
-def throttled_gpus(gpus: list[GpuSample]) -> list[ThrottledGpu]:
+def throttled_gpus(gpus: list[DcgmSample]) -> list[ThrottledGpu]:
     """GPUs that are throttled, run slower than others of their model, or reported an error."""
     clocks: defaultdict[str, list[float]] = defaultdict(list)
     for gpu in gpus:
@@ -211,12 +211,12 @@ def throttled_gpus(gpus: list[GpuSample]) -> list[ThrottledGpu]:
     return found
 
 
-def _busy(gpu: GpuSample) -> bool:
+def _busy(gpu: DcgmSample) -> bool:
     """Whether the GPU is busy; an idle GPU may run slowly. Unknown counts as busy."""
     return gpu.values.get("DCGM_FI_DEV_GPU_UTIL", 100.0) >= BUSY
 
 
-def answer(gpus: list[GpuSample], hosts: Mapping[str, str], kind: str, ranks: Iterable[Any]) -> dict[str, Any]:
+def answer(gpus: list[DcgmSample], hosts: Mapping[str, str], kind: str, ranks: Iterable[Any]) -> dict[str, Any]:
     """The pages' findings in addition to a verdict, with the ranks that run on each node where that is known."""
     on_host: defaultdict[str, list[str]] = defaultdict(list)
     for rank, host in hosts.items():

@@ -9,7 +9,7 @@ import orjson
 
 from ingero_analyze.diagnose import sources
 from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
-from ingero_analyze.diagnose.sources import Problems, Rows, SourceError, number, text, whole
+from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, number, text, whole
 
 MAX_ENTRIES: Final = 1_000_000
 """Most entries of one dump that are read."""
@@ -57,12 +57,12 @@ class Dump:
     full: bool = False
 
 
-def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
+def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], OperationRows]:
     """Every dump in files and folders, and the collectives that were timed.
 
     What cannot be used is listed in `problems`; everything else is used.
     """
-    rows = Rows()
+    rows = OperationRows()
     dumps: dict[int, tuple[Dump, str]] = {}
     for file in sources.files_of(paths, (), problems):
         place, rank = str(file), sources.rank_of(file)
@@ -88,7 +88,7 @@ def parse(data: bytes) -> Any:
     raise SourceError("neither a pickle nor JSON" if data else "the file is empty")
 
 
-def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Rows) -> Dump:
+def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: OperationRows) -> Dump:
     """One rank's dump from its plain value; timed collectives are added to `rows`.
 
     Raises `SourceError` for anything that is not a dump; counts invalid entries.
@@ -119,7 +119,7 @@ def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Rows) ->
     return dump
 
 
-def _take(dump: Dump, entry: Any, rows: Rows) -> None:
+def _take(dump: Dump, entry: Any, rows: OperationRows) -> None:
     """Add one entry."""
     if not isinstance(entry, dict):
         raise SourceError("a dictionary was expected")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_analyze.diagnose import sources
-from ingero_analyze.diagnose.sources import Claims, Findings, Problems, SourceError, number, text, whole
+from ingero_analyze.diagnose.sources import Claims, Problems, SourceData, SourceError, number, text, whole
 
 CLAIMS: Final = Claims(
     can=(
@@ -55,9 +55,9 @@ class LineContext:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def read_events(paths: Iterable[str], problems: Problems) -> Findings:
+def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     """Every line of files and folders; what cannot be used is listed in `problems`; everything else is used."""
-    found = Findings()
+    found = SourceData()
     spent: list[Spent] = []
     for file, data in sources.contents_of(paths, SUFFIXES, problems):
         context = LineContext()
@@ -121,7 +121,7 @@ def _spent(perf: dict[str, Any], context: LineContext) -> Spent:
     )  # fmt: skip
 
 
-def _fill(found: Findings, spent: list[Spent]) -> None:
+def _fill(found: SourceData, spent: list[Spent]) -> None:
     """Rows by the rank of each process in the largest communicator that it belongs to."""
     largest: dict[Process, tuple[int, int]] = {}
     for item in spent:

@@ -14,7 +14,16 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.diagnose import sources
-from ingero_analyze.diagnose.sources import Claims, Findings, Problems, Rows, SourceError, number, text, whole
+from ingero_analyze.diagnose.sources import (
+    Claims,
+    OperationRows,
+    Problems,
+    SourceData,
+    SourceError,
+    number,
+    text,
+    whole,
+)
 
 CLAIMS: Final = Claims(
     can=(
@@ -47,9 +56,9 @@ class KinetoTrace:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def read_events(paths: Iterable[str], problems: Problems) -> Findings:
+def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     """Every trace in files and folders; what cannot be used is listed in `problems`; everything else is used."""
-    found = Findings()
+    found = SourceData()
     files: dict[int, str] = {}
     for file, data in sources.contents_of(paths, SUFFIXES, problems):
         try:
@@ -148,7 +157,7 @@ def _rest_of_steps(
     return found
 
 
-def fill(rows: Rows, trace: KinetoTrace) -> None:
+def fill(rows: OperationRows, trace: KinetoTrace) -> None:
     """One rank's rows: every collective, and own work by step, or between collectives where there are no steps."""
     rank = str(trace.rank)
     begun: dict[int, float] = {}

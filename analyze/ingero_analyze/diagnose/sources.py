@@ -59,7 +59,7 @@ class Claims:
     cannot: tuple[str, ...]
 
 
-class Rows:
+class OperationRows:
     """Operations of several ranks, gathered one by one; `step` and `seq` are -1 where they are not known."""
 
     def __init__(self) -> None:
@@ -106,10 +106,10 @@ class Rows:
 
 
 @dataclass
-class Findings:
+class SourceData:
     """The operations in files of one tool, the host of every rank, and counts of what was left out on purpose."""
 
-    rows: Rows = field(default_factory=Rows)
+    rows: OperationRows = field(default_factory=OperationRows)
     hosts: dict[str, str] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 

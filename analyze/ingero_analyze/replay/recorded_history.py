@@ -36,7 +36,7 @@ class RecordedTick:
 
 
 @dataclass
-class Rows:
+class BatchRows:
     """Rows of one batch as arrays."""
 
     time: Floats
@@ -45,14 +45,14 @@ class Rows:
     value: Floats
     state: npt.NDArray[np.uint8]
 
-    def cut(self, part: Any) -> "Rows":
+    def cut(self, part: Any) -> "BatchRows":
         """Some of the rows."""
-        return Rows(self.time[part], self.node[part], self.cohort[part], self.value[part], self.state[part])
+        return BatchRows(self.time[part], self.node[part], self.cohort[part], self.value[part], self.state[part])
 
     @staticmethod
-    def join(parts: Sequence["Rows"]) -> "Rows":
+    def join(parts: Sequence["BatchRows"]) -> "BatchRows":
         """Rows one after another."""
-        return Rows(
+        return BatchRows(
             *(
                 np.concatenate([getattr(part, name) for part in parts])
                 for name in ("time", "node", "cohort", "value", "state")
@@ -103,7 +103,7 @@ class RecordedHistory:
 
     def ticks(self) -> Iterator[RecordedTick]:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""
-        held: list[Rows] = []
+        held: list[BatchRows] = []
         waiting = 0
         for rows in self._merged():
             held.append(rows)
@@ -117,9 +117,9 @@ class RecordedHistory:
         if not self.rows:
             raise TableError(", ".join(self.files), "there are no rows")
 
-    def _release(self, held: list[Rows], final: bool) -> Iterator[RecordedTick]:
+    def _release(self, held: list[BatchRows], final: bool) -> Iterator[RecordedTick]:
         """Emit whole ticks; the last two are kept, because rows may come one tick late."""
-        rows = Rows.join(held)
+        rows = BatchRows.join(held)
         if not self._started:
             if len(rows.time) < 4096 and not final:
                 held[:] = [rows]
@@ -141,7 +141,7 @@ class RecordedHistory:
             yield self._moment(rows.cut(slice(start, stop)))
         held[:] = [rows.cut(slice(kept, None))] if kept < len(tick) else []
 
-    def _fit_tick(self, rows: Rows) -> None:
+    def _fit_tick(self, rows: BatchRows) -> None:
         self._started = True
         order = np.lexsort((rows.time, rows.node))
         gaps = np.diff(rows.time[order])[np.diff(rows.node[order]) == 0]
@@ -151,7 +151,7 @@ class RecordedHistory:
             if usual > 1.5 * self.tick_seconds:
                 self.tick_seconds *= max(1, round(usual / self.tick_seconds))
 
-    def _moment(self, rows: Rows) -> RecordedTick:
+    def _moment(self, rows: BatchRows) -> RecordedTick:
         """One tick from its rows, sorted by node: the median of a node's values, the last of its other columns."""
         last = np.flatnonzero(np.append(np.diff(rows.node) != 0, True))
         value = rows.value[last]
@@ -173,7 +173,7 @@ class RecordedHistory:
         seen = Observation(self._order.names, cohort[sorting], self._cohorts_now, value[sorting], state[sorting])
         return RecordedTick(float(rows.time.max()), seen)
 
-    def _merged(self) -> Iterator[Rows]:
+    def _merged(self) -> Iterator[BatchRows]:
         if len(self.files) == 1:
             yield from self._read(self.files[0])
             return
@@ -189,13 +189,13 @@ class RecordedHistory:
             until = heads[0][0] if heads else np.inf
             stop = int(np.searchsorted(np.maximum.accumulate(rows.time), until, side="right")) or 1
             yield rows.cut(slice(0, stop))
-            rest: Rows | None = rows.cut(slice(stop, None))
+            rest: BatchRows | None = rows.cut(slice(stop, None))
             if rest is not None and not len(rest.time):
                 rest = next(streams[number], None)
             if rest is not None:
                 heapq.heappush(heads, (float(rest.time[0]), number, rest))
 
-    def _read(self, file: str) -> Iterator[Rows]:
+    def _read(self, file: str) -> Iterator[BatchRows]:
         newest, consumed = -np.inf, 0
         for batch in read_batches(file, ("time", "node"), (*VALUES, *OPTIONAL)):
             if batch.rows:
@@ -213,7 +213,7 @@ class RecordedHistory:
             self._progress(batch.consumed - consumed)
             consumed = batch.consumed
 
-    def _rows(self, batch: TableBatch) -> Rows:
+    def _rows(self, batch: TableBatch) -> BatchRows:
         present = [name for name in VALUES if name in batch.columns]
         if len(present) != 1:
             found = f"there are {' and '.join(present)}" if present else "there is none"
@@ -245,7 +245,7 @@ class RecordedHistory:
             raise batch.error(index, measure, f"a score lies between 0 and 1, this is {value[index]:g}")
         if measure == "step_seconds":
             value = 1.0 / value
-        return Rows(time, self._nodes(batch), self._cohorts(batch), value, state)
+        return BatchRows(time, self._nodes(batch), self._cohorts(batch), value, state)
 
     def _states(self, batch: TableBatch) -> npt.NDArray[np.uint8]:
         if "state" not in batch.columns:

@@ -18,7 +18,7 @@ from ingero_http.listener import LINGER_SECONDS, TURN_BYTES, Listener
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-class Connection(asyncio.Protocol):
+class Http1Connection(asyncio.Protocol):
     """One client.
 
     Clients often repeat a request's head: a head equal to the last one is not parsed again. While a response is being
@@ -30,7 +30,9 @@ class Connection(asyncio.Protocol):
         "_reading_paused", "_served", "_server", "_since", "_task", "_transport", "_turn_scheduled", "_write_paused",
     )  # fmt: skip
 
-    def __init__(self, server: Listener["Connection"], handler: Handler, check_head: HeadCheck | None = None) -> None:
+    def __init__(
+        self, server: Listener["Http1Connection"], handler: Handler, check_head: HeadCheck | None = None
+    ) -> None:
         self._server, self._handler, self._check_head = server, handler, check_head
         self._parser = RequestParser(self, server.limits, server.counters)
         self._transport: asyncio.Transport | None = None

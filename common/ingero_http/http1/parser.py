@@ -9,7 +9,7 @@ from ingero_http.http1.messages import Request, Response
 from ingero_http.limits import Counters, Limits
 
 if TYPE_CHECKING:
-    from ingero_http.http1.connection import Connection
+    from ingero_http.http1.connection import Http1Connection
 
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+(?:%25[\w.~-]+)?\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
 _ORIGIN: Final = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
@@ -34,7 +34,7 @@ class RequestParser:
         "in_request", "stopped",
     )  # fmt: skip
 
-    def __init__(self, connection: "Connection", limits: Limits, counters: Counters) -> None:
+    def __init__(self, connection: "Http1Connection", limits: Limits, counters: Counters) -> None:
         self._connection, self._limits, self._counters = connection, limits, counters
         self._parser: Any = httptools.HttpRequestParser(self)
         self.stopped = self._replaying = False

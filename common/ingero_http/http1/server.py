@@ -6,13 +6,13 @@ prints both). For other routes use an ASGI framework (`ingero_http.asgi`).
 
 import asyncio
 
-from ingero_http.http1.connection import Connection
+from ingero_http.http1.connection import Http1Connection
 from ingero_http.http1.messages import Handler, HeadCheck
 from ingero_http.limits import Limits
 from ingero_http.listener import Listener
 
 
-class Http1Server(Listener[Connection]):
+class Http1Server(Listener[Http1Connection]):
     """Passes every request to one handler, within limits.
 
     A `Response` is sent at once. An awaitable delays its connection, not the server. Responses of one connection keep
@@ -28,4 +28,4 @@ class Http1Server(Listener[Connection]):
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol."""
-        return Connection(self, self.handler, self.check_head)
+        return Http1Connection(self, self.handler, self.check_head)

@@ -24,7 +24,7 @@ _DRAIN_SECONDS: Final = 1.0
 _PREFACE_AND_HEAD: Final = len(h2.PREFACE) + h2.FRAME_HEAD_BYTES
 
 
-class Connection(asyncio.Protocol):
+class Http2Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
@@ -32,7 +32,7 @@ class Connection(asyncio.Protocol):
         "_preface_received", "_requests", "_server", "_service", "_transport", "_turn_scheduled", "_write_paused",
     )  # fmt: skip
 
-    def __init__(self, server: Listener["Connection"], service: Service, greeting: bytes) -> None:
+    def __init__(self, server: Listener["Http2Connection"], service: Service, greeting: bytes) -> None:
         self._server, self._service, self._greeting = server, service, greeting
         self._transport: asyncio.Transport | None = None
         self._blocks = HeaderBlockReader(server.limits.header_bytes)

@@ -125,7 +125,7 @@ def _head(payload: bytes, kind: int, flags: int) -> bytes:
     return FRAME_HEAD.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, 0)[:5]
 
 
-class Failure(Enum):
+class RequestFailure(Enum):
     """Why a request is not answered by the service."""
 
     HEADERS_TOO_LARGE = auto()
@@ -151,5 +151,5 @@ class Service(Protocol):
     def route(self, head: RequestHead) -> Exchange:
         """The exchange for a head; it may be used again for equal heads."""
 
-    def fail(self, failure: Failure) -> Reply:
+    def fail(self, failure: RequestFailure) -> Reply:
         """The reply to a request that cannot be served."""

@@ -15,7 +15,7 @@ from ingero_http.http2 import frames as h2
 from ingero_http.http2.flood_guard import FloodGuard
 from ingero_http.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError
 from ingero_http.http2.hpack import Field
-from ingero_http.http2.messages import Exchange, Failure, Reply, Service, check_trailers
+from ingero_http.http2.messages import Exchange, Reply, RequestFailure, Service, check_trailers
 from ingero_http.http2.streams import CONNECTION_WINDOW, STREAM_WINDOW, Outbox, Stream
 from ingero_http.limits import Limits
 from ingero_http.listener import Listener
@@ -73,7 +73,7 @@ class Requests:
         stream = self.streams[number] = Stream(number, exchange, length, self._outbox.initial_window)
         stream.complete = ended
         if not found:
-            self._refuse(stream, Failure.HEADERS_TOO_LARGE)
+            self._refuse(stream, RequestFailure.HEADERS_TOO_LARGE)
             self.flood.count_reset()
             return
         reply = exchange.begin()
@@ -81,7 +81,7 @@ class Requests:
             self._answer(stream, reply)
             self.flood.count_reset()
         elif length is not None and length > server.limits.body_bytes:
-            self._refuse(stream, Failure.BODY_TOO_LARGE)
+            self._refuse(stream, RequestFailure.BODY_TOO_LARGE)
         elif ended:
             self._complete(stream, b"")
 
@@ -166,11 +166,11 @@ class Requests:
         """Add to a body; returns whether more of it is wanted."""
         server = self._server
         if len(stream.body) + len(payload) > server.limits.body_bytes:
-            self._refuse(stream, Failure.BODY_TOO_LARGE)
+            self._refuse(stream, RequestFailure.BODY_TOO_LARGE)
             return False
         if server.unfinished + len(payload) > server.limits.unfinished_bytes:
             server.counters.overloaded += 1
-            self._refuse(stream, Failure.OVERLOADED)
+            self._refuse(stream, RequestFailure.OVERLOADED)
             return False
         if not isinstance(stream.body, bytearray):
             stream.body = bytearray(stream.body)
@@ -211,10 +211,13 @@ class Requests:
     def _failed(self, error: BaseException) -> Reply:
         self._server.counters.handler_errors += 1
         log.error("handler_failed", exc_info=error)
-        return self._service.fail(Failure.HANDLER_FAILED)
+        return self._service.fail(RequestFailure.HANDLER_FAILED)
 
-    def _refuse(self, stream: Stream, failure: Failure) -> None:
-        self._server.counters.too_large += failure in (Failure.BODY_TOO_LARGE, Failure.HEADERS_TOO_LARGE)
+    def _refuse(self, stream: Stream, failure: RequestFailure) -> None:
+        self._server.counters.too_large += failure in (
+            RequestFailure.BODY_TOO_LARGE,
+            RequestFailure.HEADERS_TOO_LARGE,
+        )
         self._answer(stream, self._service.fail(failure))
 
     def _answer(self, stream: Stream, reply: Reply) -> None:
@@ -245,7 +248,7 @@ class Requests:
         late = [stream for stream in self.streams.values() if now - stream.since > limits.read_seconds]
         slow = [stream for stream in late if not stream.complete]
         for stream in slow:
-            self._refuse(stream, Failure.TOO_SLOW)
+            self._refuse(stream, RequestFailure.TOO_SLOW)
         for stream in late:
             if stream.number in self._outbox.blocked and now - stream.since > limits.idle_seconds:
                 self._outbox.frames.append(h2.rst_stream(stream.number, ErrorCode.CANCEL))

@@ -8,14 +8,14 @@ import asyncio
 import ssl
 
 from ingero_http.http2 import frames as h2
-from ingero_http.http2.connection import Connection
+from ingero_http.http2.connection import Http2Connection
 from ingero_http.http2.messages import Service
 from ingero_http.http2.streams import CONNECTION_WINDOW, STREAM_WINDOW
 from ingero_http.limits import Limits
 from ingero_http.listener import Listener
 
 
-class Http2Server(Listener[Connection]):
+class Http2Server(Listener[Http2Connection]):
     """Passes every request to one service, within limits.
 
     A `Reply` is sent at once. An awaitable delays its stream, not its connection, and is cancelled when the client
@@ -35,7 +35,7 @@ class Http2Server(Listener[Connection]):
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol."""
-        return Connection(self, self.service, self.greeting)
+        return Http2Connection(self, self.service, self.greeting)
 
     def prepare(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """Offer `h2` alone (RFC 9113, 3.2)."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from ingero_contract import echo
-from ingero_echo.settings import CostConfig
+from ingero_echo.settings import RatesConfig
 
 MAX_ID: Final = 253
 """Longest cluster, node or metric name."""
@@ -77,7 +77,7 @@ class VerdictFacts(NodeRow):
 
 
 Sentence = Callable[[list[dict[str, Any]], Any], str]
-Parameters = Callable[[Any, CostConfig], dict[str, Any]]
+Parameters = Callable[[Any, RatesConfig], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

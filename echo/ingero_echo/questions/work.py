@@ -7,7 +7,7 @@ from pydantic import Field
 from ingero_contract import attributes, metrics
 from ingero_contract.values import LATE_RANK
 from ingero_echo.questions.base import EvidenceRow, NodeRow, Question, Scoped, plural
-from ingero_echo.settings import CostConfig
+from ingero_echo.settings import RatesConfig
 from ingero_echo.window import ACCUSED
 from ingero_kit.gpu_rates import canonical_provider
 
@@ -321,7 +321,7 @@ class CostRow(NodeRow):
     """fleet: the counterfactual share that Fleet sent; estimate: hours x severity x gpus x rate."""
 
 
-def _rates(_: Any, cost: CostConfig) -> dict[str, Any]:
+def _rates(_: Any, cost: RatesConfig) -> dict[str, Any]:
     table = [(canonical_provider(name), *rate) for name, models in cost.rates.items() for rate in models.items()]
     return {
         "providers": [row[0] for row in table],

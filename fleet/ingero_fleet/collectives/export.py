@@ -78,9 +78,9 @@ def sentence(edge: RankEdge) -> str:
     """A change as a sentence for people."""
     item: StragglerRank = edge.straggler
     if edge.what == "accused":
-        return f"{item['node_id']} holds up its job. {item['why']}"
+        return f"{item['node_id']} delays its job. {item['why']}"
     if edge.what == "cleared" and item["kind"] == GPU_THROTTLED:
-        return f"{item['node_id']}: its GPU holds up the collectives of {item['comm']} no more"
+        return f"{item['node_id']}: its GPU no longer delays the collectives of {item['comm']}"
     if edge.what == "cleared":
         return f"{item['node_id']}: the collectives of {item['comm']} wait for rank {item['rank']} alone no more"
     return f"{item['node_id']}: the collectives of {item['comm']} are seen no more, rank {item['rank']} is not judged"

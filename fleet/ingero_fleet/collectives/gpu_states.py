@@ -33,7 +33,7 @@ class GpuState:
 
 
 @dataclass(frozen=True)
-class Throttle:
+class GpuThrottling:
     """A GPU that is throttled, and since when, seconds on Fleet's clock."""
 
     uuid: str
@@ -75,16 +75,16 @@ class GpuStates:
         else:
             gpu.throttled.pop(kind, None)
 
-    def throttled(self) -> dict[NodeKey, Throttle]:
+    def throttled(self) -> dict[NodeKey, GpuThrottling]:
         """Nodes with a throttled GPU; of several GPUs the one with the lowest clock, then the longest throttled.
 
         May run while `note` does.
         """
-        found: dict[NodeKey, Throttle] = {}
+        found: dict[NodeKey, GpuThrottling] = {}
         for node, gpus in list(self._nodes.items()):
             known = [(uuid, dict(gpu.throttled), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.throttled]
             throttled = [
-                Throttle(uuid, tuple(sorted(kinds)), min(kinds.values()), clock)
+                GpuThrottling(uuid, tuple(sorted(kinds)), min(kinds.values()), clock)
                 for uuid, kinds, clock in known
                 if kinds
             ]

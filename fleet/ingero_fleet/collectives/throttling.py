@@ -17,7 +17,7 @@ import numpy as np
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import GPU_THROTTLED
 from ingero_fleet.collectives.communicators import Communicators
-from ingero_fleet.collectives.gpu_states import POWER, GpuStates, Throttle
+from ingero_fleet.collectives.gpu_states import POWER, GpuStates, GpuThrottling
 from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.window import CommunicatorWindow
 from ingero_fleet.tick_snapshot import rounded
@@ -45,7 +45,7 @@ SHOWN: Final = 5
 class ThrottleCase:
     """A GPU and a communicator: the share of time lost since it became throttled, and its clock over its peers'."""
 
-    throttled: Throttle
+    throttled: GpuThrottling
     slower: float | None
     clock: float | None
 
@@ -115,7 +115,7 @@ class ThrottleDetector:
         return ThrottleFindings(found, cases_by_node)
 
 
-def is_fault(throttled: Throttle) -> bool:
+def is_fault(throttled: GpuThrottling) -> bool:
     """Whether the throttling can be the reason why a job became slower.
 
     A power cap need not be: a heavier phase of the job slows it down and by itself makes a GPU reach its cap.
@@ -154,7 +154,7 @@ def describe(communicators: Communicators, number: int, node: NodeKey, case: Thr
     }  # fmt: skip
 
 
-def _members(communicators: Communicators, throttled: Mapping[NodeKey, Throttle]) -> dict[int, set[NodeKey]]:
+def _members(communicators: Communicators, throttled: Mapping[NodeKey, GpuThrottling]) -> dict[int, set[NodeKey]]:
     """The nodes of the communicators in which a node with such a GPU takes part."""
     sources = communicators.reader.sources
     # The last place stands for ranks that no node has claimed.
@@ -168,7 +168,7 @@ def _members(communicators: Communicators, throttled: Mapping[NodeKey, Throttle]
     }
 
 
-def _clock_share(gpus: GpuStates, node: NodeKey, throttled: Throttle, nodes: set[NodeKey]) -> float | None:
+def _clock_share(gpus: GpuStates, node: NodeKey, throttled: GpuThrottling, nodes: set[NodeKey]) -> float | None:
     clocks = [clock for peer in nodes - {node} if (clock := gpus.clock(peer))]
     if not throttled.clock or len(clocks) < FEWEST - 1:
         return None

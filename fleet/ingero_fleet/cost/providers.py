@@ -29,7 +29,7 @@ class ProvidersError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeLocation:
     """What Kubernetes knows about a node; `provider` is the scheme of its `providerID`, empty where there is none."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Place:
     provider: str = ""
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = NodeLocation()
 
 
 class Rule(Settings):
@@ -60,7 +60,7 @@ class Rule(Settings):
             raise ValueError(f"the rule of {self.provider} needs nodes, clusters, networks or labels")
         return self
 
-    def holds(self, node: NodeKey, place: Place = NOWHERE) -> bool:
+    def holds(self, node: NodeKey, place: NodeLocation = NOWHERE) -> bool:
         """Whether the rule applies to a node."""
         cluster, name = node
         if self.clusters and not any(fnmatch.fnmatchcase(cluster, pattern) for pattern in self.clusters):
@@ -84,7 +84,7 @@ class ProviderMap:
 
     rules: tuple[Rule, ...] = ()
     default: str = ""
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, NodeLocation] = field(default_factory=dict)
 
     def find(self, node: NodeKey, reported: str) -> str:
         """The provider of a node; empty when unknown."""
@@ -126,7 +126,7 @@ def _rule(item: Any, number: int) -> Rule:
         raise ProvidersError(explain(error, f"rule {number}")) from None
 
 
-def parse_nodes(data: bytes) -> dict[str, Place]:
+def parse_nodes(data: bytes) -> dict[str, NodeLocation]:
     """What `kubectl get nodes -o json` prints, by node name; raises `ProvidersError`."""
     try:
         tree = orjson.loads(data)
@@ -135,7 +135,7 @@ def parse_nodes(data: bytes) -> dict[str, Place]:
     items = tree.get("items") if isinstance(tree, dict) else None
     if not isinstance(items, list):
         raise ProvidersError("a list of nodes was expected, as kubectl get nodes -o json prints it")
-    found: dict[str, Place] = {}
+    found: dict[str, NodeLocation] = {}
     for number, item in enumerate(items):
         metadata, spec, status = (_part(item, name) for name in ("metadata", "spec", "status"))
         name, labels = metadata.get("name"), _part(metadata, "labels")
@@ -146,7 +146,7 @@ def parse_nodes(data: bytes) -> dict[str, Place]:
         texts = [entry.get("address") for entry in entries if isinstance(entry, dict)]
         addresses = (address_of(text) for text in texts if isinstance(text, str))
         scheme, divided, _ = str(spec.get("providerID") or "").partition("://")
-        found[name] = Place(
+        found[name] = NodeLocation(
             {key: value for key, value in labels.items() if isinstance(value, str)},
             tuple(dict.fromkeys(address for address in addresses if address is not None)),
             scheme.lower() if divided else "",

@@ -13,7 +13,7 @@ from ingero_fleet.intake import Intake, Observe
 from ingero_fleet.provider_tag import ProviderTag
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.score_table import ScoreTable
-from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
+from ingero_fleet.settings import FleetConfig, ListenerAuthConfig, ListenerConfig
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock
@@ -35,7 +35,7 @@ def listeners(config: FleetConfig) -> list[tuple[str, ListenerConfig]]:
     return [(name, item) for name, item in ((HTTP, protocols.http), (GRPC, protocols.grpc)) if item]
 
 
-def make_authenticator(auth: AuthConfig) -> Authenticator:
+def make_authenticator(auth: ListenerAuthConfig) -> Authenticator:
     """The authenticator of one listener; raises `SettingsError` when its tokens cannot be read."""
     return Authenticator(TokenStore(auth.bearer_token_file, read_digests) if auth.bearer_token_file else None)
 

@@ -12,7 +12,7 @@ Moment = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-
 Effective = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=256)]
 
 
-class Condition(Part):
+class StatusCondition(Part):
     """A standard condition."""
 
     type: Annotated[str, Field(max_length=63)]
@@ -30,7 +30,7 @@ class Condition(Part):
 
 
 Conditions = Annotated[
-    tuple[Condition, ...],
+    tuple[StatusCondition, ...],
     Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
 ]
 
@@ -74,7 +74,7 @@ class LateRank(Part):
     """Share of the job's time that is lost to it, percent, to one digit."""
 
 
-class Cost(Part):
+class CostStatus(Part):
     """What the jobs of the cluster cost now, by the rates that Fleet knows."""
 
     currency: Short | None = None
@@ -87,12 +87,12 @@ class Cost(Part):
     """GPUs that no rate is known for, and that are not in the sums."""
 
 
-class Row(Part):
+class AccusedNodeStatus(Part):
     """One accused node, and what prevents its taint or would be done."""
 
     node: Short
     """Name of the node."""
-    rail: Short
+    check: Short
     """The policy check that prevents its taint, or `Next`."""
     message: Short = ""
     """A sentence."""
@@ -134,7 +134,7 @@ class TaintStatus(Part):
     """Until when nothing is tainted after a storm."""
     last_action: Short | None = None
     """The latest action."""
-    preview: Annotated[tuple[Row, ...], Field(max_length=20)] = ()
+    preview: Annotated[tuple[AccusedNodeStatus, ...], Field(max_length=20)] = ()
     """What would be done next, and which policy check prevents the rest."""
     more: int | None = None
     """Rows left out of the preview."""
@@ -172,7 +172,7 @@ class FleetClusterStatus(ResourceStatus):
     """Stragglers."""
     late_ranks: Annotated[tuple[LateRank, ...], Field(max_length=20)] = ()
     """Ranks that collectives wait for, the costliest first."""
-    cost: Cost | None = None
+    cost: CostStatus | None = None
     """What jobs cost, where Fleet knows a rate."""
     taints: TaintStatus | None = None
     """Taints."""

@@ -201,7 +201,7 @@ class Snapshots(Part):
     """StorageClass; the cluster's default without it. Cannot be changed once the claim exists."""
 
 
-class Cost(Part):
+class CostSpec(Part):
     """What nodes cost. Without any of it list prices count, at the provider that agents and nodes name."""
 
     rates: ConfigMapKey | None = None
@@ -213,7 +213,7 @@ class Cost(Part):
     `providerID` of every watched Node names, if they agree."""
 
 
-class Fleet(Confinement):
+class FleetSpec(Confinement):
     """The receiving side."""
 
     push_interval: Interval = "10s"
@@ -236,7 +236,7 @@ class Fleet(Confinement):
     """Where the detector keeps what it has learnt."""
     collectives: Collectives = Collectives()
     """Which rank a synchronised job waits for."""
-    cost: Cost = Cost()
+    cost: CostSpec = CostSpec()
     """What nodes cost."""
     settings: Settings = ()
     """Further settings of Fleet's processors, for what has no field here. Fleet checks them: one that it does not
@@ -256,7 +256,7 @@ class Trace(Confinement):
     """Resources of the container."""
 
 
-class Push(Confinement):
+class PushSpec(Confinement):
     """The DaemonSet that pushes health to Fleet."""
 
     resources: Resources = Resources(cpu="50m", memory="128Mi")
@@ -288,7 +288,7 @@ class Agents(Part):
     """Agents that a rollout may take away at once."""
     trace: Trace = Trace()
     """The tracing DaemonSet."""
-    push: Push = Push()
+    push: PushSpec = PushSpec()
     """The pushing DaemonSet."""
 
 
@@ -380,7 +380,7 @@ class FleetClusterSpec(Part):
     tls_secret: ObjectName | None = None
     """Secret of type kubernetes.io/tls, with ca.crt, for Fleet's listeners. The certificate must name
     `NAME-fleet.NAMESPACE.svc`."""
-    fleet: Fleet = Fleet()
+    fleet: FleetSpec = FleetSpec()
     """The receiving side."""
     agents: Agents = Agents()
     """The agents."""

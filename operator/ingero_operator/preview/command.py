@@ -20,7 +20,7 @@ from ingero_operator.errors import ReconcileError
 from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, NODE, SECRET, Manifest
 from ingero_operator.preview.echo_client import EchoClient, EchoTarget
 from ingero_operator.preview.history import History, longest_gap, read_history, runs_query, spans, verdicts_query
-from ingero_operator.preview.replay import Setup, replay
+from ingero_operator.preview.replay import ReplaySetup, replay
 from ingero_operator.preview.report import Preview, notes, shown_nodes
 from ingero_operator.resources import is_paused, parse
 from ingero_operator.settings import OperatorConfig
@@ -105,15 +105,15 @@ async def preview(proposed: Manifest, present: Manifest | None, options: Options
         raise SettingsError(
             f"spec.clusterId is {spec.cluster_id} in one policy and {known_spec.cluster_id} in the other"
         )
-    setup = Setup.from_spec(spec, _pause(proposed))
-    interval = Setup.from_spec(recorded).interval
+    setup = ReplaySetup.from_spec(spec, _pause(proposed))
+    interval = ReplaySetup.from_spec(recorded).interval
     until = float(int(now))
     history = await _ask_echo(_target(options, cluster), spec.cluster_id, until - options.days * DAY, until, interval)
     if not history.accusations and not history.runs:
         raise PreviewError(f"Echo has no record of cluster {spec.cluster_id} in the last {options.days:g} days")
     before = None
     if known_spec is not None and present is not None:
-        before = replay(Setup.from_spec(known_spec, _pause(present)), history, cluster.nodes)
+        before = replay(ReplaySetup.from_spec(known_spec, _pause(present)), history, cluster.nodes)
     selected = {name: node for name, node in cluster.nodes.items() if setup.selector.items() <= node.labels.items()}
     return Preview(
         cluster=spec.cluster_id, history=history, proposed=replay(setup, history, cluster.nodes), present=before,

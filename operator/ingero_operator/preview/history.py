@@ -72,7 +72,7 @@ class History:
         return max((run.end for run in self.runs), default=self.until)
 
 
-class VerdictRow(BaseModel):
+class VerdictChange(BaseModel):
     """One change of a verdict."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -124,7 +124,7 @@ def read_history(
     edges, reports, unreadable = [], [], 0
     for row in verdicts:
         try:
-            edges.append(VerdictRow.model_validate(row))
+            edges.append(VerdictChange.model_validate(row))
         except ValidationError:
             unreadable += 1
     for row in runs:
@@ -153,7 +153,7 @@ class _Open:
     known: set[tuple[str, str, str, int]] = field(default_factory=set)
 
 
-def _accusations(edges: list[VerdictRow], since: float, start: float, interval: float) -> list[Accusation]:
+def _accusations(edges: list[VerdictChange], since: float, start: float, interval: float) -> list[Accusation]:
     """Accusations of the window. Rows before `since` tell the state at its begin; the record begins at `start`."""
     done, now = [], _Open()
     for edge in sorted(edges, key=lambda item: item.t):
@@ -179,7 +179,7 @@ def _accusations(edges: list[VerdictRow], since: float, start: float, interval: 
     return sorted(found, key=lambda item: (item.begin, item.node, item.source))
 
 
-def _begun(edge: VerdictRow, start: float, first: bool) -> Accusation:
+def _begun(edge: VerdictChange, start: float, first: bool) -> Accusation:
     """An accusation that begins with this row or, where the row is its first known change, before the record."""
     whole = edge.time >= start and (edge.edge == "accused" or not first)
     begin = edge.time if whole else start

@@ -14,7 +14,7 @@ from ingero_contract.values import NodeState
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Taints
 from ingero_operator.preview.history import COLLECTIVES, FLEET, Accusation, History, longest_gap
-from ingero_operator.taints.model import STALE_INTERVALS, Accused, Decision, Evidence, Observation
+from ingero_operator.taints.model import STALE_INTERVALS, Accused, ClusterObservation, Decision, Evidence
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.policy import decide
 from ingero_operator.taints.state import DAY, TaintState
@@ -26,7 +26,7 @@ PANIC_FRACTION: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class ReplaySetup:
     """What besides the history decides: the policy, and the settings of Fleet that its evidence depends on."""
 
     taints: Taints
@@ -41,7 +41,7 @@ class Setup:
     paused: str = ""
 
     @classmethod
-    def from_spec(cls, spec: FleetClusterSpec, paused: str = "") -> "Setup":
+    def from_spec(cls, spec: FleetClusterSpec, paused: str = "") -> "ReplaySetup":
         """The setup of a FleetCluster. `paused`: why tainting is paused, besides the pauses in its spec."""
         return cls(
             taints=spec.taints,
@@ -90,7 +90,7 @@ class NodeOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ReplayResult:
     """What a policy would have done."""
 
     mode: Mode
@@ -101,7 +101,7 @@ class Outcome:
     decisions: int
 
 
-def replay(setup: Setup, history: History, known: Mapping[str, NodeView], *, skip: bool = True) -> Outcome:
+def replay(setup: ReplaySetup, history: History, known: Mapping[str, NodeView], *, skip: bool = True) -> ReplayResult:
     """Apply the policy to the history. `known`: nodes of the cluster by name, empty when none can be asked."""
     run = _Replay(setup, history, known)
     now = history.since
@@ -136,7 +136,7 @@ class _Change:
 class _Replay:
     """The simulated cluster and the state of the operator."""
 
-    def __init__(self, setup: Setup, history: History, known: Mapping[str, NodeView]) -> None:
+    def __init__(self, setup: ReplaySetup, history: History, known: Mapping[str, NodeView]) -> None:
         self._setup, self._history = setup, history
         sources = (FLEET, COLLECTIVES) if setup.actionable else (FLEET,)
         self._accusations = [item for item in history.accusations if item.source in sources]
@@ -231,13 +231,13 @@ class _Replay:
             return NodeState.ACTIVE if name in self._nodes else None
         return self._states.get(name)
 
-    def _observe(self, now: float) -> Observation:
+    def _observe(self, now: float) -> ClusterObservation:
         nodes = {
             name: node if node.ready == (self._state_of(name) is not None) else replace(node, ready=not node.ready)
             for name, node in self._nodes.items()
         }
         self._nodes = nodes
-        return Observation(
+        return ClusterObservation(
             owner=OWNER, nodes=nodes, watched=frozenset(nodes), evidence=self._evidence(now),
             paused=self._setup.paused,
         )  # fmt: skip
@@ -337,7 +337,7 @@ class _Replay:
                 self._stopped[result.node][result.check] += following - now
                 self._messages[result.node][result.check] = result.message
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ReplayResult:
         """The result, after the last statistic."""
         until = self._history.until
         taints = tuple(replace(item, pods=self._pods(item)) for item in self._taints)
@@ -356,7 +356,7 @@ class _Replay:
             )
             for name, items in sorted(by_node.items())
         )
-        return Outcome(
+        return ReplayResult(
             mode=self._setup.taints.mode, taints=taints, nodes=nodes, most=self._most, decisions=self._decisions
         )
 
@@ -386,7 +386,7 @@ class _Life:
 
 
 def _lives(
-    setup: Setup, history: History, accusations: list[Accusation], known: Mapping[str, NodeView]
+    setup: ReplaySetup, history: History, accusations: list[Accusation], known: Mapping[str, NodeView]
 ) -> list[_Life]:
     """The nodes of the window. Where the record shows a name earlier than the cluster's node of that name, there was
     another machine. A node that the cluster does not have is taken to be there while it reports or, where the record

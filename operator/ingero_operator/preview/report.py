@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ingero_kit.clock import rfc3339
 from ingero_operator.preview.history import COLLECTIVES, History, longest_gap
-from ingero_operator.preview.replay import NodeOutcome, Outcome, Taint, until_or
+from ingero_operator.preview.replay import NodeOutcome, ReplayResult, Taint, until_or
 
 SHOWN: Final = 50
 """Most rows of a table for people; JSON has all."""
@@ -19,8 +19,8 @@ class Preview:
 
     cluster: str
     history: History
-    proposed: Outcome
-    present: Outcome | None = None
+    proposed: ReplayResult
+    present: ReplayResult | None = None
     """`None` where there is no present policy."""
     nodes: int
     """Nodes that the record or the cluster shows."""
@@ -76,7 +76,7 @@ def as_json(preview: Preview) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome, history: History) -> dict[str, Any]:
+def _outcome(outcome: ReplayResult, history: History) -> dict[str, Any]:
     pods = _pods(outcome)
     return {
         "mode": str(outcome.mode),
@@ -123,7 +123,7 @@ def as_text(preview: Preview) -> str:
     ]
     policies = [("PRESENT", preview.present), ("PROPOSED", preview.proposed)]
     rows = [["", *(name for name, found in policies if found is not None)]]
-    cells: list[tuple[str, Callable[[Outcome], str]]] = [
+    cells: list[tuple[str, Callable[[ReplayResult], str]]] = [
         ("mode", lambda item: str(item.mode)),
         ("nodes tainted", lambda item: str(len({taint.node for taint in item.taints}))),
         ("taints", lambda item: str(len(item.taints))),
@@ -139,7 +139,7 @@ def as_text(preview: Preview) -> str:
     return "\n".join([*lines, "", *(f"Note: {note}." for note in preview.notes)])
 
 
-def _section(name: str, outcome: Outcome, history: History) -> list[str]:
+def _section(name: str, outcome: ReplayResult, history: History) -> list[str]:
     taints = [_taint_row(taint, history) for taint in outcome.taints[:SHOWN]]
     lines = [f"{name}: taints" if taints else f"{name}: no node would have been tainted"]
     if taints:
@@ -169,11 +169,11 @@ def _more(rows: Sequence[object]) -> list[str]:
     return [f"... and {len(rows) - SHOWN} more (--json has all)"] if len(rows) > SHOWN else []
 
 
-def _tainted(outcome: Outcome, history: History) -> float:
+def _tainted(outcome: ReplayResult, history: History) -> float:
     return sum(until_or(taint.end, history.until) - taint.begin for taint in outcome.taints)
 
 
-def _pods(outcome: Outcome) -> frozenset[str] | None:
+def _pods(outcome: ReplayResult) -> frozenset[str] | None:
     """Pods on tainted nodes; `None` when the record names none of any taint."""
     known = [taint.pods for taint in outcome.taints if taint.pods is not None]
     if outcome.taints and not known:

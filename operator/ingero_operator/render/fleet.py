@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from ingero_contract import routes
 from ingero_operator.api.base import ConfigMapKey, SecretKey
-from ingero_operator.api.v1alpha1 import Cost, FleetClusterSpec, Forward
+from ingero_operator.api.v1alpha1 import CostSpec, FleetClusterSpec, Forward
 from ingero_operator.kinds import Manifest
 from ingero_operator.render.common import (
     API,
@@ -113,7 +113,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
     return tree
 
 
-def _cost(cost: Cost, around: FleetInputs) -> Manifest:
+def _cost(cost: CostSpec, around: FleetInputs) -> Manifest:
     out: Manifest = {}
     if cost.rates:
         out["rates_file"] = f"{RATES}/{cost.rates.key}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.conditions import Condition
-from ingero_operator.taints.model import Accused, CheckResult, Observation, Step
+from ingero_operator.taints.model import Accused, CheckResult, ClusterObservation, Step
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, ZONE, NodeView, StragglerTaint
 from ingero_operator.taints.state import DAY, MAX_RECORDS, TaintState
 
@@ -19,7 +19,7 @@ class CheckInputs:
     """Inputs that the checks of all accused nodes share."""
 
     policy: Taints
-    observed: Observation
+    observed: ClusterObservation
     state: TaintState
     allowed: Condition
     """Whether the checks of the whole cluster pass, besides the mode."""

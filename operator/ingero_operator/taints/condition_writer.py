@@ -11,11 +11,11 @@ from ingero_operator.api_client import ApiError
 from ingero_operator.cache import OwnerKey
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError
-from ingero_operator.failures import Kind, Operation, explain
+from ingero_operator.failures import Operation, OperationKind, explain
 from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
 from ingero_operator.resources import conditions_wanted, is_deleting, is_paused, key_from
-from ingero_operator.taints.model import Observation
+from ingero_operator.taints.model import ClusterObservation
 from ingero_operator.taints.node_conditions import ConditionWrite, condition_writes
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.state import TaintState
@@ -42,7 +42,7 @@ class ConditionWriter:
     """When the evidence of a FleetCluster was last new; without any, when it was first expected."""
 
     async def reconcile(
-        self, resource: Manifest, policy: Taints, observed: Observation, state: TaintState
+        self, resource: Manifest, policy: Taints, observed: ClusterObservation, state: TaintState
     ) -> float | None:
         """Write what differs; returns the seconds to the next reconcile."""
         key, now = key_from(resource), self.context.clock()
@@ -52,8 +52,12 @@ class ConditionWriter:
         self._fresh_at[key] = fresh_at
         writes = condition_writes(self._own_nodes(resource, policy), policy, observed, state, fresh_at, now)
         failures = self.context.failures
-        failures.retain(key, Kind.CONDITION, {POLICY, FINALIZER, *(write.node.name for write in writes)})
-        due = [write for write in writes if not failures.backs_off(key, Operation(Kind.CONDITION, write.node.name))]
+        failures.retain(key, OperationKind.CONDITION, {POLICY, FINALIZER, *(write.node.name for write in writes)})
+        due = [
+            write
+            for write in writes
+            if not failures.backs_off(key, Operation(OperationKind.CONDITION, write.node.name))
+        ]
         deleting = is_deleting(resource)
         if not due or not self.context.leads() or (is_paused(resource) and not deleting):
             return CHECK_SECONDS if policy.condition else None
@@ -100,7 +104,7 @@ class ConditionWriter:
 
     async def _guarded(self, key: OwnerKey, node: str) -> bool:
         """Whether the admission policy for the status of nodes is in force."""
-        guard, operation = self.context.status_admission, Operation(Kind.CONDITION, POLICY)
+        guard, operation = self.context.status_admission, Operation(OperationKind.CONDITION, POLICY)
         in_force = await guard.in_force(node)
         if guard.missing:
             self.context.failures.add(key, operation, ReconcileError("Unguarded", guard.missing, stalls=False))
@@ -112,14 +116,14 @@ class ConditionWriter:
         """Set the finalizer before the first condition; whether it is there, or no longer needed."""
         if is_deleting(resource) or has_finalizer(resource):
             return True
-        with self.context.failures.guarded(key_from(resource), Operation(Kind.CONDITION, FINALIZER)):
+        with self.context.failures.guarded(key_from(resource), Operation(OperationKind.CONDITION, FINALIZER)):
             await set_finalizer(self.context.api, self.context.informer.cache, resource, True)
         return has_finalizer(resource)
 
     async def _write(self, key: OwnerKey, writes: list[ConditionWrite], now: float) -> None:
         context, failed = self.context, 0
         for write in writes:
-            operation = Operation(Kind.CONDITION, write.node.name)
+            operation = Operation(OperationKind.CONDITION, write.node.name)
             try:
                 response = await context.api.apply(NODE, write.body(now), "status", manager=CONDITION_MANAGER)
             except ApiError as error:

@@ -16,20 +16,27 @@ from ingero_operator.audit_exporter import OtlpTarget
 from ingero_operator.cache import OwnerKey
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError
-from ingero_operator.events import Event
-from ingero_operator.failures import Kind, Operation, explain
+from ingero_operator.events import KubernetesEvent
+from ingero_operator.failures import Operation, OperationKind, explain
 from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.fleet_answers import PollResult
 from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
 from ingero_operator.resources import is_deleting, is_paused, key_from, soonest
 from ingero_operator.taints import audit_events, patches
 from ingero_operator.taints.condition_writer import ConditionWriter
-from ingero_operator.taints.model import Decision, Observation, Step
+from ingero_operator.taints.model import ClusterObservation, Decision, Step
 from ingero_operator.taints.node_conditions import straggling
 from ingero_operator.taints.nodes import NodeView, node_view, remover
 from ingero_operator.taints.policy import decide
 from ingero_operator.taints.removals import note_releases
-from ingero_operator.taints.state import OVERRIDDEN, Record, TaintState, from_status, timestamp_seconds, to_status
+from ingero_operator.taints.state import (
+    OVERRIDDEN,
+    NodeTaintRecord,
+    TaintState,
+    from_status,
+    timestamp_seconds,
+    to_status,
+)
 from ingero_operator.taints.tracking import after_attempt, after_write
 
 log = get(__name__)
@@ -137,7 +144,7 @@ class TaintController:
             self.history[current.key] = list(stored.get("history") or ())
         return known[1]
 
-    def _observe(self, current: _Pass, state: TaintState) -> Observation:
+    def _observe(self, current: _Pass, state: TaintState) -> ClusterObservation:
         informer, key, result = self.context.informer, current.key, current.result
         watched = informer.watched(current.spec.agents.node_selector)
         ours = {name: node for name, node in informer.nodes.items() if _is_ours(node, current.uid, state)}
@@ -148,7 +155,7 @@ class TaintController:
         if self.context.config.pause_taints:
             reasons.append("the operator was started with --pause-taints")
         accused = result.evidence.accused if result and result.evidence else {}
-        return Observation(
+        return ClusterObservation(
             owner=current.uid,
             nodes={**watched, **ours, **remembered},
             watched=frozenset(watched),
@@ -156,7 +163,7 @@ class TaintController:
             overlap=self._overlap(key, [name for name in accused if name in watched]),
             paused="; ".join(reasons)[:400],
             unguarded=self.context.admission.missing,
-            refused=self.context.failures.backing_off(key, Kind.TAINT),
+            refused=self.context.failures.backing_off(key, OperationKind.TAINT),
             deleting=is_deleting(current.resource),
         )
 
@@ -182,7 +189,7 @@ class TaintController:
         """Record the releases that are about to be written, so that a later process does not take them for a removal
         by a user. A release does not wait for this to succeed."""
         key, failures, noting = current.key, self.context.failures, _noting(current.key)
-        for kind in (Kind.TAINT, Kind.RELEASE):
+        for kind in (OperationKind.TAINT, OperationKind.RELEASE):
             needed = {step.node for step in decision.steps if _operation(step).kind is kind}
             failures.retain(key, kind, needed | failures.backing_off(key, kind))
         releases = [step for step in decision.steps if step.weakens]
@@ -350,12 +357,12 @@ class TaintController:
         for step in (*decision.found_done, *written):
             await self._announce_step(current, step)
 
-    def _overridden(self, key: OwnerKey, node: str, verdict: str, state: TaintState) -> Event:
-        who = state.records.get(node, Record(uid="")).overridden_by or "another writer"
+    def _overridden(self, key: OwnerKey, node: str, verdict: str, state: TaintState) -> KubernetesEvent:
+        who = state.records.get(node, NodeTaintRecord(uid="")).overridden_by or "another writer"
         what = f"the operator's taint was removed by {who}"
         self._add_history(key, f"{node}: {what}")
         message = f"Node {node}: {what}; the node is left alone for spec.taints.handsOff"
-        return Event("Warning", "TaintOverridden", message, once=f"overridden/{node}/{verdict}")
+        return KubernetesEvent("Warning", "TaintOverridden", message, once=f"overridden/{node}/{verdict}")
 
     async def _announce_step(self, current: _Pass, step: Step) -> None:
         event = describe(step)
@@ -396,7 +403,7 @@ class TaintController:
             out["history"], out["lastAction"] = history, history[0]
         if decision.checks:
             out["preview"] = [
-                {"node": item.node, "rail": item.check, "message": item.message[:256]}
+                {"node": item.node, "check": item.check, "message": item.message[:256]}
                 for item in decision.checks[:SHOWN]
             ]
             if len(decision.checks) > SHOWN:
@@ -412,11 +419,11 @@ _LOST: Final = {
 }  # fmt: skip
 
 
-def describe(step: Step) -> Event:
+def describe(step: Step) -> KubernetesEvent:
     """A step as an Event; the verdict is part of the identity that prevents a second Event."""
     once = f"{step.verb}/{step.node}/{step.verdict}/{step.reason}"
     if step.taint is None:
-        return Event("Normal", "Released", f"Node {step.node} was released: {step.reason}", once)
+        return KubernetesEvent("Normal", "Released", f"Node {step.node} was released: {step.reason}", once)
     effect = step.taint.effect or "annotation only"
     facts = ""
     if step.taint.severity is not None:
@@ -426,11 +433,11 @@ def describe(step: Step) -> Event:
         score, threshold = step.taint.score, step.taint.threshold
         facts = f"; score {score:.3f} below {threshold:.3f} for {step.taint.windows} windows"
     if step.verb == "add":
-        return Event("Warning", "Tainted", f"Node {step.node} was tainted ({effect}){facts}", once)
+        return KubernetesEvent("Warning", "Tainted", f"Node {step.node} was tainted ({effect}){facts}", once)
     if step.verb == "renew":
         once += f"/{step.taint.expires:.0f}"
     reasons = {"raise": "TaintRaised", "lower": "TaintLowered", "renew": "TaintRenewed"}
-    return Event("Normal", reasons[step.verb], f"Node {step.node}: {effect} ({step.reason})", once)
+    return KubernetesEvent("Normal", reasons[step.verb], f"Node {step.node}: {effect} ({step.reason})", once)
 
 
 def _refused(message: str) -> ReconcileError:
@@ -447,8 +454,8 @@ def _is_ours(node: NodeView, owner: str, state: TaintState) -> bool:
 
 def _operation(step: Step) -> Operation:
     """The failure key of a step; additions and releases have different keys, so a refused taint delays no release."""
-    return Operation(Kind.RELEASE if step.weakens else Kind.TAINT, step.node)
+    return Operation(OperationKind.RELEASE if step.weakens else OperationKind.TAINT, step.node)
 
 
 def _noting(key: OwnerKey) -> Operation:
-    return Operation(Kind.RELEASE_NOTE, f"status of {key[0]} {key[2]}")
+    return Operation(OperationKind.RELEASE_NOTE, f"status of {key[0]} {key[2]}")

@@ -50,7 +50,7 @@ def is_stale(evidence: Evidence, now: float) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class ClusterObservation:
     """Everything that is observed at one moment."""
 
     owner: str

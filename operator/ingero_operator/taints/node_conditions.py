@@ -10,7 +10,7 @@ from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Taints
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.kinds import Manifest
-from ingero_operator.taints.model import Accused, Observation
+from ingero_operator.taints.model import Accused, ClusterObservation
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.policy import trustworthy
 from ingero_operator.taints.state import TaintState, timestamp_seconds
@@ -52,7 +52,12 @@ class ConditionWrite:
 
 
 def condition_writes(
-    nodes: Iterable[NodeView], policy: Taints, observed: Observation, state: TaintState, fresh_at: float, now: float
+    nodes: Iterable[NodeView],
+    policy: Taints,
+    observed: ClusterObservation,
+    state: TaintState,
+    fresh_at: float,
+    now: float,
 ) -> list[ConditionWrite]:
     """The writes to `nodes`, which no other FleetCluster writes to. `fresh_at`: when the evidence was last new."""
     writes = []
@@ -79,7 +84,7 @@ def _concerned(node: NodeView) -> bool:
 
 
 def _wanted(
-    node: NodeView, policy: Taints, observed: Observation, state: TaintState, fresh_at: float, now: float
+    node: NodeView, policy: Taints, observed: ClusterObservation, state: TaintState, fresh_at: float, now: float
 ) -> Condition | None:
     """The condition that follows from the evidence; `None` while the present one stays."""
     evidence, present = observed.evidence, node.condition

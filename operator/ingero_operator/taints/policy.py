@@ -11,7 +11,7 @@ from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.taints.additions import CheckInputs, additions
-from ingero_operator.taints.model import Decision, Evidence, Observation, is_stale
+from ingero_operator.taints.model import ClusterObservation, Decision, Evidence, is_stale
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.removals import note_releases, removals
 from ingero_operator.taints.state import TaintState
@@ -38,7 +38,7 @@ def trustworthy(policy: Taints, evidence: Evidence | None, now: float) -> Condit
     return yes(ALLOWED, "Allowed", "every check of the cluster passes")
 
 
-def decide(policy: Taints, observed: Observation, state: TaintState, now: float) -> Decision:
+def decide(policy: Taints, observed: ClusterObservation, state: TaintState, now: float) -> Decision:
     """Make one decision."""
     state, overrides, found_done = match_records(policy, observed, state, now)
     trust = trustworthy(policy, observed.evidence, now)
@@ -88,7 +88,7 @@ def _countable(node: NodeView) -> bool:
 
 def _limits(
     policy: Taints,
-    observed: Observation,
+    observed: ClusterObservation,
     state: TaintState,
     trust: Condition,
     budget: int,

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Mode, Taints
-from ingero_operator.taints.model import Observation, Step
+from ingero_operator.taints.model import ClusterObservation, Step
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, NodeView, StragglerTaint
-from ingero_operator.taints.state import OVERRIDDEN, Record, TaintState
+from ingero_operator.taints.state import OVERRIDDEN, NodeTaintRecord, TaintState
 
 
 def removals(
     policy: Taints,
-    observed: Observation,
+    observed: ClusterObservation,
     state: TaintState,
     trusted: bool,
     confirmed: frozenset[str],
@@ -48,11 +48,11 @@ def removals(
 
 def _reason_to_go(
     policy: Taints,
-    observed: Observation,
+    observed: ClusterObservation,
     state: TaintState,
     node: NodeView,
     taint: StragglerTaint,
-    record: Record | None,
+    record: NodeTaintRecord | None,
     trusted: bool,
     now: float,
 ) -> str:

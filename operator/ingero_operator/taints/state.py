@@ -16,7 +16,7 @@ OVERRIDDEN: Final = "Overridden"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class NodeTaintRecord:
     """One machine: name and uid together."""
 
     uid: str
@@ -53,7 +53,7 @@ class TaintState:
     """The whole state. Only `records`, `last_taint` and `storm_until` survive a restart, so a new process waits for a
     whole confirmation first."""
 
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: Mapping[str, NodeTaintRecord] = field(default_factory=dict)
     last_taint: float = 0.0
     storm_until: float = 0.0
     accused: Mapping[str, Streak] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def _known(time: float) -> str:
 def from_status(tree: Mapping[str, Any]) -> TaintState:
     """The state that an earlier process wrote."""
     records = {
-        str(row["node"]): Record(
+        str(row["node"]): NodeTaintRecord(
             uid=str(row["uid"]),
             verdict=row.get("verdict", ""),
             effect=row.get("effect", ""),

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Taints
-from ingero_operator.taints.model import Accused, Observation, Override, Step
-from ingero_operator.taints.state import DAY, OVERRIDDEN, Record, Streak, TaintState
+from ingero_operator.taints.model import Accused, ClusterObservation, Override, Step
+from ingero_operator.taints.state import DAY, OVERRIDDEN, NodeTaintRecord, Streak, TaintState
 
 
 def match_records(
-    policy: Taints, observed: Observation, state: TaintState, now: float
+    policy: Taints, observed: ClusterObservation, state: TaintState, now: float
 ) -> tuple[TaintState, tuple[Override, ...], tuple[Step, ...]]:
     """Match records with nodes: adopt taints, finish releases, respect removals by others."""
-    records: dict[str, Record] = {}
+    records: dict[str, NodeTaintRecord] = {}
     overrides: list[Override] = []
     found_done: list[Step] = []
     last_taint = state.last_taint
@@ -42,7 +42,7 @@ def match_records(
         taint = node.taint
         if taint is None or taint.owner != observed.owner:
             continue
-        record = records.get(node.name, Record(uid=node.uid))
+        record = records.get(node.name, NodeTaintRecord(uid=node.uid))
         if record.verdict != taint.verdict and record.override_cooldown_until <= now:
             tainted = (*(time for time in record.tainted if now - time < DAY and time != taint.since), taint.since)[
                 -8:
@@ -55,7 +55,7 @@ def match_records(
     return replace(state, records=records, last_taint=last_taint), tuple(overrides), tuple(found_done)
 
 
-def count_windows(observed: Observation, state: TaintState, trusted: bool, now: float) -> TaintState:
+def count_windows(observed: ClusterObservation, state: TaintState, trusted: bool, now: float) -> TaintState:
     """Count windows of accusation and of health; evidence that cannot be trusted resets every count."""
     evidence = observed.evidence
     if not trusted or evidence is None:
@@ -77,7 +77,7 @@ def count_windows(observed: Observation, state: TaintState, trusted: bool, now: 
     return replace(state, accused=streaks, healthy=healthy, tick=evidence.tick)
 
 
-def _same_machine(observed: Observation, name: str, streak: Streak) -> bool:
+def _same_machine(observed: ClusterObservation, name: str, streak: Streak) -> bool:
     node = observed.nodes.get(name)
     return node is not None and (node.uid, node.provider_id) == (streak.uid, streak.provider_id)
 
@@ -102,7 +102,7 @@ def after_attempt(state: TaintState, step: Step, now: float) -> TaintState:
         return state
     records = dict(state.records)
     if step.verb == "add":
-        record = records.get(step.node, Record(uid=step.uid))
+        record = records.get(step.node, NodeTaintRecord(uid=step.uid))
         times = (*(time for time in record.tainted if now - time < DAY), step.taint.since)[-8:]
         records[step.node] = replace(record, uid=step.uid, tainted=times)
     return replace(state, records=records, last_taint=now)
@@ -112,7 +112,7 @@ def after_write(state: TaintState, step: Step, now: float) -> TaintState:
     """The state after a step was written."""
     state = after_attempt(state, step, now)
     records = dict(state.records)
-    record = records.get(step.node, Record(uid=step.uid))
+    record = records.get(step.node, NodeTaintRecord(uid=step.uid))
     if step.taint is None:
         records[step.node] = replace(record, verdict="", effect="", releasing="", released=now)
     else:

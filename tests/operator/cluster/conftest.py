@@ -59,10 +59,10 @@ class Instance:
 
     def settle(self, sweeps: int = 2) -> None:
         """Wait until it has compared everything so many times more and nothing waits."""
-        goal = self.page()["ingero_operator_sweeps_total"] + sweeps
+        goal = self.page()["ingero_operator_resyncs_total"] + sweeps
         wait_until(
             lambda: (
-                (page := self.page())["ingero_operator_sweeps_total"] >= goal
+                (page := self.page())["ingero_operator_resyncs_total"] >= goal
                 and page["ingero_operator_queue_length"] <= 1
             ),
             "the operator to settle",

@@ -152,10 +152,10 @@ def test_without_its_guard_the_operator_marks_no_node_and_says_so_until_the_guar
         wait_until(lambda: lab.allowed() == "Unguarded", "the reason")
         instance.settle(2)
 
-        assert lab.marked() == set() and instance.page()["ingero_operator_unguarded"] == 1
+        assert lab.marked() == set() and instance.page()["ingero_operator_node_policy_missing"] == 1
         lab.plane.apply(installed("ValidatingAdmissionPolicyBinding", GUARD))
         wait_until(lambda: lab.marked() == {lab.names[0]}, "the mark once the guard is back")
-        assert instance.page()["ingero_operator_unguarded"] == 0
+        assert instance.page()["ingero_operator_node_policy_missing"] == 0
         lab.plane.delete("fc", "prod", lab.namespace)
         wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
 

@@ -71,8 +71,8 @@ def test_an_outage_of_the_api_server_is_survived(lab: Lab, start: Any) -> None:
         wait_until(lambda: lab.taint(lab.names[0]) is not None, "the taint")
         lab.plane.stop_server()
         lab.says.stragglers = set()
-        asked = operator.page()["ingero_operator_fleet_questions_total"]
-        wait_until(lambda: operator.page()["ingero_operator_fleet_questions_total"] > asked + 5, "more questions")
+        asked = operator.page()["ingero_operator_fleet_polls_total"]
+        wait_until(lambda: operator.page()["ingero_operator_fleet_polls_total"] > asked + 5, "more questions")
         lab.plane.start_server()
 
         wait_until(lambda: lab.marked() == set(), "the release", 60)
