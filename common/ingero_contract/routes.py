@@ -17,6 +17,9 @@ CLUSTER_PARAMETER: Final = "cluster_id"
 NODE_PARAMETER: Final = "node_id"
 """Query parameter that names the node, on Fleet's API."""
 
+TRACER_HEALTH: Final = "/api/v1/health"
+"""The tracer's state: `ready`, `modes` by capability, and `problems`: sentence with the cure by `TraceProblem`."""
+
 FLEET_THRESHOLD: Final = "/api/v1/threshold"
 """`{"threshold": number, "quorum_met": bool}`; threshold 0 and false before the first quorum."""
 

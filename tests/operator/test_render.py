@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 from ingero_agent.cli import main as agent_command
 from ingero_agent.settings import AgentSettings
+from ingero_agent.trace.capabilities import Facts
 from ingero_agent.trace.settings import TraceSettings
+from ingero_contract.node_problems import CHECK_CONTAINER, TERMINATION_LOG, TraceProblem, parse_problems
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import load
 from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
@@ -228,6 +230,20 @@ def test_the_tracer_and_the_sink_accept_their_arguments(monkeypatch: pytest.Monk
     assert trace.prometheus.startswith(":") and trace.db.name == "ingero.db"
     assert (trace.otlp, trace.otlp_insecure) == ("prod-fleet.ml.svc:4318", True)
     assert [path.name for path in listener.socket_paths] == ["remediate.sock"]
+
+
+def test_a_pod_says_what_its_node_lacks_before_it_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingero_agent.trace.check.collect_facts", lambda _: Facts(release="6.8.0"))
+    trace = pod(children()["DaemonSet", "prod-trace"])
+    (check,), (tracer,) = trace["initContainers"], trace["containers"]
+    file = tmp_path / "log"
+
+    done = CliRunner().invoke(agent_command, [arg.replace(TERMINATION_LOG, str(file)) for arg in check["args"]])
+
+    assert (done.exit_code, check["name"]) == (0, CHECK_CONTAINER)
+    assert set(parse_problems(file.read_text())) == {TraceProblem.NO_BTF, TraceProblem.PRIVILEGES_REFUSED}
+    same = ("image", "securityContext", "volumeMounts", "env", "resources")
+    assert {key: check[key] for key in same} == {key: tracer[key] for key in same}
 
 
 def test_tracer_and_push_say_the_same_of_their_node_and_trust_the_same_fleet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,19 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.trace.annotations import AnnotationSocket
 from ingero_agent.trace.calibrate import nanoseconds
+from ingero_agent.trace.capabilities import evaluate
+from ingero_agent.trace.check import machine_facts
 from ingero_agent.trace.collector import serve_pages
 from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.loader import CannotTrace
+from ingero_agent.trace.problems import TerminationLog, find_problems
 from ingero_agent.trace.recorder import open_recorder
 from ingero_agent.trace.selection import Selection
 from ingero_agent.trace.service import TraceService
@@ -67,6 +71,8 @@ def find_tracer(settings: TraceSettings) -> Tracer:
         return EbpfTracer(settings.attach, settings.returns, _selection(settings))
     except CannotTrace as error:
         if not (settings.prometheus or settings.otlp or settings.remediate or settings.annotate):
+            facts = replace(machine_facts(), load_error=str(error))
+            TerminationLog(settings.termination_log).write(find_problems(evaluate(facts)))
             raise
         log.error("cannot_trace", reason=str(error), again_in_seconds=RETRY_SECONDS)
         return Tracer(str(error))
@@ -118,6 +124,7 @@ def _run_tracer(settings: TraceSettings, tracer: Tracer, wait: Wait) -> bool:
             stack.callback(serve_pages(settings.prometheus, service.stats).stop)
         log.info("started", database=str(settings.db), mode=tracer.mode, **nanoseconds(tracer.costs))
         tracer.scan()
+        service.report_problems()
         begun, over = time.monotonic(), False
         while not over and (tracer.mode != NOOP_MODE or time.monotonic() - begun < RETRY_SECONDS):
             over = wait(service.wait_seconds(time.monotonic()))

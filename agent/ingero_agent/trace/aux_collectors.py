@@ -46,6 +46,11 @@ class AuxCollectors:
         """Where GPU figures come from."""
         return self._poller.mode if self._poller else OFF
 
+    @property
+    def gpu_error(self) -> str:
+        """Why there are no GPU figures; empty if there are, or if they are not wanted."""
+        return self._poller.reason if self._poller else ""
+
     def add(self, rows: Iterable[CallCount], now: float) -> None:
         """Count launches and preemptions; once a second, poll everything else. `now`: monotonic seconds."""
         for one in rows:

@@ -15,7 +15,7 @@ from ingero_agent.trace.counts import VALUE_BYTES
 from ingero_agent.trace.discovery import LOOK_INTO, LibraryFinder, mapped_files_error
 from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
 from ingero_agent.trace.host import command_of, own_capabilities
-from ingero_agent.trace.loader import CannotTrace, load_programs
+from ingero_agent.trace.loader import ADVICE, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import EbpfSchedulerMonitor
 from ingero_agent.trace.seccomp import try_returns
 
@@ -60,15 +60,22 @@ def _fires(descriptors: dict[str, int]) -> None:
         raise OSError(f"{calls} calls were counted as {counted}")
 
 
-def collect_facts(database: Path) -> Facts:
-    """Collect everything that `evaluate` needs."""
-    libraries, unreadable = _libraries()
-    gpus = find_reader()
-    known = Facts(
+def machine_facts() -> Facts:
+    """What is known without trying to load a program. Takes a millisecond."""
+    return Facts(
         release=os.uname().release, machine=os.uname().machine, effective=own_capabilities(),
         mapped_files_error=mapped_files_error(), btf=os.access("/sys/kernel/btf/vmlinux", os.R_OK),
         lockdown=_text("/sys/kernel/security/lockdown"), bcc=Path(DIST_PACKAGES, "bcc").is_dir(),
         perf_uprobes=Path("/sys/bus/event_source/devices/uprobe/type").exists(),
+    )  # fmt: skip
+
+
+def collect_facts(database: Path) -> Facts:
+    """Collect everything that `evaluate` needs."""
+    libraries, unreadable = _libraries()
+    gpus = find_reader()
+    known = replace(
+        machine_facts(),
         libraries=libraries, unreadable_processes=unreadable,
         gpus=0 if isinstance(gpus, str) else gpus.count, gpu_error=gpus if isinstance(gpus, str) else "",
         pyarrow=importlib.util.find_spec("pyarrow") is not None,
@@ -77,7 +84,7 @@ def collect_facts(database: Path) -> Facts:
     try:
         loaded = load_programs()
     except (CannotTrace, OSError) as error:
-        return replace(known, load_error=str(error).split(": tracing needs")[0])
+        return replace(known, load_error=str(error).split(ADVICE)[0])
     link_error, costs, no_returns = "", None, ""
     programs = loaded.descriptors
     scheduler = EbpfSchedulerMonitor(programs, loaded.no_scheduler)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
+import orjson
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -20,6 +21,8 @@ from ingero_agent.trace.stats import (
     histogram_buckets,
     quantile,
 )
+from ingero_contract import routes
+from ingero_http.http1.messages import Request, Response
 from ingero_kit.metrics_server import MetricsServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, Samples, collect_rows, counter, gauge
 
@@ -155,6 +158,12 @@ STATUS: Final[tuple[MetricRow[TracerStatus], ...]] = (
         "capability",
         "mode",
     ),
+    gauge(
+        "ingero_trace_problem",
+        "1 for each reason for which the node is not traced, or only in part.",
+        lambda s: dict.fromkeys(s.problems, 1),
+        "reason",
+    ),
     gauge("ingero_trace_duty_ratio", "Share of the time in which a group is counted.", lambda s: s.duty, "group"),
     gauge(
         "ingero_trace_probe_cost_seconds",
@@ -221,4 +230,13 @@ def serve_pages(listen: str, stats: TraceStats) -> MetricsServer:
     """Serve the totals. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TraceCollector(stats))
-    return serve_metrics(listen, registry, lambda: stats.status.tracer.blocked_reason or None, flag="--prometheus")
+
+    def health(_: Request) -> Response:
+        status = stats.status
+        body = {"ready": not status.tracer.blocked_reason, "modes": status.modes, "problems": status.problems}
+        return Response(200, orjson.dumps(body), b"application/json")
+
+    return serve_metrics(
+        listen, registry, lambda: stats.status.tracer.blocked_reason or None, flag="--prometheus",
+        pages={routes.TRACER_HEALTH.encode(): health},
+    )  # fmt: skip

@@ -42,8 +42,13 @@ def _settings(**flags: Any) -> TraceSettings:
 
 @click.command("check")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option(
+    "--termination-log",
+    type=click.Path(path_type=Path),
+    help="File to write the reasons into for which this node is not traced, or only in part; status 0 in any case.",
+)
 @database_option
-def check(as_json: bool, db: str | None) -> None:
+def check(as_json: bool, termination_log: Path | None, db: str | None) -> None:
     """Report which parts of tracing work on this machine, which do not, and what to do about it.
 
     Tries each part for real and leaves nothing behind. Exit status 0: this machine can be traced; 1: it cannot.
@@ -54,10 +59,14 @@ def check(as_json: bool, db: str | None) -> None:
     """
     from ingero_agent.trace.capabilities import Support, can_trace, evaluate
     from ingero_agent.trace.check import collect_facts
+    from ingero_agent.trace.problems import find_problems
+    from ingero_contract.node_problems import format_problems
     from ingero_kit import logs
 
     logs.configure("error")
     found = evaluate(collect_facts(_settings(db=db).db))
+    if termination_log:
+        termination_log.write_text(format_problems(find_problems(found)))
     able = can_trace(found)
     if as_json:
         click.echo(json.dumps({"can_trace": able, "capabilities": [asdict(one) for one in found]}, indent=2))
@@ -67,7 +76,7 @@ def check(as_json: bool, db: str | None) -> None:
             if one.fix and one.state is not Support.OK:
                 click.echo(f"{'':<21} fix: {one.fix}")
         click.echo("this machine can be traced" if able else "this machine cannot be traced")
-    sys.exit(0 if able else 1)
+    sys.exit(0 if able or termination_log else 1)
 
 
 def _print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:

@@ -17,6 +17,8 @@ log = get(__name__)
 
 HELPER_SECONDS: Final = 60.0
 RING_BYTES: Final = 2**20
+ADVICE: Final = ": tracing needs"
+"""What the text of `CannotTrace` has before general advice."""
 
 
 def forget(files: Iterable[str]) -> None:
@@ -69,7 +71,7 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> LoadedPr
     message = json.loads(text or b'{"error": "the helper ended without a message"}')
     if "error" in message:
         raise CannotTrace(
-            f"{message['error']}: tracing needs root (CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE), "
+            f"{message['error']}{ADVICE} root (CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE), "
             "Linux 6.6 or newer with BTF, and the distribution's python3-bpfcc; `ingero-agent check` says which of "
             "them is missing"
         )

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from ingero_agent.sources.procfs import HostLoad
@@ -12,6 +13,8 @@ from ingero_agent.trace import governor
 from ingero_agent.trace.aux_collectors import AuxCollectors
 from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.call_rates import CallRates
+from ingero_agent.trace.capabilities import evaluate
+from ingero_agent.trace.check import machine_facts
 from ingero_agent.trace.containers import parse_rank
 from ingero_agent.trace.counts import CallCount, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
@@ -27,6 +30,7 @@ from ingero_agent.trace.host import (
     nccl_processes,
     own_rss,
 )
+from ingero_agent.trace.problems import TerminationLog, find_problems
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
@@ -81,6 +85,7 @@ class TraceService:
         self._named: set[int] = set()
         self._pods: dict[int, str] = {}
         self._counting = False
+        self._termination_log = TerminationLog(settings.termination_log)
         tracer.scheduler.budget = settings.budget
         self.stats.status.costs = nanoseconds(tracer.costs)
 
@@ -109,9 +114,18 @@ class TraceService:
             if self._calibration_due.due(now):
                 self._tracer.recalibrate()
                 self.stats.status.costs = nanoseconds(self._tracer.costs)
+            self.report_problems()
             self._round_at = now
         if self._exporter and self._export_due.due(now):
             self._export()
+
+    def report_problems(self) -> None:
+        """Find out why the node is not traced, or only in part, and keep it where an operator can read it."""
+        facts = replace(machine_facts(), load_error=self._tracer.blocked_reason, gpu_error=self._aux.gpu_error)
+        with self.stats.lock:
+            problems = find_problems(evaluate(facts), self.stats.gpus.now, self._tracer.found)
+            self.stats.status.problems = {str(reason): text for reason, text in problems.items()}
+        self._termination_log.write(problems)
 
     def close(self) -> None:
         """Send and write the remaining data."""

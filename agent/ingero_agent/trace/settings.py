@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ingero_agent.trace.governor import DEFAULT_BUDGET
+from ingero_contract.node_problems import TERMINATION_LOG
 from ingero_kit.addresses import OptionalEndpoint
 from ingero_kit.settings import Duration, Settings, load
 
@@ -118,6 +119,8 @@ class TraceSettings(Settings):
     """Path of that socket."""
     annotate_socket_gid: int | None = Field(default=None, ge=0)
     """Group that may write; only this user without it."""
+    termination_log: Path = Path(TERMINATION_LOG)
+    """File to keep the reasons in for which this node is not traced, or only in part, if it exists."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
 

@@ -86,6 +86,7 @@ class TracerStatus:
     annotations: int = 0
     annotations_refused: dict[str, int] = field(default_factory=dict)
     unwritten_annotations: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
     samplings: dict[str, int] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from typing import Final
 
 from ingero_contract.kubernetes import STRAGGLER_TAINT
+from ingero_contract.node_problems import CHECK_CONTAINER, TERMINATION_LOG
 from ingero_operator.api.base import SecretKey
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.kinds import Manifest
@@ -61,7 +62,10 @@ def host_state(owner: Owner) -> str:
 
 
 def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
-    """The DaemonSet that counts calls into a database on the node; not ready while it could see no calls."""
+    """The DaemonSet that counts calls into a database on the node; not ready while it could see no calls.
+
+    An init container tries what tracing needs and leaves what is missing in the pod's status.
+    """
     wanted = spec.agents.trace
     capabilities = [*CAPABILITIES, *(["SYS_ADMIN"] if wanted.sys_admin else [])]
     fleet_args, fleet_mounts, fleet_volumes = _to_fleet(spec, "otlp")
@@ -96,7 +100,11 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
         *({"name": name, "hostPath": {"path": path, "type": ""}} for name, path in HOST_FOLDERS.items()),
         *fleet_volumes,
     ]
-    pod = {"hostPID": True, "containers": [tracer], "volumes": volumes}
+    check = {key: value for key, value in tracer.items() if key not in ("ports", "readinessProbe")} | {
+        "name": CHECK_CONTAINER,
+        "args": ["check", f"--db={STATE}/ingero.db", f"--termination-log={TERMINATION_LOG}"],
+    }
+    pod = {"hostPID": True, "initContainers": [check], "containers": [tracer], "volumes": volumes}
     return _daemon_set(owner, spec, platform, TRACE, pod)
 
 
