@@ -1,0 +1,72 @@
+"""Counters of the log's client, and their Prometheus rows."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_kit.logs import get
+from ingero_kit.metrics_table import MetricRow, counter, gauge
+
+log = get(__name__)
+
+
+@dataclass
+class LogStats:
+    """What happened between this Fleet and the log since the start."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    published: Counter[str] = field(default_factory=Counter)
+    published_bytes: int = 0
+    read_bytes: int = 0
+    last_known: int = 0
+    """Highest sequence of the log that was seen in any answer."""
+    last_read: int = 0
+    """Sequence of the last message that `follow` returned."""
+    _failing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def lag(self) -> int:
+        """Messages that were not read yet."""
+        return max(0, self.last_known - self.last_read)
+
+    @property
+    def away_since(self) -> float | None:
+        """Since when publishing or reading fails, seconds since the epoch; `None` while both work."""
+        return min(self._failing.values(), default=None)
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """Note that publishing or reading failed; the first failure is logged."""
+        self.events[f"{what}_failed"] += 1
+        if what not in self._failing:
+            self._failing[what] = time.time()
+            log.warning("log_away", doing=what, reason=describe(error))
+
+    def worked(self, what: str) -> None:
+        """Note that publishing or reading works."""
+        since = self._failing.pop(what, None)
+        if since is not None:
+            log.info("log_back", doing=what, seconds=round(max(0.0, time.time() - since), 1))
+
+
+def describe(error: BaseException) -> str:
+    """An error with its type, since many of the client's errors have no text."""
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+LOG: Final[tuple[MetricRow[LogStats], ...]] = (
+    gauge(
+        "ingero_fleet_log_away_seconds",
+        "Seconds since the log stopped answering; 0 while it answers.",
+        lambda s: 0.0 if (since := s.away_since) is None else max(0.0, time.time() - since),
+    ),
+    gauge("ingero_fleet_log_lag_messages", "Messages in the log that were not applied yet.", lambda s: s.lag),
+    gauge("ingero_fleet_log_sequence", "Place in the log that was read last.", lambda s: s.last_read),
+    counter("ingero_fleet_log_published", "Messages that the log confirmed.", lambda s: dict(s.published), "kind"),
+    counter("ingero_fleet_log_published_bytes", "Their bytes, compressed.", lambda s: s.published_bytes),
+    counter("ingero_fleet_log_read_bytes", "Bytes read from the log, compressed.", lambda s: s.read_bytes),
+    counter("ingero_fleet_log_events", "What happened to the log's client.", lambda s: dict(s.events), "event"),
+)
+"""Rows for the page about Fleet itself. Events: `retry` (sent again), `repeat` (the log had it already),
+`marker_lost` (another Fleet cut first), `gap`, `resubscribed`, `connected`, `client_error`, `unreadable`,
+`snapshot_failed`, `connect_failed`, `publish_failed`, `follow_failed`, `orphan_purged`."""
