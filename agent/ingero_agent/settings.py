@@ -63,9 +63,9 @@ class AgentSettings(Settings):
     fleet_persist_stale_age: Duration = 600.0
     """Age above which a saved baseline is not used."""
     fleet_world_size: int = Field(default=0, ge=0)
-    """Ranks of the job; 0 when not distributed."""
-    fleet_node_rank: int = Field(default=0, ge=0)
-    """This node's rank."""
+    """Nodes of the job, each counted as one rank; 0 when not distributed. Fleet's quorum expects as many."""
+    fleet_node_rank: int | None = Field(default=None, ge=0)
+    """This node's rank, if it is known."""
     fleet_threshold_url: str | None = None
     """Threshold API to ask when pushes bring no threshold."""
     fleet_poll_interval: Duration = Field(default=10.0, ge=0.1)
@@ -132,7 +132,7 @@ class AgentSettings(Settings):
                 "choose one source of signals: --stub, --stub-script, --signal-db-path, "
                 "or --watch-pid / --watch-command / --watch-cgroup with or without --progress-file"
             )
-        if self.fleet_world_size and self.fleet_node_rank >= self.fleet_world_size:
+        if self.fleet_world_size and (self.fleet_node_rank or 0) >= self.fleet_world_size:
             raise ValueError("fleet_node_rank must be below fleet_world_size")
         return self
 

@@ -40,7 +40,7 @@ FULL = {
             "providers": {"name": "prices", "key": "rules.yaml"},
         },
     },
-    "agents": {"jobId": "job-7", "priorityClassName": "gpu-critical", "trace": {"sysAdmin": True}},
+    "agents": {"jobId": "job-7", "worldSize": 16, "priorityClassName": "gpu-critical", "trace": {"sysAdmin": True}},
 }
 
 
@@ -208,6 +208,7 @@ def test_the_agent_accepts_its_arguments(change: dict[str, Any], monkeypatch: py
     assert done.exit_code == 0, done.output
     assert (taken[0].fleet_cluster_id, taken[0].fleet_node_id) == ("prod-1", "gpu-1")
     assert taken[0].fleet_endpoint == "prod-fleet.ml.svc:4318"
+    assert (taken[0].fleet_world_size, taken[0].fleet_node_rank) == (16 if change is FULL else 0, None)
 
 
 def test_the_tracer_and_the_sink_accept_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,6 +280,9 @@ class Agents(Part):
     """What runs here; nodes are compared only within it."""
     job_id: Label = ""
     """The job; nodes are compared only within it."""
+    world_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Nodes of the job; 0 when it is not distributed. Above 1 the cost of waiting for its slowest node is counted,
+    and the quorum expects as many nodes unless spec.fleet.quorum.expectedNodes is set."""
     runtime_class_name: ObjectName | None = None
     """RuntimeClass that gives pods access to the GPU's management library."""
     priority_class_name: ObjectName | None = None

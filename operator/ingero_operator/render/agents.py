@@ -212,6 +212,8 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
     ]
     if spec.agents.job_id:
         args.append(f"--fleet-job-id={spec.agents.job_id}")
+    if spec.agents.world_size:
+        args.append(f"--fleet-world-size={spec.agents.world_size}")
     args += fleet_args
     if spec.agents.source is Source.TRACE:
         args.append(f"--signal-db-path={STATE}/ingero.db")
