@@ -160,18 +160,23 @@ class Detector:
     # Snapshot
 
     def snapshot(self) -> bytes:
-        """All state that a restart needs to continue with the same results."""
+        """All state that a restart needs to continue with the same results.
+
+        The next tick assigns all nodes to their cohorts anew, as it does in a detector that is restored from this.
+        """
+        self._assignment.forget()
         facts = {
             "parameters": asdict(self.parameters), "mergeable": list(self.mergeable), "ticks": self.ticks,
             "node_hours": self.node_hours, "now": self._now, "digest": self._chain.hex(),
+            "continues": self._continues,
         }  # fmt: skip
         return self.memory.snapshot(facts)
 
-    def restore(self, data: bytes) -> float:
+    def restore(self, data: bytes, *, continued: bool = False) -> float:
         """Continue from a snapshot taken with the same parameters; returns the time of its last tick, seconds.
 
-        The time until the next tick is the detector's own absence, so it does not count as silence of the nodes.
-        `SnapshotError` leaves the detector as it was.
+        Unless the snapshot is `continued` at once, the time until the next tick is the detector's own absence, which
+        does not count as silence of the nodes. `SnapshotError` leaves the detector as it was.
         """
         memory = self._fresh()
         facts = memory.restore(data)
@@ -184,7 +189,7 @@ class Detector:
             raise SnapshotError(f"the snapshot is damaged: {type(error).__name__}") from error
         self.memory, self.ticks, self.node_hours, self._now = memory, ticks, node_hours, now
         self._chain.restore(digest)
-        self._continues = False
+        self._continues = continued and bool(facts.get("continues"))
         self._assignment.forget()
         return self._now
 

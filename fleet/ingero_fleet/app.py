@@ -170,8 +170,8 @@ class Fleet:
         for task in self._ticking:
             task.cancel()
         await asyncio.gather(*self._ticking, return_exceptions=True)
-        self.engine.close()
         self._collectives.close(self.engine.clock())
+        self.engine.close()
         await self._ingest.stop_sending(DRAIN_SECONDS)
         await asyncio.gather(*(server.stop(DRAIN_SECONDS) for server in self._servers))
 

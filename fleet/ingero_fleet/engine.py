@@ -9,12 +9,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_detect.column_store import SnapshotError
 from ingero_fleet import verdict_records
 from ingero_fleet.live_detector import Findings
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.state_machine import StateMachine, TickResult
+from ingero_fleet.snapshot_file import SnapshotFile
+from ingero_fleet.state_codec import State, encode_state, hash_in, sealed
+from ingero_fleet.state_machine import StateMachine, TickResult, read_state
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import Clock
@@ -48,9 +51,25 @@ class Engine:
         """Called in a thread with every new snapshot; a failure is logged and counted, and the tick stays valid."""
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """Functions by which other parts add facts about Fleet's health."""
+        self.state_hash = ""
+        """Hash of the state that was saved last."""
+        settings = machine.config.detector
+        self._snapshots = SnapshotFile(settings.snapshot, settings.snapshot_interval) if settings.snapshot else None
+        if self._snapshots:
+            self._restore(self._snapshots)
         self._gc_freezer = GcFreezer()
         self._started = clock()
         self._worker = ThreadPoolExecutor(1, "tick")
+
+    def _restore(self, snapshots: SnapshotFile) -> None:
+        data = snapshots.read()
+        if data is None:
+            return
+        try:
+            self.machine.restore(read_state(data), continued=False)
+            log.info("state_restored", nodes=len(self.table), ticks=self.ticks)
+        except SnapshotError as error:
+            log.warning("snapshot_refused", reason=str(error))
 
     @property
     def config(self) -> IngeroConfig:
@@ -89,6 +108,8 @@ class Engine:
             "failed_ticks": self.failed_ticks,
             "nodes": len(self.table),
         }
+        if self.state_hash:
+            facts["state_hash"] = self.state_hash
         for more in self.facts:
             facts |= more()
         return age < 3 * self.config.push_interval + 5, facts
@@ -144,6 +165,9 @@ class Engine:
         self.tick_seconds = time.perf_counter() - started
         self.announce(result)
         await loop.run_in_executor(self._worker, self._after, result.snapshot)
+        if self._snapshots and self._snapshots.due(time.monotonic()):
+            table = machine.table.state()
+            await loop.run_in_executor(self._worker, self._save, self._snapshots, now, table)
         return result.snapshot
 
     def announce(self, result: TickResult) -> None:
@@ -172,6 +196,11 @@ class Engine:
         if self._gc_freezer.freeze_if_grown(len(snapshot.scores.names)):
             trim_heap()
 
+    def _save(self, snapshots: SnapshotFile, now: float, table: State) -> None:
+        data = sealed(encode_state(self.machine.state(now, table)))
+        self.state_hash = hash_in(data)
+        snapshots.write(data)
+
     def _export_edges(self, findings: Findings) -> None:
         """Log changes of verdicts, and export them as log records."""
         for edge in findings.edges:
@@ -188,4 +217,6 @@ class Engine:
     def close(self) -> None:
         """Save the state that a restart needs."""
         self._worker.shutdown()
+        if self._snapshots:
+            self._save(self._snapshots, self.clock(), self.table.state())
         self.machine.detector.close()

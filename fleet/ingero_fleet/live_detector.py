@@ -4,20 +4,19 @@ A node is judged by its rate of work where it reports one, otherwise by its scor
 """
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_detect.codes import STATES as VERDICT_STATES
 from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import SnapshotError
 from ingero_detect.detector import Detector
 from ingero_detect.observation import (
     ABSENT,
@@ -38,11 +37,7 @@ from ingero_fleet.recording import MERGEABLE, PARTS, TickRecorder
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.snapshot_file import SnapshotFile
 from ingero_fleet.verdict_cache import NodeVerdicts
-from ingero_kit.logs import get
-
-log = get(__name__)
 
 BY_SCORE: Final = "score"
 """Last part of the cohort key of nodes that report no rate."""
@@ -66,6 +61,9 @@ MAX_HELD_TICKS: Final = 1.5
 """Ticks after which a report is too old to represent its node in an early poll."""
 
 _CODES: Final = {score_table.ACTIVE: ACTIVE, score_table.IDLE: IDLE, score_table.CALIBRATING: CALIBRATING}
+
+EDGES: Final = TypeAdapter(list[Edge])
+JOBS: Final = TypeAdapter(list[JobSlow])
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
@@ -143,20 +141,48 @@ class LiveDetector:
         self._estimates: Mapping[str, float] = {}
         settings = config.detector
         self._recorder = TickRecorder(settings.record, settings.record_bytes) if settings.record else None
-        self._snapshots = SnapshotFile(settings.snapshot, settings.snapshot_interval) if settings.snapshot else None
-        if self._snapshots:
-            self._restore(self._snapshots)
 
-    def _restore(self, snapshots: SnapshotFile) -> None:
-        data = snapshots.read()
-        if data is None:
-            return
-        try:
-            self._now = self.detector.restore(data)
+    def state(self) -> dict[str, Any]:
+        """Everything that later ticks depend on."""
+        with self._lock:
+            slots, tenancy = self._known
+            return {
+                "detector": self.detector.snapshot(),
+                "now": self._now,
+                "ticked_at": self._ticked_at,
+                "known_slots": slots,
+                "known_tenancy": tenancy,
+                "polled": self._polled,
+                "early_edges": EDGES.dump_python(self._early_edges, mode="json"),
+                "fresh": self._fresh,
+                "waited": self._waited,
+                "expected": self._expected,
+                "last_verdicts": list(self._last_verdicts.items()),
+                "jobs": JOBS.dump_python(self._jobs, mode="json"),
+                "accusations": self.accusations,
+                "delay_seconds": self.delay_seconds,
+                "estimates": dict(self._estimates),
+            }
+
+    def restore(self, state: Mapping[str, Any], *, continued: bool) -> None:
+        """Continue from a state that `state` returned; raises `SnapshotError`, and then nothing has changed.
+
+        Unless the state is `continued` at once, reports have been missed meanwhile: the detector waits until most
+        nodes of the state have reported again.
+        """
+        with self._lock:
+            self._now = self.detector.restore(bytes(state["detector"]), continued=continued)
             self._expected = self.detector.present()
-            log.info("detector_restored", nodes=len(self.detector.memory), last_tick=self._now)
-        except SnapshotError as error:
-            log.warning("snapshot_refused", reason=str(error))
+            self._polled = True
+            self.accusations, self.delay_seconds = state.get("accusations", 0), state.get("delay_seconds", 0.0)
+            if continued:
+                self._known = state["known_slots"], state["known_tenancy"]
+                self._polled, self._ticked_at = state["polled"], state["ticked_at"]
+                self._early_edges = EDGES.validate_python(state["early_edges"])
+                self._fresh, self._waited, self._expected = state["fresh"], state["waited"], state["expected"]
+                self._last_verdicts = dict(state["last_verdicts"])
+                self._jobs = JOBS.validate_python(state["jobs"])
+                self._estimates = state["estimates"]
 
     def judge(self, scores: ScoreSnapshot, last_verdicts: Mapping[int, str]) -> Findings:
         """Judge one snapshot. `last_verdicts`: by row, the verdict that a node received before Fleet restarted."""
@@ -174,8 +200,6 @@ class LiveDetector:
         rows, names = self._sorted(scores)
         outcome = self._tick(now, self._observe(scores, fresh, rows, names, last_verdicts))
         edges, self._early_edges = [*self._early_edges, *outcome.edges], []
-        if self._snapshots and self._snapshots.due(time.monotonic()):
-            self._snapshots.write(self.detector.snapshot())
         self._jobs = outcome.jobs
         findings = self._findings(scores, rows, names, outcome.slots, edges, outcome.jobs)
         self._known, self._polled = (findings.slots, scores.columns["tenancy"]), False
@@ -312,10 +336,8 @@ class LiveDetector:
         return self._estimates
 
     def close(self) -> None:
-        """Save the state that a restart needs, after a running tick has ended."""
+        """Close the recording, after a running tick has ended."""
         with self._lock:
-            if self._snapshots:
-                self._snapshots.write(self.detector.snapshot())
             if self._recorder:
                 self._recorder.close()
 

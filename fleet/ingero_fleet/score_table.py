@@ -1,11 +1,13 @@
 """The score map: the latest report of every node, in columns, bounded, forgotten after a time to live."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.signals import SIGNALS
@@ -131,6 +133,7 @@ class ScoreTable:
         self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
         self._clusters: dict[str, int] = {}
         self._texts: dict[str, str] = {}
+        self._encoded_names: tuple[list[NodeKey] | None, bytes] = (None, b"")
 
     @classmethod
     def of(cls, config: IngeroConfig) -> "ScoreTable":
@@ -250,6 +253,46 @@ class ScoreTable:
         self._columns["hardware"][rows] = hardware[records["hardware"]]
         kept = dict(zip(places.tolist(), rows.tolist(), strict=True))
         self.last_verdict.update({kept[place]: text for place, text in batch.last_verdicts.items() if place in kept})
+
+    def state(self) -> dict[str, Any]:
+        """A copy of everything that later steps depend on."""
+        length, roster = len(self.names), self.roster()
+        if self._encoded_names[0] is not roster:
+            self._encoded_names = roster, orjson.dumps(roster)
+        return {
+            "names": self._encoded_names[1],
+            "cohorts": list(self.cohorts),
+            "hardware": list(self.hardware),
+            "free": np.array(self._free, np.int64),
+            "last_verdict": list(self.last_verdict.items()),
+            "tenancies": self._tenancies,
+            "cohorts_used": self._cohorts_used,
+            "columns": {name: column[:length].copy() for name, column in self._columns.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned; signals that it does not have yet count as not reported.
+
+        The list of hardware stays the same object.
+        """
+        names = [node_key(cluster, node) for cluster, node in orjson.loads(bytes(state["names"]))]
+        self._free = state["free"].tolist()
+        free = set(self._free)
+        self.names, self._roster = names, None
+        self._rows = {name: row for row, name in enumerate(names) if row not in free}
+        self._clusters = dict(Counter(cluster for cluster, _ in self._rows))
+        self._texts = {cluster: cluster for cluster in self._clusters}
+        self.cohorts = [tuple(key) for key in state["cohorts"]]
+        self._cohort_ids = {key: number for number, key in enumerate(self.cohorts)}
+        self.hardware[:] = [Hardware(*item) for item in state["hardware"]]
+        self._hardware_ids = {item: number for number, item in enumerate(self.hardware)}
+        self.last_verdict = dict(state["last_verdict"])
+        self._tenancies, self._cohorts_used = state["tenancies"], state["cohorts_used"]
+        size = max(1024, len(names))
+        for name, dtype in COLUMNS.items():
+            column: npt.NDArray[Any] = np.zeros(size, dtype)
+            column[: len(names)] = state["columns"].get(name, _NOT_GIVEN if name in _SIGNALS else 0)
+            self._columns[name], self._cells[name] = column, column.data
 
     def _cohort_number(self, key: CohortKey) -> int | None:
         """The number of a cohort; `None`, counted, when the limit is reached."""

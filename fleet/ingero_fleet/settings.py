@@ -159,7 +159,8 @@ class DetectorConfig(Settings):
     absolute_band: float = Field(default=0.15, gt=0, le=1)
     """Loss against its peers below which a node that was slow from the start is not accused; chips differ."""
     snapshot: Path | None = None
-    """File that keeps what was learnt; without it a restart learns anew, and nodes echo their last verdict."""
+    """File that keeps the state: what was learnt, thresholds, collectives, cost, taints. Without it a restart learns
+    anew, and nodes echo their last verdict."""
     snapshot_interval: Duration = Field(default=60.0, ge=1)
     """How often the snapshot is written."""
     record: Path | None = None

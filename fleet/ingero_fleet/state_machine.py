@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_detect.column_store import SnapshotError
 from ingero_fleet import threshold_rule
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick
 from ingero_fleet.cost.tracker import CostTracker
@@ -17,6 +18,7 @@ from ingero_fleet.live_detector import Findings, LiveDetector
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ReportBatch, ScoreTable
 from ingero_fleet.settings import ProcessorsConfig
+from ingero_fleet.state_codec import State, unsealed
 from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_fleet.verdict_cache import VerdictCache, with_collectives
@@ -26,8 +28,17 @@ from ingero_kit.otlp_signal import Signal
 
 log = get(__name__)
 
+ZIP: Final = b"PK"
+"""The first bytes of a snapshot of the detector alone."""
+
 TICKS_PER_EARLY_POLL: Final = 3
 """At most one in so many ticks is preceded by an early poll."""
+
+VERSION: Final = 1
+"""Version of the state. A change that an older state does not have needs an entry in `MIGRATIONS`."""
+
+MIGRATIONS: Final[dict[int, Callable[[State], State]]] = {}
+"""By version: makes a state of the next version from it."""
 
 Export = Callable[[Push], None]
 
@@ -38,6 +49,22 @@ class TickResult:
 
     snapshot: TickSnapshot
     verdict_cache: VerdictCache
+
+
+def migrated(state: State) -> State:
+    """A state of this version; raises `SnapshotError` if there is no way from its version."""
+    while (version := state.get("version")) != VERSION:
+        if version not in MIGRATIONS:
+            raise SnapshotError(f"the snapshot has version {version}, which this Fleet cannot read")
+        state = MIGRATIONS[version](state)
+    return state
+
+
+def read_state(data: bytes) -> State:
+    """The state in a snapshot file; raises `SnapshotError`. Older files hold the detector alone."""
+    if data.startswith(ZIP):
+        return {"version": VERSION, "detector": {"detector": data}}
+    return unsealed(data)
 
 
 class StateMachine:
@@ -67,6 +94,53 @@ class StateMachine:
         self.early_polls = 0
         self.failed_bookings = 0
         self._next_early_poll = 0
+
+    # State
+
+    def state(self, now: float, table: State | None = None) -> State:
+        """Everything that later steps depend on; `now` is the time of the last one.
+
+        `table` is an earlier copy of the score map, for a caller in another thread than the one that takes reports.
+        """
+        return {
+            "version": VERSION, "by": list(self.config.cohort.by), "ticks": self.ticks,
+            "next_early_poll": self._next_early_poll, "early_polls": self.early_polls,
+            "table": table or self.table.state(),
+            "rule": self.rule.state(), "detector": self.detector.state(), "collectives": self.collectives.state(),
+            "cost": self.cost.state(), "taints": self.taints.state(now),
+        }  # fmt: skip
+
+    def restore(self, state: State, *, continued: bool) -> None:
+        """Continue from a state that `state` returned; raises `SnapshotError` if it cannot be used.
+
+        A state that is not `continued` at once, or is taken under other settings, is used as far as possible.
+        """
+        try:
+            self._restore(migrated(state), continued)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, SnapshotError):
+                raise
+            raise SnapshotError(f"the snapshot does not fit this Fleet: {type(error).__name__} {error}") from error
+
+    def _restore(self, state: State, continued: bool) -> None:
+        try:
+            self.detector.restore(state["detector"], continued=continued)
+        except SnapshotError as error:
+            if continued:
+                raise
+            log.warning("snapshot_refused", part="detector", reason=str(error))
+        if "table" not in state:
+            return
+        self.ticks, self._next_early_poll = state["ticks"], state["next_early_poll"]
+        self.early_polls = state["early_polls"]
+        if state["by"] == list(self.config.cohort.by):
+            self.table.restore(state["table"])
+            self.rule = threshold_rule.RuleState.restored(state["rule"])
+        elif continued:
+            raise SnapshotError("the snapshot was taken with other cohorts (processors.ingero.cohort.by)")
+        self.collectives.restore(state["collectives"])
+        self.cost.restore(state["cost"])
+        self.taints.restore(state["taints"])
 
     # Inputs
 

@@ -9,7 +9,7 @@ panic could never end.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,19 @@ class RuleState:
     smoothed: Mapping[CohortKey, float] = field(default_factory=dict)
     peaks: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     panics: Mapping[str, float] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """The same in the form of a snapshot."""
+        return {name: sorted(value.items()) for name, value in vars(self).items()}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "RuleState":
+        """The state that `state` returned."""
+        return cls(
+            {tuple(key): value for key, value in state["smoothed"]},
+            {cluster: (nodes, when) for cluster, (nodes, when) in state["peaks"]},
+            dict(state["panics"]),
+        )
 
 
 @dataclass(frozen=True)

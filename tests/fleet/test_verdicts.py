@@ -140,6 +140,7 @@ def test_a_kill_in_the_middle_of_an_episode_forgets_no_straggler_and_clears_none
         if snapshot:
             (tmp_path / "state.npz").unlink(missing_ok=True)
             drive(service, node_verdicts, lambda _: (tmp_path / "state.npz").exists(), "a snapshot", b=0.5)
+        booked_since = web.get(service.url("threshold", routes.FLEET_COST)).json()["since"]
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait(10)
     with fleet(tmp_path, change) as service:
@@ -156,6 +157,9 @@ def test_a_kill_in_the_middle_of_an_episode_forgets_no_straggler_and_clears_none
         assert states == {"straggler"}
         drive(service, node_verdicts, lambda now: now["b"] == "healthy", "its recovery", b=0.9)
         assert stragglers(service) == []
+        kept = web.get(service.url("threshold", routes.FLEET_COST)).json()["since"] == booked_since
+        hashed = "state_hash" in web.get(service.url("zpages", "/debug/servicez")).text
+        assert kept is hashed is snapshot
 
 
 def test_a_node_that_falls_soon_after_a_restart_is_named_by_its_second_report(tmp_path: Path) -> None:
@@ -277,16 +281,16 @@ def test_an_accused_node_that_is_silent_for_a_day_is_released_when_it_is_forgott
     assert "silent" in record.body.string_value
 
 
-def test_ticks_until_nodes_reconnect_after_a_restart_are_no_silence(tmp_path: Path) -> None:
-    state = tmp_path / "state.npz"
-    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, snapshot=state)})
+def test_ticks_until_nodes_reconnect_after_a_restart_are_no_silence() -> None:
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
     detector, now, found = LiveDetector(config), 1_700_000_000.0, []
     table = ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by)
     for tick in range(40):
         now += 10.0
         if tick == 20:
-            detector.close()
+            state = detector.state()
             detector, table = LiveDetector(config), ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by)
+            detector.restore(state, continued=False)
         for number in range(9 if not 20 <= tick < 25 else 2):
             rate = 45.0 if number == 7 and tick >= 27 else 100.0 + number + tick % 3
             assert (

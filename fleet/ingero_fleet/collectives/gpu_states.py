@@ -1,11 +1,12 @@
 """NVML's state of GPUs as agents push it: which are throttled, why, since when, and at what clock. Bounded."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from ingero_contract import metrics
-from ingero_contract.identifiers import NodeKey
+from ingero_contract.identifiers import NodeKey, node_key
 
 POWER: Final = "power"
 
@@ -95,6 +96,22 @@ class GpuStates:
     def clock(self, node: NodeKey) -> float:
         """The highest clock of a node's GPUs, Hz; 0 when unknown. May run while `note` does."""
         return max((gpu.clock for gpu in list(self._nodes.get(node, {}).values())), default=0.0)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later steps depend on."""
+        return {
+            "nodes": [
+                [*node, {uuid: asdict(gpu) for uuid, gpu in gpus.items()}] for node, gpus in self._nodes.items()
+            ]
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        self._nodes = {
+            node_key(cluster, node): {uuid: GpuState(**gpu) for uuid, gpu in gpus.items()}
+            for cluster, node, gpus in state["nodes"]
+        }
+        self._count = sum(map(len, self._nodes.values()))
 
     def silent(self, now: float) -> list[tuple[NodeKey, str]]:
         """GPUs without a report for long: their agent is silent, or has nothing more to report.

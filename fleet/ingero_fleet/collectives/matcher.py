@@ -1,8 +1,9 @@
 """Sorts points into communicators' windows: groups them by collective and judges collectives that are complete."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,18 @@ class CollectiveMatcher:
         self._config = config
         self._attribution = attribution
         self._lags = lags
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later points depend on."""
+        windows = self.communicators.windows.items()
+        return {"waiting": self.waiting, "windows": [[number, window.state()] for number, window in windows]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        self.waiting = dict(state["waiting"])
+        self.communicators.windows = {
+            number: CommunicatorWindow.restored(window) for number, window in state["windows"]
+        }
 
     def trial(self, fresh: Columns, attribution: AttributionConfig) -> "CollectiveMatcher":
         """A copy that takes these points and judges by these settings, without changing this one."""

@@ -4,7 +4,7 @@ A second, smaller protobuf schema with the same field numbers leaves resources a
 point costs a few dictionary look-ups instead of a dozen objects.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -291,6 +291,21 @@ class PointReader:
         """Keep only these communicators and sources, renumbered in this order."""
         self.comms = [self.comms[number] for number in keep_comms]
         self.sources = [self.sources[number] for number in keep_sources]
+        self._number()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later points depend on."""
+        return {"comms": list(self.comms), "ops": list(self.ops), "sources": list(self.sources)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        self.comms = [CommKey(*key) for key in state["comms"]]
+        self.sources = [PointSource(*source) for source in state["sources"]]
+        self.ops = list(state["ops"])
+        self._op_numbers = {name: number for number, name in enumerate(self.ops)}
+        self._number()
+
+    def _number(self) -> None:
         self._comm_numbers = {key: number for number, key in enumerate(self.comms)}
         self._source_numbers = {source: number for number, source in enumerate(self.sources)}
         self._known.clear()

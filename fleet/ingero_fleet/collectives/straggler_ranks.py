@@ -1,5 +1,6 @@
 """The accused ranks, one for each node, since when, and what has changed since the last export."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -42,6 +43,20 @@ class StragglerRanks:
         self._claimed: dict[NodeKey, float] = {}
         self._sent: dict[NodeKey, StragglerRank] = {}
 
+    def state(self) -> dict[str, Any]:
+        """Everything that later ticks depend on."""
+        return {
+            "now": list(self.now.items()), "since": list(self._since.items()), "claimed": list(self._claimed.items()),
+            "sent": list(self._sent.items()),
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        self.now = {node_key(*node): item for node, item in state["now"]}
+        self._since = {node_key(*node): (since, windows) for node, (since, windows) in state["since"]}
+        self._claimed = {node_key(*node): time for node, time in state["claimed"]}
+        self._sent = {node_key(*node): item for node, item in state["sent"]}
+
     def renew(self, communicators: Communicators, waiting: Columns, now: float, slow: ThrottleFindings) -> None:
         """At a tick: judge the findings of all communicators together.
 
@@ -50,7 +65,7 @@ class StragglerRanks:
         found, _ = self._find(communicators, waiting, now)
         for key in found.keys() & slow.cases.keys():
             found[key]["nvml"] = slow.cases[key].evidence()
-        for key in slow.named.keys() - found.keys():
+        for key in sorted(slow.named.keys() - found.keys()):
             found[key] = throttling.describe(communicators, slow.named[key][0], key, slow.named[key][1])
         before, self._since = self._since, {}
         for key in found:

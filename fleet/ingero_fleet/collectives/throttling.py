@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_contract.identifiers import NodeKey
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.values import GPU_THROTTLED
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.gpu_states import POWER, GpuStates, GpuThrottling
@@ -76,6 +76,14 @@ class ThrottleDetector:
 
     def __init__(self) -> None:
         self._slower: dict[tuple[CommKey, NodeKey, float], float] = {}
+
+    def state(self) -> list[Any]:
+        """What was measured: communicator, node, since when its GPU is throttled, share of time lost."""
+        return [[key, node, since, slower] for (key, node, since), slower in self._slower.items()]
+
+    def restore(self, state: list[Any]) -> None:
+        """Continue from a state that `state` returned."""
+        self._slower = {(CommKey(*key), node_key(*node), since): slower for key, node, since, slower in state}
 
     def find(self, communicators: Communicators, gpus: GpuStates, now: float) -> ThrottleFindings:
         """Find nodes whose GPU slows down a communicator; every window with such a node receives a message."""

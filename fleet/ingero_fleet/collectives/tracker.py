@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -148,6 +148,32 @@ class CollectivesTracker:
             self._shown = matcher.communicators
             self._stragglers.add(matcher.communicators, matcher.waiting, now)
             self._announce(self._stragglers.edges(matcher.communicators, now))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later steps depend on."""
+        with self._findings, self._lock:
+            return {
+                "points": self.points,
+                "polled_at": self._polled_at,
+                "batch": bytes(self._batch.packed),
+                "reader": self.reader.state(),
+                "gpus": self.gpus.state(),
+                "matcher": self._matcher.state(),
+                "stragglers": self._stragglers.state(),
+                "throttling": self._throttling.state(),
+            }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        with self._findings, self._lock:
+            self.points, self._polled_at = state["points"], state["polled_at"]
+            self._batch = PointBatch(bytearray(state["batch"]))
+            self.reader.restore(state["reader"])
+            self.gpus.restore(state["gpus"])
+            self._matcher.restore(state["matcher"])
+            self._stragglers.restore(state["stragglers"])
+            self._throttling.restore(state["throttling"])
+            self._shown = self._matcher.communicators
 
     def close(self, now: float) -> None:
         """Withdraw all accusations, because communicators are no longer observed."""

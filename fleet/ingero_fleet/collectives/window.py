@@ -1,7 +1,8 @@
 """The latest collectives of one communicator, and how late each of its ranks has been recently. Pure state."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,16 @@ class CommunicatorWindow:
     """What NVML reports about its nodes' GPUs where no rank is late; empty where it reports nothing."""
     paces: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
     """For the latest ticks: when each ended, and the time from one collective to the next in it, milliseconds."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later collectives depend on."""
+        return {**vars(self), "members": self.members.copy(), "suspects": list(self.suspects.items())}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> "CommunicatorWindow":
+        """The window of a state that `state` returned."""
+        finding = state["finding"] and LateRankFinding(**state["finding"])
+        return cls(**{**state, "suspects": dict(state["suspects"]), "finding": finding})
 
     def add(
         self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64], now: float,

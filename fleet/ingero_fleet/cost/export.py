@@ -1,12 +1,13 @@
 """What stragglers have cost as OTLP sums, for Echo or any collector. Pure."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from ingero_contract import attributes, metrics
-from ingero_contract.identifiers import NodeKey
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.cost.ledger import CostLedger
 from ingero_kit.otlp_encode import pairs
 
@@ -21,6 +22,15 @@ class CostExporter:
     def __init__(self, now: float) -> None:
         self._last = now - EXPORT_SECONDS
         self._exported: dict[NodeKey, float] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later exports depend on."""
+        return {"last": self._last, "exported": list(self._exported.items())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        self._last = state["last"]
+        self._exported = {node_key(*node): share for node, share in state["exported"]}
 
     def encode(self, ledger: CostLedger, currency: str) -> bytes | None:
         """One request with a sum for every account that grew; `None` when it is too early or nothing has changed.

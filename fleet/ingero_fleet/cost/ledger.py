@@ -1,9 +1,10 @@
 """What stragglers have cost since Fleet started, added up tick by tick. Bounded; closed accounts stay in the sum."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
-from ingero_contract.identifiers import NodeKey
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.cost.bill import Bill, JobKey
 
 MAX_STRAGGLERS: Final = 10_000
@@ -70,6 +71,21 @@ class CostLedger:
             key = next(iter(self.jobs))
             gone, kept = self.jobs.pop(key), self.closed_jobs.get(key[0], JobAccount())
             self.closed_jobs[key[0]] = JobAccount(kept.cost + gone.cost, kept.waiting + gone.waiting, gone.last)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later bookings depend on."""
+        return {name: list(value.items()) if isinstance(value, dict) else value for name, value in vars(self).items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned."""
+        self.since, self.last = state["since"], state["last"]
+        self.stragglers = {
+            node_key(*node): StragglerAccount(**{**account, "job": tuple(account["job"])})
+            for node, account in state["stragglers"]
+        }
+        self.jobs = {(cluster, job): JobAccount(**account) for (cluster, job), account in state["jobs"]}
+        self.closed_shares = dict(state["closed_shares"])
+        self.closed_jobs = {cluster: JobAccount(**account) for cluster, account in state["closed_jobs"]}
 
     def cluster(self, name: str) -> JobAccount:
         """All jobs of a cluster together, closed ones included."""

@@ -50,6 +50,16 @@ class CostTracker:
         self.prices = read_prices(config)
         self.config = config
 
+    def state(self) -> dict[str, Any]:
+        """Everything that later bookings depend on."""
+        return {"currency": self.currency, "ledger": self.ledger.state(), "exporter": self._exporter.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state` returned; sums in another currency are left out."""
+        if state["currency"] == self.currency:
+            self.ledger.restore(state["ledger"])
+            self._exporter.restore(state["exporter"])
+
     def book(
         self, snapshot: TickSnapshot, interval_seconds: float, late: Mapping[NodeKey, float] = MappingProxyType({})
     ) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from dataclasses import asdict
 from typing import Any, Final
 
 from ingero_contract.identifiers import NodeKey, node_key
@@ -77,6 +78,18 @@ class TaintTracker:
         for node in gone:
             record, _ = self._taints.pop(node)
             self.outcomes["expired"] += record.action != "remove"
+
+    def state(self, now: float) -> list[Any]:
+        """Records in force, each with the time until which it is kept."""
+        with self._lock:
+            self._expire(now)
+            return [[asdict(record), until] for record, until in self._taints.values()]
+
+    def restore(self, state: list[Any]) -> None:
+        """Continue from a state that `state` returned."""
+        with self._lock:
+            records = [(TaintRecord(**record), until) for record, until in state]
+            self._taints = {node_key(record.cluster, record.node): (record, until) for record, until in records}
 
     def taints(self, now: float, cluster: str | None = None) -> list[dict[str, Any]]:
         """Current taints, the newest first; times in RFC 3339."""

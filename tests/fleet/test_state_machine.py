@@ -1,0 +1,108 @@
+"""The state machine: equal steps lead to an equal state, also through snapshots and in other processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingero_contract.signals import SIGNALS
+from ingero_detect.column_store import SnapshotError
+from ingero_fleet.settings import DetectorConfig
+from ingero_fleet.state_codec import encode_state, sealed
+from ingero_fleet.state_machine import read_state
+from ingero_testing.scripted_fleet import CONFIG, TICKS, end_of, new_machine, play, state_hash
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def test_a_restored_state_machine_decides_as_one_that_went_on() -> None:
+    straight = new_machine()
+    before = play(straight)
+    assert {(what, node) for what, node, _ in before} >= {("accused", "node-2"), ("cleared", "node-2")}
+    assert straight.collectives.stragglers and straight.cost.ledger.stragglers and len(straight.taints)
+    assert straight.early_polls
+
+    for cut in (25, 57):
+        first, second = new_machine(), new_machine()
+        edges = play(first, 0, cut)
+        second.restore(read_state(sealed(encode_state(first.state(end_of(cut - 1))))), continued=True)
+        assert state_hash(second, end_of(cut - 1)) == state_hash(first, end_of(cut - 1))
+        assert edges + play(second, cut) == before
+        assert state_hash(second, end_of(TICKS)) == state_hash(straight, end_of(TICKS))
+
+
+def test_the_state_does_not_depend_on_how_a_process_hashes_text() -> None:
+    hashes = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT)}
+        command = [sys.executable, "-m", "ingero_testing.scripted_fleet"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        hashes.add(done.stdout.split()[-1])
+    assert len(hashes) == 1
+
+
+def test_a_restart_keeps_what_was_learnt_and_booked_and_waits_for_the_nodes() -> None:
+    first, second = new_machine(), new_machine()
+    play(first, 0, 40)
+    second.restore(read_state(sealed(encode_state(first.state(end_of(39))))), continued=False)
+
+    assert second.cost.ledger == first.cost.ledger
+    assert second.rule == first.rule
+    assert not len(second.fallen()), "no early poll before the first tick"
+    result = second.tick(end_of(40))
+    assert result.verdict_cache.thresholds
+    assert result.snapshot.findings is not None and result.snapshot.findings.edges == []
+
+
+def test_a_snapshot_of_the_detector_alone_is_read() -> None:
+    first, second = new_machine(), new_machine()
+    play(first, 0, 30)
+    second.restore(read_state(first.detector.detector.snapshot()), continued=False)
+
+    assert second.detector.detector.ticks == first.detector.detector.ticks
+    assert len(second.table) == second.ticks == 0
+
+
+def test_a_snapshot_that_cannot_be_used_says_why_and_changes_nothing() -> None:
+    first, second = new_machine(), new_machine()
+    play(first, 0, 12)
+    data = sealed(encode_state(first.state(end_of(11))))
+    blank = state_hash(second, end_of(11))
+
+    for damaged in (data[:-1], data[:200] + b"?" + data[201:], b"", data[:20]):
+        with pytest.raises(SnapshotError):
+            second.restore(read_state(damaged), continued=True)
+    newer = first.state(end_of(11)) | {"version": 99}
+    with pytest.raises(SnapshotError, match="version 99"):
+        second.restore(newer, continued=True)
+    assert state_hash(second, end_of(11)) == blank
+
+
+def test_a_state_from_before_a_signal_was_added_is_read_and_one_without_a_part_is_refused() -> None:
+    first, second = new_machine(), new_machine()
+    play(first, 0, 12)
+    state = read_state(sealed(encode_state(first.state(end_of(11)))))
+    del state["table"]["columns"][str(SIGNALS[0].signal)]
+    second.restore(state, continued=True)
+    assert np.isnan(second.table.view(str(SIGNALS[0].signal))).all()
+
+    del state["cost"]
+    with pytest.raises(SnapshotError, match="does not fit this Fleet: KeyError 'cost'"):
+        second.restore(state, continued=True)
+
+
+def test_other_settings_of_the_detector_learn_anew_and_keep_the_rest_after_a_restart_only() -> None:
+    first = new_machine()
+    play(first, 0, 40)
+    state = read_state(sealed(encode_state(first.state(end_of(39)))))
+    ingero = CONFIG.ingero.model_copy(update={"detector": DetectorConfig(warmup_ticks=11)})
+    other = new_machine(CONFIG.model_copy(update={"ingero": ingero}))
+
+    with pytest.raises(SnapshotError, match="another warm-up"):
+        other.restore(state, continued=True)
+    other.restore(state, continued=False)
+    assert other.detector.detector.ticks == 0
+    assert other.cost.ledger == first.cost.ledger
