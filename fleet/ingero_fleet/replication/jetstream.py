@@ -33,6 +33,9 @@ ACK_SECONDS: Final = 1.0
 PUBLISH_SECONDS: Final = 10.0
 """How long a message is sent again before `LogAway`; a new leader of the stream is found in 4 to 7 s."""
 
+STATE_SECONDS: Final = 1.5
+"""How long the stream's state is waited for; without a leader there is no answer."""
+
 RETRY_SECONDS: Final = 0.2
 """Pause before a message is sent again, or the stream is opened again."""
 
@@ -269,7 +272,8 @@ class JetStreamLog:
         jetstream = await self._connection.ready()
         async with self._creating:
             try:
-                return await jetstream.stream_info(self._stream)
+                async with asyncio.timeout(STATE_SECONDS):
+                    return await jetstream.stream_info(self._stream)
             except NotFoundError:
                 pass
             return await with_copies(self._create)

@@ -86,7 +86,7 @@ class NatsConnection:
         async def on_error(error: Exception) -> None:
             self._stats.events["client_error"] += 1
             if client.is_connected:
-                log.warning("log_client_error", reason=describe(error))
+                log.info("log_client_error", reason=describe(error))
             else:
                 self._stats.failed("connect", error)
 

@@ -70,7 +70,7 @@ class StreamReader:
             flow_control=True,
         )
         try:
-            await jetstream.add_consumer(stream, config=config)
+            await jetstream.add_consumer(stream, config=config, timeout=SILENCE_SECONDS)
         except BaseException:
             await reader.close()
             raise
