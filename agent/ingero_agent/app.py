@@ -11,6 +11,7 @@ from ingero_agent.collector import serve_pages
 from ingero_agent.devices import find_gpus
 from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.loop import PushLoop
+from ingero_agent.node_api import NodeApi
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.sources import SignalSource
@@ -20,6 +21,7 @@ from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_kit.clock import steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
+from ingero_kit.metrics_server import PageServer
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
@@ -83,16 +85,21 @@ async def fleet_push(config: AgentSettings) -> None:
         await socket.start()
     clock = steady_clock()
     health = PushLoop(config, source, gpus, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
-    pages = None
+    api, servers, ports = NodeApi(config, health, client), list[PageServer](), dict[str, int]()
     log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=config.fleet_endpoint)
     try:
         if config.metrics_listen:
-            pages = serve_pages(config, health, client, socket, clock)
-            write_ports_file(config.ports_file, {"metrics": pages.port})
+            servers.append(serve_pages(config, health, client, socket, clock, api.pages(config.metrics_listen)))
+            ports["metrics"] = servers[-1].port
+        if config.api_listen:
+            servers.append(api.serve())
+            ports["api"] = servers[-1].port
+        if ports:
+            write_ports_file(config.ports_file, ports)
         await health.run(ended)
     finally:
-        if pages:
-            pages.stop()
+        for server in servers:
+            server.stop()
         if socket:
             await socket.stop()
         await client.close()

@@ -2,11 +2,11 @@
 
 import asyncio
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
@@ -35,6 +35,9 @@ BUDGET_SECONDS: Final = 5.0
 
 MAX_COLLECTIVES: Final = 20_000
 """Most single collectives that one search reads, the newest."""
+
+MAX_LATEST: Final = 20
+"""Most sent findings that are kept for questions."""
 
 MAX_RECORDS: Final = 10
 """Most records of one episode."""
@@ -73,6 +76,11 @@ def find_recent(file: Path, pid: int | None, now: float, seconds: float) -> list
     return find_causes(read_time_window(file, wanted, BUDGET_SECONDS))
 
 
+def chain_id(finding: Finding, begun: float, node: HealthReport) -> str:
+    """The causal chain of a finding in the episode that began then."""
+    return f"{node.node_id}:{finding.kind}:{finding.id}:{begun:.0f}"
+
+
 def encode_chains(
     findings: Iterable[Finding], begun: float, node: HealthReport, now: float
 ) -> ExportLogsServiceRequest:
@@ -84,7 +92,7 @@ def encode_chains(
     for one in findings:
         found = {
             attributes.EVENT_ID: str(uuid.uuid4()),
-            echo.CAUSAL_CHAIN_ID: f"{node.node_id}:{one.kind}:{one.id}:{begun:.0f}",
+            echo.CAUSAL_CHAIN_ID: chain_id(one, begun, node),
             echo.CHAIN_SEVERITY: str(one.severity),
             echo.CHAIN_ROOT_CAUSE: one.kind,
             echo.CHAIN_SUBJECT: one.subject,
@@ -111,6 +119,8 @@ class CausalChains:
         """`pid`: only this process; `None` for all."""
         self.outcomes: Counter[str] = Counter(sent=0, failed=0, over_limit=0, unreadable=0)
         self._file, self._pid, self._node, self._client = file, pid, node, client
+        self.latest: deque[dict[str, Any]] = deque(maxlen=MAX_LATEST)
+        """The last findings that were sent, with their chains."""
         self._due = Every(SEARCH_SECONDS)
         self._episode: StragglerEpisode | None = None
         self._search: asyncio.Task[None] | None = None
@@ -145,4 +155,6 @@ class CausalChains:
         self.outcomes.update(sent=len(chosen), over_limit=len(fresh) - len(chosen))
         episode.note(fresh, len(chosen))
         for one in chosen:
+            chain = chain_id(one, episode.begun, self._node)
+            self.latest.append({"sent_at": now, echo.CAUSAL_CHAIN_ID: chain, "id": one.id, **asdict(one)})
             log.info("cause", kind=one.kind, severity=str(one.severity), summary=one.summary)

@@ -3,7 +3,7 @@
 Pushed metrics have the same names here, with underscores for dots.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -13,7 +13,6 @@ from prometheus_client.registry import Collector
 from ingero_agent.causal_chains import CausalChains
 from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
-from ingero_agent.explain_api import EXPLAIN_PATH, ExplainApi
 from ingero_agent.health.phase import Phase
 from ingero_agent.loop import LatestPoll, LoopCounters, PushLoop
 from ingero_agent.push import FleetClient
@@ -21,8 +20,9 @@ from ingero_agent.settings import AgentSettings
 from ingero_agent.throttle_metrics import throttle_families
 from ingero_contract import metrics
 from ingero_contract.signals import RATIOS, SIGNALS
+from ingero_http.http1.messages import Handler
 from ingero_kit.clock import Clock
-from ingero_kit.metrics_server import MetricsServer, serve_metrics
+from ingero_kit.metrics_server import PageServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, collect_rows, counter, gauge, gauge_now
 from ingero_kit.otlp_client import DeliveryFailure
 
@@ -174,9 +174,14 @@ class AgentCollector(Collector):
 
 
 def serve_pages(
-    config: AgentSettings, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock
-) -> MetricsServer:
-    """Serve the agent's pages at `metrics_listen`. Raises `OSError` when the address cannot be bound."""
+    config: AgentSettings,
+    health: PushLoop,
+    client: FleetClient,
+    socket: EventSocket | None,
+    clock: Clock,
+    pages: Mapping[bytes, Handler],
+) -> PageServer:
+    """Serve the agent's metrics and probes, and `pages`, at `metrics_listen`. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(health, client, socket, clock))
     ProcessCollector(registry=registry)
@@ -188,5 +193,4 @@ def serve_pages(
         idle = clock() - health.ticked_at
         return stuck(idle, config.fleet_push_interval, config.fleet_timeout, client.retry_after)
 
-    pages = {EXPLAIN_PATH: ExplainApi(config).answer}
     return serve_metrics(config.metrics_listen, registry, ready, healthy, flag="--metrics-listen", pages=pages)

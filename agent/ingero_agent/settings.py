@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ingero_agent.trace.settings import CONFIG_VARIABLE, SECTION
 from ingero_agent.trace.settings import PREFIX as TRACE_PREFIX
-from ingero_kit.addresses import OptionalEndpoint
+from ingero_kit.addresses import OptionalEndpoint, is_local_name, parse_listen
 from ingero_kit.health_report import check_name
 from ingero_kit.settings import Duration, Settings, load
 
@@ -104,7 +104,16 @@ class AgentSettings(Settings):
     metrics_listen: OptionalEndpoint = ""
     """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address; none without it."""
     explain_token_file: Path | None = None
-    """Tokens for `/api/v1/explain` there, one a line; without it only a loopback address serves that path."""
+    """Tokens for `/api/v1/explain` and `/mcp`, one a line; without it only a loopback address serves these paths."""
+    mcp: bool = False
+    """Serve the Model Context Protocol at `/mcp`, wherever `/api/v1/explain` is served."""
+    api_listen: OptionalEndpoint = ""
+    """Address that serves `/api/v1/explain` and `/mcp` alone: `host:port`, or `:port` for every address. Beyond a
+    loopback address it needs TLS and a token file."""
+    api_tls_cert: Path | None = None
+    """Certificate chain of that address, PEM; followed when it changes."""
+    api_tls_key: Path | None = None
+    """Private key of that address, PEM."""
     ports_file: Path | None = None
     """File to write the port taken into, as JSON, when ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -123,6 +132,13 @@ class AgentSettings(Settings):
                 raise ValueError(f"{name} {problem}")
         if self.fleet_insecure and (self.fleet_tls_ca or self.fleet_tls_cert or self.fleet_tls_key):
             raise ValueError("fleet_insecure cannot be combined with TLS files")
+        if (self.api_tls_cert is None) != (self.api_tls_key is None):
+            raise ValueError("api_tls_cert and api_tls_key go together")
+        guarded = self.api_tls_cert and self.explain_token_file
+        if self.api_listen and not guarded and not is_local_name(parse_listen(self.api_listen)[0]):
+            raise ValueError(
+                "api_listen beyond a loopback address needs api_tls_cert, api_tls_key, explain_token_file"
+            )
         if self.fleet_protocol == "grpc" and self.fleet_encoding == "json":
             raise ValueError("fleet_encoding json is for fleet_protocol http only")
         watched = bool(self.watch_pid or self.watch_command or self.watch_cgroup or self.progress_file)

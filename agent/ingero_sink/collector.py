@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from ingero_kit.metrics_server import MetricsServer, serve_metrics
+from ingero_kit.metrics_server import PageServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, TableCollector, counter, gauge
 from ingero_sink.stats import SinkStats
 
@@ -25,7 +25,7 @@ SINK: Final[tuple[MetricRow[SinkStats], ...]] = (
 )
 
 
-def serve_pages(listen: str, stats: SinkStats, ready: Callable[[], bool]) -> MetricsServer:
+def serve_pages(listen: str, stats: SinkStats, ready: Callable[[], bool]) -> PageServer:
     """Serve the sink's pages. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TableCollector(SINK, lambda: stats))

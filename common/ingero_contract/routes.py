@@ -17,6 +17,9 @@ CLUSTER_PARAMETER: Final = "cluster_id"
 NODE_PARAMETER: Final = "node_id"
 """Query parameter that names the node, on Fleet's API."""
 
+AGENT_MCP: Final = "/mcp"
+"""Model Context Protocol of the agent, over streamable HTTP without sessions."""
+
 TRACER_HEALTH: Final = "/api/v1/health"
 """The tracer's state: `ready`, `modes` by capability, and `problems`: sentence with the cure by `TraceProblem`."""
 

@@ -1,4 +1,4 @@
-"""A small HTTP server in its own thread: `/metrics` for Prometheus, `/healthz`, `/readyz`.
+"""A small HTTP server in its own thread, for `/metrics`, `/healthz`, `/readyz` and other pages.
 
 Scrapes and the component's work never wait for each other.
 """
@@ -15,6 +15,7 @@ from ingero_http.http1.messages import Handler, Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Limits
 from ingero_http.sockets import format_address
+from ingero_http.tls import TlsFiles
 from ingero_kit.addresses import is_local_name, parse_listen
 from ingero_kit.logs import get
 
@@ -28,21 +29,23 @@ Reason = Callable[[], str | None]
 """Returns why the component is not healthy or not ready, or `None`."""
 
 
-class MetricsServer:
-    """Serves from its creation until `stop`. An empty host is every IPv4 and IPv6 address. Raises `OSError`."""
+class PageServer:
+    """Serves pages from its creation until `stop`. An empty host is every IPv4 and IPv6 address.
+
+    The pages' functions run on the server's thread. Raises `OSError`.
+    """
 
     def __init__(
-        self, address: tuple[str, int], registry: CollectorRegistry, ready: Reason, healthy: Reason,
-        pages: Mapping[bytes, Handler] = MappingProxyType({}),
+        self, address: tuple[str, int], pages: Mapping[bytes, Handler], tls: TlsFiles | None = None,
+        purpose: str = "metrics",
     ) -> None:  # fmt: skip
-        """`pages`: functions that answer other paths; they run on the server's thread."""
-        self._registry, self._ready, self._healthy, self._pages = registry, ready, healthy, pages
+        self._pages = pages
         self._loop = asyncio.new_event_loop()
         self._server = Http1Server(self._answer, limits=LIMITS)
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=purpose, daemon=True)
         self._thread.start()
         try:
-            self.port = self._call(self._server.start(*address, purpose="metrics"))
+            self.port = self._call(self._server.start(*address, tls=tls, purpose=purpose))
         except OSError:
             self._end()
             raise
@@ -65,21 +68,23 @@ class MetricsServer:
         self._thread.join(5)
 
     def _answer(self, request: Request) -> Response | Awaitable[Response]:
-        if request.path == b"/metrics":
-            return self._scrape()
-        if request.path == b"/healthz":
-            return _verdict(self._healthy(), "not healthy")
-        if request.path == b"/readyz":
-            return _verdict(self._ready(), "not ready")
-        if request.path in self._pages:
-            return self._pages[request.path](request)
-        paths = b", ".join((b"/metrics", b"/healthz", b"/readyz", *self._pages))
-        return Response(404, b"not found: %b\n" % paths)
+        page = self._pages.get(request.path)
+        return page(request) if page else Response(404, b"not found: %b\n" % b", ".join(self._pages))
 
-    async def _scrape(self) -> Response:
+
+def metrics_pages(registry: CollectorRegistry, ready: Reason, healthy: Reason) -> dict[bytes, Handler]:
+    """The pages of every component."""
+
+    async def scrape(_: Request) -> Response:
         """Collected in a thread of its own, so that probes do not wait for it."""
-        body = await asyncio.to_thread(generate_latest, self._registry)
+        body = await asyncio.to_thread(generate_latest, registry)
         return Response(200, body, b"text/plain; version=0.0.4; charset=utf-8")
+
+    return {
+        b"/metrics": scrape,
+        b"/healthz": lambda _: _verdict(healthy(), "not healthy"),
+        b"/readyz": lambda _: _verdict(ready(), "not ready"),
+    }
 
 
 def _verdict(reason: str | None, state: str) -> Response:
@@ -89,11 +94,14 @@ def _verdict(reason: str | None, state: str) -> Response:
 def serve_metrics(
     listen: str, registry: CollectorRegistry, ready: Reason, healthy: Reason = lambda: None, *, flag: str = "",
     pages: Mapping[bytes, Handler] = MappingProxyType({}),
-) -> MetricsServer:  # fmt: skip
-    """Serve the pages at `host:port` until `stop`. Raises `OSError` that names the address, and its `flag`."""
+) -> PageServer:  # fmt: skip
+    """Serve the pages of every component, and `pages`, at `host:port` until `stop`.
+
+    Raises `OSError` that names the address, and its `flag`.
+    """
     address = parse_listen(listen)
     try:
-        server = MetricsServer(address, registry, ready, healthy, pages)
+        server = PageServer(address, {**metrics_pages(registry, ready, healthy), **pages})
     except OSError as error:
         raise OSError(f"{flag} {listen}: {error}".strip()) from None
     if not is_local_name(address[0]):

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ingero_agent.collector import not_ready, stuck
 from ingero_agent.health.phase import Phase
 from ingero_kit.addresses import is_local_name, parse_listen
-from ingero_kit.metrics_server import LIMITS, MetricsServer
+from ingero_kit.metrics_server import LIMITS, PageServer, metrics_pages
 from ingero_testing.nvml import build_nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 from ingero_testing.web import web
@@ -193,7 +193,7 @@ def test_addresses_that_are_none(text: str) -> None:
 
 
 def test_clients_that_say_nothing_make_room_for_those_who_ask() -> None:
-    server = MetricsServer(("127.0.0.1", 0), CollectorRegistry(), lambda: None, lambda: None)
+    server = PageServer(("127.0.0.1", 0), metrics_pages(CollectorRegistry(), lambda: None, lambda: None))
     hangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(LIMITS.connections + 20)]
     try:
         for _ in range(3):

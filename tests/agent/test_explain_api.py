@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from ingero_agent.explain_api import ExplainApi
+from ingero_agent.explain_api import ApiAccess, ExplainApi, TraceReader
 from ingero_agent.settings import AgentSettings
 from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.probes.table import SCHED_SWITCH
@@ -23,7 +23,8 @@ def api(folder: Path, **settings: Any) -> ExplainApi:
     store.add([CallCount(SCHED_SWITCH, 7, 10, 200 * 10**9)], time.time() - 10, {7: "train"})
     store.close()
     given = {"signal_db_path": file, "metrics_listen": "127.0.0.1:0", **settings}
-    return ExplainApi(AgentSettings(fleet_endpoint="x:1", fleet_cluster_id="c", fleet_node_id="n", **given))
+    config = AgentSettings(fleet_endpoint="x:1", fleet_cluster_id="c", fleet_node_id="n", **given)
+    return ExplainApi(ApiAccess(config.metrics_listen, config.explain_token_file), TraceReader(config))
 
 
 def ask(served: ExplainApi, query: str = "", method: bytes = b"GET", **headers: str) -> Response:

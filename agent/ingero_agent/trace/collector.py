@@ -23,7 +23,7 @@ from ingero_agent.trace.stats import (
 )
 from ingero_contract import routes
 from ingero_http.http1.messages import Request, Response
-from ingero_kit.metrics_server import MetricsServer, serve_metrics
+from ingero_kit.metrics_server import PageServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, Samples, collect_rows, counter, gauge
 
 CALLS: Final[tuple[MetricRow[TraceStats], ...]] = (
@@ -226,7 +226,7 @@ def _copy_durations(stats: TraceStats) -> Metric:
     return duration
 
 
-def serve_pages(listen: str, stats: TraceStats) -> MetricsServer:
+def serve_pages(listen: str, stats: TraceStats) -> PageServer:
     """Serve the totals. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TraceCollector(stats))
