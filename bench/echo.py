@@ -153,12 +153,12 @@ def fill(path: Path, millions: int) -> None:
                               ELSE '{MEMORY_HEADROOM}' END,
                    CASE WHEN i % 200 < 10 THEN 0.4 ELSE 0.9 END + random() / 50, (i % 200)::INTEGER, 200,
                    CASE WHEN i % 97 = 0 THEN 'chain-' || i END, NULL,
-                   '{{"{attributes.NODE_STATE}":"active","{attributes.WORKLOAD_TYPE}":"training"}}'
+                   '{{"{attributes.NODE_STATE}":"active","{attributes.WORKLOAD_TYPE}":"training"}}', 1
             FROM (SELECT i, (i + {part} * 1000000) * {86_400 * 10**9 // (millions * 10**6)} AS moment
                   FROM range(1000000) r(i))
             """
         )
-    store.connection.execute(rollups.ADD.replace("FROM rows", "FROM events"))
+    store.connection.execute(rollups.ADD.replace("FROM rows", "FROM events"), {"seq": 1})
     store.close()
 
 
@@ -226,7 +226,7 @@ def retention(folder: Path, size: Size) -> None:
     for cycle in range(cycles + 3):
         store.connection.execute(
             "INSERT INTO events SELECT uuid(), make_timestamp_ns(? + i * 1000000), now()::TIMESTAMP, 'logs', 'c', "
-            "'n' || (i % 100), 'm', random(), 1, 8, NULL, uuid()::VARCHAR, '{}' FROM range(?) r(i)",
+            "'n' || (i % 100), 'm', random(), 1, 8, NULL, uuid()::VARCHAR, '{}', 1 FROM range(?) r(i)",
             [cycle * day, rows],
         )
         rule.sweep(store, RetentionConfig(age=2.5 * 86400), (cycle + 1) * day)

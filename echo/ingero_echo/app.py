@@ -20,6 +20,7 @@ from ingero_echo.collector import EchoCollector
 from ingero_echo.errors import EchoApiError
 from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
+from ingero_echo.lake.sealer import Sealer, open_lake
 from ingero_echo.lazy_apps import LazyApps
 from ingero_echo.middleware import MAX_BODY, AuditLog, AuthMiddleware, UnreadResponses
 from ingero_echo.settings import EchoConfig
@@ -51,13 +52,14 @@ class Echo:
         self._store: Store | None = None
         self._writer: Writer | None = None
         self._ingest_handler: IngestHandler | None = None
+        self._sealer: Sealer | None = None
         self._api: AsgiServer | None = None
         self._health: Http1Server | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
         self._collector = EchoCollector(
             lambda: self._writer, lambda: self._ingest_handler, lambda: self._apps.questions(),
-            lambda: self._apps.ended(), self._listeners,
+            lambda: self._apps.ended(), self._listeners, lambda: self._sealer.counters if self._sealer else None,
         )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
@@ -84,6 +86,10 @@ class Echo:
         self._stack.callback(self._ingest_handler.close)
         await self._receivers(self._ingest_handler)
         self._store, self._writer = store, writer
+        if self.config.table:
+            self._sealer = Sealer(store, writer.call, open_lake, self.config.table)
+            self._sealer.start()
+            self._stack.callback(self._sealer.stop)
         self._tasks.append(asyncio.create_task(self._retain(writer, store, clock)))
         self._tasks.append(asyncio.create_task(self._apps.run()))
         self._tasks.append(asyncio.create_task(self._audit_pushes()))
@@ -157,7 +163,8 @@ class Echo:
             await asyncio.sleep(self.config.retention.every)
             try:
                 now = clock.now(time.time_ns(), time.monotonic_ns())
-                job = writer.call(partial(retention.sweep, store, self.config.retention, now))
+                sealing = self.config.table is not None
+                job = writer.call(partial(retention.sweep, store, self.config.retention, now, sealing=sealing))
                 deleted = await asyncio.wrap_future(job)
                 writer.counters.sweeps += 1
                 writer.counters.deleted += deleted

@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from ingero_echo.ingest_handler import IngestHandler
+from ingero_echo.lake.sealer import SealCounters
 from ingero_echo.writer import Writer
 from ingero_http.limits import Counters
 from ingero_kit.metrics_table import MetricRow, collect_rows, counter, counter_now, gauge, gauge_now, listener_rows
@@ -45,6 +46,18 @@ WRITER: Final[tuple[MetricRow[Writer], ...]] = (
     gauge("ingero_echo_waiting_bytes", "Encoded pushes that wait.", lambda s: s.waiting_bytes),
 )
 
+SEALER: Final[tuple[MetricRow[SealCounters], ...]] = (
+    counter("ingero_echo_seals", "Ranges sealed into the shared tables.", lambda s: s.seals),
+    counter("ingero_echo_seal_failures", "Seals that failed and are tried again.", lambda s: s.failures),
+    counter("ingero_echo_sealed_events", "Events sealed.", lambda s: s.rows),
+    counter("ingero_echo_sealed_files", "Data files added to the shared tables.", lambda s: s.files),
+    counter("ingero_echo_sealed_bytes", "Size of data files put into object storage.", lambda s: s.bytes),
+    counter("ingero_echo_sealed_deleted", "Rows deleted here because they are sealed.", lambda s: s.deleted),
+    gauge("ingero_echo_sealed_seq", "Order of arrival of the newest sealed row.", lambda s: s.sealed),
+    gauge("ingero_echo_last_seal_seconds", "Unix time of the newest seal.", lambda s: s.last),
+    gauge("ingero_echo_shard_taken", "1 when another database seals under this shard's name.", lambda s: s.taken),
+)
+
 
 class EchoCollector:
     """Reads the parts of Echo at each scrape; parts that have not started yet are left out."""
@@ -56,10 +69,11 @@ class EchoCollector:
         questions: Callable[[], dict[str, tuple[int, int]]],
         ended: Callable[[], int],
         listeners: Callable[[], Mapping[str, Counters]],
+        sealer: Callable[[], SealCounters | None],
     ) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         self._writer, self._ingest_handler, self._questions, self._ended = writer, ingest, questions, ended
-        self._listeners = listeners
+        self._listeners, self._sealer = listeners, sealer
 
     def observe(self, handler: str, status_class: str) -> None:
         """Count a request of the API or of MCP."""
@@ -81,3 +95,5 @@ class EchoCollector:
             yield from collect_rows(INGEST, ingest)
         if writer := self._writer():
             yield from collect_rows(WRITER, writer)
+        if sealer := self._sealer():
+            yield from collect_rows(SEALER, sealer)

@@ -9,16 +9,17 @@ import orjson
 class UserError(Exception):
     """An error whose text tells a user what to do; `hint` may say more."""
 
-    hint = ""
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class EchoApiError(UserError):
     """A request that is refused: `code` for machines, the text and `hint` for people, `status` for HTTP."""
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 400, retry_seconds: float = 0) -> None:
-        super().__init__(message)
+        super().__init__(message, hint)
         self.code = code
-        self.hint = hint
         self.status = status
         self.retry_seconds = retry_seconds
 

@@ -56,15 +56,24 @@ def retention_clock(store: Store) -> RetentionClock:
     return RetentionClock(row[0], time.time_ns(), time.monotonic_ns())
 
 
-def sweep(store: Store, config: RetentionConfig, now_nanos: int) -> int:
-    """Delete expired events, merge partial sums; returns the rows deleted. On the writer's thread only."""
+def sweep(store: Store, config: RetentionConfig, now_nanos: int, *, sealing: bool = False) -> int:
+    """Delete expired events, merge partial sums; returns the rows deleted. On the writer's thread only.
+
+    Of a database that is sealed into shared tables, only sealed rows are deleted because of its size. Partial sums
+    stay apart, because ranges of them are sealed.
+    """
+    sealed = store.sealed_seq()
+    sealing = sealing or sealed >= 0
     settled = now_nanos - rollups.SETTLED_NANOS
-    rollups.merge(store.connection, settled - 4 * rollups.SETTLED_NANOS, settled)
+    if not sealing:
+        rollups.merge(store.connection, settled - 4 * rollups.SETTLED_NANOS, settled)
     deleted = delete_before(store.connection, now_nanos - int(config.age * 1e9))
     if deleted:
         store.checkpoint()
     if store.live_bytes() > config.size_mb << 20:
         store.checkpoint()
+        if sealing:
+            return deleted + (store.delete_through(sealed) if store.live_bytes() > config.size_mb << 20 else 0)
     while store.live_bytes() > config.size_mb << 20:
         edge = _edge(store.connection)
         gone = delete_before(store.connection, edge) if edge is not None else 0

@@ -14,17 +14,21 @@ ADD: Final = f"""
     INSERT INTO node_rollups
     SELECT make_timestamp_ns(epoch_ns("timestamp") // {BUCKET_NANOS} * {BUCKET_NANOS}) AS bucket, {_KEYS}, max(rank),
            count(*), max("timestamp"), count(finite), sum(finite), min(finite), max(finite),
-           arg_min(event_id, finite), arg_max(event_id, finite)
+           arg_min(event_id, finite), arg_max(event_id, finite), $seq::BIGINT
     FROM (SELECT *, CASE WHEN isfinite(value_double) THEN value_double END AS finite FROM rows)
     GROUP BY bucket, {_KEYS}
 """
-"""Statement that adds the partial sums of the events in `rows`."""
+"""Statement that adds the partial sums of the events in `rows`, written as number `$seq`."""
 
-_MERGED: Final = f"""
-    SELECT "timestamp", {_KEYS}, max(rank), sum(events)::BIGINT, max(last), sum(samples)::BIGINT, sum(total),
-           min(lowest), max(highest), arg_min(lowest_event, lowest), arg_max(highest_event, highest)
-    FROM node_rollups WHERE "timestamp" >= make_timestamp_ns($since) AND "timestamp" < make_timestamp_ns($until)
-    GROUP BY "timestamp", {_KEYS}
+
+def merged(where: str) -> str:
+    """The sums of all rows of one key that a condition selects, with the columns of the table."""
+    return f"""
+    SELECT "timestamp", {_KEYS}, max(rank) AS rank, sum(events)::BIGINT AS events, max(last) AS last,
+           sum(samples)::BIGINT AS samples, sum(total) AS total, min(lowest) AS lowest, max(highest) AS highest,
+           arg_min(lowest_event, lowest) AS lowest_event, arg_max(highest_event, highest) AS highest_event,
+           max(seq) AS seq
+    FROM node_rollups WHERE {where} GROUP BY "timestamp", {_KEYS}
 """
 
 
@@ -34,7 +38,7 @@ def merge(connection: Any, since: int, until: int) -> int:
     within = '"timestamp" >= make_timestamp_ns($since) AND "timestamp" < make_timestamp_ns($until)'
     connection.execute("BEGIN")
     try:
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE merged AS {_MERGED}", window)
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE merged AS {merged(within)}", window)
         gone = connection.execute(f"DELETE FROM node_rollups WHERE {within}", window).fetchall()[0][0]
         kept = connection.execute("INSERT INTO node_rollups SELECT * FROM merged").fetchall()[0][0]
         connection.execute("DROP TABLE merged")

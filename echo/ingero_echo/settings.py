@@ -1,7 +1,8 @@
 """What a user of Echo sets. `ingero-echo validate` checks a file; `serve --help` names the precedence."""
 
+import re
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, model_validator
 
@@ -27,6 +28,45 @@ class StoreConfig(Settings):
     """Size of the write-ahead log at which it is folded into the database file, megabytes."""
     backup_folder: Path | None = None
     """Where `POST /api/v2/backups` may write; backups over the API are off without it."""
+
+
+class TableConfig(Settings):
+    """Tables in Apache Iceberg that all events are sealed into; needs the extra `echo-lake`."""
+
+    catalog: dict[str, str]
+    """Properties of the catalog as PyIceberg takes them (`type`, `uri`, `s3.endpoint`, ...), without secrets."""
+    credentials_file: Path | None = None
+    """YAML file with further properties of the catalog, such as `uri` with a password or `s3.secret-access-key`; they
+    replace those of `catalog`."""
+    warehouse: str = Field(min_length=1)
+    """Folder of the tables: `s3://bucket/path` or `file:///path`."""
+    namespace: str = Field(default="ingero", pattern=r"^[a-z][a-z0-9_]{0,62}$")
+    """Namespace of the tables in the catalog."""
+    shard: str = Field(default="0", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
+    """Name of this writer among those that share the tables. A database keeps its name; another database, also one
+    that replaces a lost volume, takes a new name."""
+    every: Duration = Field(default=60.0, gt=0)
+    """Time between two seals."""
+    max_rows: int = Field(default=1_000_000, ge=1)
+    """Most events of one seal; more are sealed at once one after the other."""
+    keep: Duration = Field(default=3600.0, ge=0)
+    """How long events stay in this database after they were sealed; at least until the next seal."""
+    memory_mb: int = Field(default=256, ge=64)
+    """Most memory of the sort that precedes a seal, megabytes; it spills to disk beyond."""
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Self:
+        for name, value in self.catalog.items():
+            if SECRET_NAME.search(name) or PASSWORD_IN_URL.match(value):
+                raise ValueError(f"catalog.{name} holds a secret: move it into the file of credentials_file")
+        return self
+
+
+SECRET_NAME: Final = re.compile(r"secret|password|token|credential|session|private|sas-|account-key", re.I)
+"""Properties of catalogs that are secrets."""
+
+PASSWORD_IN_URL: Final = re.compile(r"[^/]*://[^/@]*:[^/@]+@")
+"""Addresses that contain a password."""
 
 
 class IngestConfig(Settings):
@@ -149,6 +189,8 @@ class EchoConfig(Settings):
     """Who may do what."""
     store: StoreConfig = StoreConfig()
     """The database."""
+    table: TableConfig | None = None
+    """Shared tables that events are sealed into; without it all events stay in the database."""
     ingest: IngestConfig = IngestConfig()
     """OTLP in."""
     retention: RetentionConfig = RetentionConfig()

@@ -159,6 +159,35 @@ class Store:
             self.checkpoint()
         copy_files(self.config.path, target)
 
+    def newest_seq(self) -> int:
+        """The highest order of arrival that was ever used; it never falls, also when its rows are deleted."""
+        columns = " UNION ALL ".join(f"SELECT max(seq) AS seq FROM {table}" for table in TABLES)
+        with self.cursor() as cursor:
+            row = cursor.execute(f"SELECT max(seq) FROM ({columns} UNION ALL SELECT sealed FROM sealing)").fetchall()
+        return max(0, int(row[0][0]))
+
+    def sealed_seq(self) -> int:
+        """The highest order of arrival in the shared tables, as far as this database knows; -1 for none."""
+        with self.cursor() as cursor:
+            return int(cursor.execute("SELECT sealed FROM sealing").fetchall()[0][0])
+
+    def delete_through(self, seq: int) -> int:
+        """Delete rows that are in the shared tables; returns how many. On the writer's thread only."""
+        deleted = 0
+        self.connection.execute("BEGIN")
+        try:
+            for table in TABLES:
+                gone = self.connection.execute(f"DELETE FROM {table} WHERE seq <= ?", [seq]).fetchall()
+                deleted += int(gone[0][0])
+            self.connection.execute("UPDATE sealing SET deleted = greatest(deleted, ?)", [seq])
+            self.connection.execute("COMMIT")
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        if deleted:
+            self.checkpoint()
+        return deleted
+
     def live_bytes(self) -> int:
         """Bytes that hold data, the write-ahead log included, without free blocks."""
         row = self.connection.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchall()[0]

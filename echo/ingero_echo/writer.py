@@ -83,6 +83,8 @@ class Writer:
 
     def __init__(self, store: Store, config: IngestConfig) -> None:
         self.counters = WriterCounters()
+        self.seq = store.newest_seq()
+        """Order of arrival of the newest transaction."""
         self._store = store
         self._config = config
         self._bytes: Counter[str] = Counter()
@@ -251,7 +253,7 @@ class Writer:
     def _transaction(self, new_rows: _NewRows) -> None:
         if not new_rows.identities:
             return
-        connection = self._store.connection
+        connection, seq = self._store.connection, self.seq + 1
         connection.execute("BEGIN")
         try:
             for table in TABLES:
@@ -260,11 +262,12 @@ class Writer:
                     # As one batch: for the engine many small batches cost as much as full ones.
                     connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]).combine_chunks())
                     try:
-                        connection.execute(f"INSERT INTO {table} SELECT * FROM rows")
+                        connection.execute(f"INSERT INTO {table} SELECT *, {seq} FROM rows")
                         if table == "events":
-                            connection.execute(rollups.ADD)
+                            connection.execute(rollups.ADD, {"seq": seq})
                     finally:
                         connection.unregister("rows")
+            self.seq = seq  # also when the commit raises: it may be in the log
             connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(duckdb.Error):

@@ -29,7 +29,7 @@ class Answers:
         """One event a millisecond; `chain` and `message` are SQL over the number `i` of an event."""
         self.store.connection.execute(
             f"INSERT INTO events SELECT md5(i::VARCHAR)::UUID, make_timestamp_ns(? + i * 1000000), now()::TIMESTAMP, "
-            f"'logs', 'c' || i % 2, 'n' || i % 8, 'm', i, NULL, NULL, {chain}, {message}, '{{}}' "
+            f"'logs', 'c' || i % 2, 'n' || i % 8, 'm', i, NULL, NULL, {chain}, {message}, '{{}}', 1 "
             f"FROM range(?) r(i)",
             [START, rows],
         )
@@ -79,7 +79,7 @@ def test_the_newest_causal_chains_are_named_however_many_events_each_has(
     if described:
         answers.store.connection.execute(
             'INSERT INTO causal_chains SELECT uuid(), "timestamp", cluster_id, node_id, causal_chain_id, '
-            "CASE value_double WHEN 7 THEN 'HIGH' ELSE 'LOW' END, 'cause', 'summary', '{}' "
+            "CASE value_double WHEN 7 THEN 'HIGH' ELSE 'LOW' END, 'cause', 'summary', '{}', 1 "
             "FROM events WHERE value_double IN (7, 9) AND causal_chain_id IS NOT NULL"
         )
 

@@ -297,7 +297,7 @@ def test_a_copy_of_a_database_that_is_not_in_use_has_no_free_blocks(tmp_path: Pa
     store.connection.execute(
         "INSERT INTO events SELECT uuid(), now()::TIMESTAMP, now()::TIMESTAMP, 'logs', 'c', 'n', 'm', i, NULL, NULL, "
         "NULL, "
-        "uuid()::VARCHAR || uuid()::VARCHAR, NULL FROM range(60000) r(i)"
+        "uuid()::VARCHAR || uuid()::VARCHAR, NULL, 1 FROM range(60000) r(i)"
     )
     store.checkpoint()
     store.connection.execute("DELETE FROM events WHERE value_double >= 100")

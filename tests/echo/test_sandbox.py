@@ -201,7 +201,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         "INSERT INTO events SELECT uuid(), now()::TIMESTAMP, now()::TIMESTAMP, 'logs', ?, 'n', 'm', i, NULL, NULL, "
     )
     for cluster in ("mine", SECRET):
-        opened.connection.execute(fill + "NULL, NULL, '{\"k\": 1}' FROM range(1000) r(i)", [cluster])
+        opened.connection.execute(fill + "NULL, NULL, '{\"k\": 1}', 1 FROM range(1000) r(i)", [cluster])
     yield opened
     opened.close()
 

@@ -144,7 +144,7 @@ def running(service: Running) -> int:
 
 INSERT = (
     "INSERT INTO events SELECT uuid(), now()::TIMESTAMP, now()::TIMESTAMP, 'logs', 'c', 'n' || i, 'm', "
-    "CASE WHEN i % 2 = 0 THEN 1 ELSE -1 END, i, NULL, NULL, repeat('x', 200), NULL FROM range(?) r(i)"
+    "CASE WHEN i % 2 = 0 THEN 1 ELSE -1 END, i, NULL, NULL, repeat('x', 200), NULL, 1 FROM range(?) r(i)"
 )
 
 

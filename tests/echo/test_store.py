@@ -36,10 +36,11 @@ def count(service: Running, where: str = "true") -> int:
     return int(answer.json()["rows"][0][0])
 
 
-EVENTS = (
+FIRST_EVENTS = (
     "INSERT INTO events SELECT uuid(), make_timestamp_ns(? + i * 1000), now()::TIMESTAMP, 'metrics', 'c', 'n', "
     "'m', ?, 1, 8, NULL, uuid()::VARCHAR, '{}' FROM range(?) r(i)"
 )
+EVENTS = FIRST_EVENTS.replace(" FROM range", ", 1 FROM range")
 
 
 def fill(store: Store, day: int, rows: int, value: float = 1.0) -> None:
@@ -64,8 +65,8 @@ def test_an_older_database_is_brought_up_to_date_with_its_events(tmp_path: Path)
         old.execute("CREATE TABLE schema_versions (number INTEGER, name VARCHAR, applied TIMESTAMP)")
         old.execute(first.sql)
         old.execute("INSERT INTO schema_versions VALUES (1, ?, now()::TIMESTAMP)", [first.name])
-        old.execute(EVENTS, [DAY, 2.0, 20])
-        old.execute(EVENTS, [DAY, None, 5])
+        old.execute(FIRST_EVENTS, [DAY, 2.0, 20])
+        old.execute(FIRST_EVENTS, [DAY, None, 5])
 
     store = Store.open(StoreConfig(path=path))
 
@@ -164,7 +165,7 @@ def test_partial_sums_are_merged_without_changing_what_they_say(tmp_path: Path) 
         store.connection.execute("CREATE OR REPLACE TEMP TABLE rows AS SELECT * FROM events LIMIT 0")
         fill(store, 1, 10, value)
         store.connection.execute("INSERT INTO rows SELECT * FROM events WHERE value_double = ?", [value])
-        store.connection.execute(rollups.ADD)
+        store.connection.execute(rollups.ADD, {"seq": 1})
     before = store.connection.execute(whole).fetchall()
 
     saved = rollups.merge(store.connection, DAY, DAY + 3600 * 10**9)

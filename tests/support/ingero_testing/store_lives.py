@@ -19,7 +19,7 @@ DAY: Final = 86_400 * 10**9
 
 _ROWS = (
     "INSERT INTO events SELECT uuid(), make_timestamp_ns(? + i), now()::TIMESTAMP, 'logs', 'c', 'n' || i % 8, ?, "
-    "random(), NULL, NULL, NULL, uuid()::VARCHAR, '{}' FROM range(?) r(i)"
+    "random(), NULL, NULL, NULL, uuid()::VARCHAR, '{}', 1 FROM range(?) r(i)"
 )
 
 Held = dict[str, int]

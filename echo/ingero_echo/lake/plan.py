@@ -1,0 +1,118 @@
+"""What to seal, under which name, and whether it may be committed. Pure: values in, decisions out."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_echo.errors import UserError
+from ingero_echo.tables import TABLES
+
+NOTHING: Final = -1
+"""The boundary of a shard that has sealed nothing; rows from before sealing have the order of arrival 0."""
+
+ORDER: Final = (*(table for table in TABLES if table != "events"), "events")
+"""Events are sealed last: when their boundary is committed, the rows that were derived from them are sealed too."""
+
+
+class ShardTaken(UserError):
+    """Another database seals under the name of this shard; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a shared table says of a shard: the highest order of arrival in it, and the database that sealed it."""
+
+    sealed: int = NOTHING
+    store: str = ""
+    as_of: int = 0
+    """Time of the newest seal, nanoseconds."""
+
+
+def boundaries(properties: Mapping[str, str]) -> dict[str, Boundary]:
+    """The boundaries of all shards, from the properties of a table."""
+    prefix = "ingero.sealed."
+    return {
+        name.removeprefix(prefix): Boundary(
+            int(value),
+            properties.get(f"ingero.store.{name.removeprefix(prefix)}", ""),
+            int(properties.get(f"ingero.as_of.{name.removeprefix(prefix)}", "0")),
+        )
+        for name, value in properties.items()
+        if name.startswith(prefix)
+    }
+
+
+def boundary_properties(shard: str, boundary: Boundary) -> dict[str, str]:
+    """The properties that say so."""
+    return {
+        f"ingero.sealed.{shard}": str(boundary.sealed),
+        f"ingero.store.{shard}": boundary.store,
+        f"ingero.as_of.{shard}": str(boundary.as_of),
+    }
+
+
+def cut(counts: Iterable[tuple[int, int]], max_rows: int) -> int | None:
+    """The end of the next range: the last transaction with which it has at most `max_rows`, and at least the first.
+
+    `counts` are orders of arrival with their rows, rising. `None` when there is nothing.
+    """
+    end, rows = None, 0
+    for seq, count in counts:
+        rows += count
+        if end is not None and rows > max_rows:
+            break
+        end = seq
+    return end
+
+
+def first_contact(shard: str, found: Boundary, store: str, started_at: int) -> int:
+    """The boundary to continue from, for a process that has committed nothing yet.
+
+    `started_at` is the highest order of arrival when the process began: whatever this database sealed before is not
+    above it. Raises `ShardTaken`.
+    """
+    if found.sealed == NOTHING:
+        return NOTHING
+    if found.store != store:
+        raise _taken(shard, "another database")
+    if found.sealed > started_at:
+        raise _taken(shard, "a newer copy of this database")
+    return found.sealed
+
+
+def landed(shard: str, found: Boundary, expected: int, wanted: Boundary) -> bool:
+    """Whether the table has the boundary that is to be committed; otherwise it has the one that it must have before.
+
+    Raises `ShardTaken` when it has neither.
+    """
+    if found.sealed == wanted.sealed and found.store == wanted.store:
+        return True
+    if found.sealed == expected and (expected == NOTHING or found.store == wanted.store):
+        return False
+    raise _taken(shard, "another process")
+
+
+def _taken(shard: str, who: str) -> ShardTaken:
+    return ShardTaken(
+        f"the shard {shard} is sealed by {who}",
+        "give every database a table.shard of its own, also one that was restored or copied",
+    )
+
+
+def file_name(table: str, day: str, shard: str, store: str, after: int, through: int) -> str:
+    """Where the rows of a range and day go, below the location of the table. A repeated seal has the same name."""
+    return f"data/day={day}/{table}-{shard}-{store[:8]}-{max(0, after + 1):012d}-{through:012d}.parquet"
+
+
+def backoff(attempt: int, chance: float) -> float:
+    """Seconds before the next try of a commit that met another one; `chance` is between 0 and 1."""
+    return chance * min(2.0, 0.1 * 2.0**attempt)
+
+
+def deletable(seals: Iterable[tuple[int, float]], now: float, keep: float) -> int:
+    """The order of arrival through which rows may be deleted: sealed `keep` seconds ago, and before the last seal.
+
+    `seals` are boundaries and when they were committed, rising. Readers may still use the state before the last seal.
+    """
+    *earlier, _ = [*seals] or [(NOTHING, 0.0)]
+    return max((through for through, moment in earlier if now - moment >= keep), default=NOTHING)

@@ -1,0 +1,218 @@
+"""Seals ranges of the order of arrival into the shared tables, and deletes sealed rows later. A thread of its own."""
+
+import contextlib
+import os
+import random
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import duckdb
+
+from ingero_echo.errors import UserError
+from ingero_echo.lake import files, plan
+from ingero_echo.lake.plan import Boundary, ShardTaken
+from ingero_echo.settings import TableConfig
+from ingero_echo.store import Store
+from ingero_echo.tables import TABLES
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+NICE: Final = 10
+"""Priority of the thread that sorts: ingest comes first. It hardly ever holds the interpreter's lock."""
+
+REMEMBERED_SEALS: Final = 10_000
+"""Seals whose times are remembered for the deletion of their rows; of older ones the newest counts."""
+
+
+class Lake(Protocol):
+    """The shared tables."""
+
+    def create(self) -> None:
+        """Create what is missing."""
+
+    def boundary(self, table: str, shard: str) -> Boundary:
+        """What a table says of a shard."""
+
+    def field_ids(self, table: str) -> dict[str, int]:
+        """The numbers of the columns."""
+
+    def put(self, table: str, file: Path, name: str) -> str:
+        """Store a file; returns where it is."""
+
+    def commit(self, table: str, locations: list[str], shard: str, expected: int, wanted: Boundary) -> None:
+        """Add files and set the boundary in one commit."""
+
+
+def open_lake(config: TableConfig) -> Lake:
+    """Connect to the catalog. Raises `UserError`."""
+    try:
+        from ingero_echo.lake.catalog import LakeCatalog  # optional, and slow to load
+    except ImportError as error:
+        raise UserError(f"sealing needs more packages ({error.name})", "pip install 'ingero[echo-lake]'") from None
+    return LakeCatalog(config)
+
+
+def _lower_priority() -> None:
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+@dataclass
+class SealCounters:
+    """Counters of the sealer."""
+
+    sealed: int = plan.NOTHING
+    """Order of arrival of the newest row in the shared tables."""
+    seals: int = 0
+    failures: int = 0
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+    deleted: int = 0
+    last: float = 0.0
+    """Unix time of the last seal; 0 before the first one."""
+    taken: bool = False
+    """Whether another database seals under this name, so that this one has stopped."""
+
+
+class Sealer:
+    """Seals one database. `call` runs a job on the writer's thread; `open_lake` connects to the catalog."""
+
+    def __init__(
+        self,
+        store: Store,
+        call: Callable[[Callable[[], Any]], Future[Any]],
+        open_lake: Callable[[TableConfig], Lake],
+        config: TableConfig,
+    ) -> None:
+        self.counters = SealCounters()
+        self._store, self._call, self._open_lake, self._config = store, call, open_lake, config
+        self._lake: Lake | None = None
+        self._expected: dict[str, int] = {}
+        """Boundaries of the tables that this process has read or committed."""
+        with store.cursor() as cursor:
+            self._id = str(cursor.execute("SELECT store::VARCHAR FROM sealing").fetchall()[0][0])
+        self._sealed = store.sealed_seq()
+        self._started_at = store.newest_seq()
+        self._seals: deque[tuple[int, float]] = deque([(self._sealed, time.monotonic())], REMEMBERED_SEALS)
+        self.counters.sealed = self._sealed
+        self._folder = store.config.path.absolute().with_name(store.config.path.name + ".seal")
+        self._sorting = ThreadPoolExecutor(1, "sort", _lower_priority)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
+
+    def start(self) -> None:
+        """Seal from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the step that runs; what is not sealed yet is sealed by the next process."""
+        self._ending.set()
+        self._thread.join()
+        self._sorting.shutdown()
+
+    def _run(self) -> None:
+        wait = 0.0
+        while not self._ending.wait(wait) and not self.counters.taken:
+            wait = self._config.every * (0.9 + random.random() / 5)
+            try:
+                while not self._ending.is_set() and self.seal():
+                    pass
+            except ShardTaken as error:
+                self.counters.taken = True
+                log.error("sealing_ended", reason=str(error), hint=error.hint)
+            except (UserError, OSError, duckdb.Error) as error:
+                self.counters.failures += 1
+                self._lake = None
+                log.warning("seal_failed", reason=str(error), hint="it is tried again; events stay in the database")
+
+    def seal(self) -> bool:
+        """Seal one range, and delete rows that were sealed long enough ago; whether there may be more to seal.
+
+        Raises `ShardTaken`, and other errors of users, of the engine and of the disk, after which it may be repeated.
+        """
+        began, now = time.monotonic(), time.time_ns()
+        cursor = self._store.cursor()
+        try:
+            counts = cursor.execute(
+                "SELECT seq, count(*) FROM events WHERE seq > ? GROUP BY seq ORDER BY seq", [self._sealed]
+            ).fetchall()
+            through = plan.cut(counts, self._config.max_rows)
+            if through is None:
+                self._delete()
+                return False
+            if through != counts[-1][0]:
+                now = self._arrival(cursor, through)
+            lake = self._connect()
+            for table in plan.ORDER:
+                self._seal_table(lake, cursor, table, through, now)
+        finally:
+            cursor.close()
+        self._call(lambda: self._record(through)).result()
+        self._sealed = self.counters.sealed = through
+        self._seals.append((through, time.monotonic()))
+        self.counters.seals += 1
+        self.counters.last = time.time()
+        self._delete()
+        rows = sum(count for seq, count in counts if seq <= through)
+        self.counters.rows += rows
+        log.info("sealed", through=through, events=rows, seconds=round(time.monotonic() - began, 3))
+        return bool(through != counts[-1][0])
+
+    def _arrival(self, cursor: Any, through: int) -> int:
+        """When the newest row of a range arrived: further rows had arrived when it was sealed."""
+        found = cursor.execute("SELECT epoch_ns(max(received)) FROM events WHERE seq = ?", [through]).fetchall()
+        return int(found[0][0] or 0)
+
+    def _connect(self) -> Lake:
+        if self._lake is None:
+            lake = self._open_lake(self._config)
+            lake.create()
+            for table in TABLES:
+                found = lake.boundary(table, self._config.shard)
+                if table not in self._expected:
+                    self._expected[table] = plan.first_contact(self._config.shard, found, self._id, self._started_at)
+            self._lake = lake
+        return self._lake
+
+    def _seal_table(self, lake: Lake, cursor: Any, table: str, through: int, now: int) -> None:
+        after, shard = self._expected[table], self._config.shard
+        if after >= through:
+            return
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700, parents=True)
+        try:
+            ids, locations = lake.field_ids(table), []
+            for day in files.days(cursor, table, after, through):
+                path = self._folder / f"{table}-{day}.parquet"
+                memory = self._config.memory_mb
+                self._sorting.submit(files.write_day, cursor, table, after, through, day, ids, path, memory).result()
+                name = plan.file_name(table, day, shard, self._id, after, through)
+                locations.append(lake.put(table, path, name))
+                self.counters.bytes += path.stat().st_size
+                path.unlink()
+            if locations:
+                lake.commit(table, locations, shard, after, Boundary(through, self._id, now))
+                self._expected[table] = through
+                self.counters.files += len(locations)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _record(self, through: int) -> None:
+        self._store.connection.execute("UPDATE sealing SET sealed = ?", [through])
+
+    def _delete(self) -> None:
+        through = plan.deletable(self._seals, time.monotonic(), self._config.keep)
+        if through == plan.NOTHING:
+            return
+        self.counters.deleted += self._call(lambda: self._store.delete_through(through)).result()
+        while self._seals[0][0] <= through and len(self._seals) > 1:
+            self._seals.popleft()

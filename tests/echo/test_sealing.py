@@ -1,0 +1,373 @@
+"""Sealing into shared tables: every row exactly once for a reader, whatever ends the process and whenever."""
+
+import multiprocessing
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pydantic import ValidationError
+from pyiceberg.catalog import load_catalog
+
+from ingero_contract import echo, routes
+from ingero_echo import retention
+from ingero_echo.lake import files, plan
+from ingero_echo.lake.catalog import LakeCatalog, LakeError
+from ingero_echo.lake.layout import lake_columns
+from ingero_echo.lake.plan import Boundary, ShardTaken
+from ingero_echo.lake.sealer import open_lake
+from ingero_echo.settings import RetentionConfig, TableConfig
+from ingero_testing import telemetry
+from ingero_testing.lakes import TABLES, Shard, seal_until_killed, seen, table_config
+from ingero_testing.processes import echo as start_echo
+from ingero_testing.processes import wait_until
+from ingero_testing.web import web
+
+DAY = 86_400 * 10**9
+STEPS = ("before put", "after put", "before commit", "after commit")
+
+
+class Killed(BaseException):
+    """Ends a sealer as a kill does: nothing of it handles this."""
+
+
+class Fragile:
+    """Shared tables whose user is killed at one step of one table."""
+
+    def __init__(self, lake: Any, step: str, table: str) -> None:
+        self._lake, self._at = lake, (step, table)
+
+    def put(self, table: str, *more: Any) -> Any:
+        self._pass("before put", table)
+        found = self._lake.put(table, *more)
+        self._pass("after put", table)
+        return found
+
+    def commit(self, table: str, *more: Any) -> None:
+        self._pass("before commit", table)
+        self._lake.commit(table, *more)
+        self._pass("after commit", table)
+
+    def _pass(self, step: str, table: str) -> None:
+        if (step, table) == self._at:
+            raise Killed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lake, name)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> TableConfig:
+    return table_config(tmp_path / "lake")
+
+
+@pytest.fixture
+def shard(tmp_path: Path, config: TableConfig) -> Iterator[Shard]:
+    made = Shard(tmp_path / "e.duckdb", config)
+    yield made
+    made.close()
+
+
+def everything(shard: Shard) -> dict[str, Counter[Any]]:
+    """All rows of a database by table."""
+    return {table: Counter(shard.store.cursor().execute(f"FROM {table}").fetchall()) for table in TABLES}
+
+
+def fill(shard: Shard) -> None:
+    """Rows in most tables, on two days, with values that are easily lost on the way."""
+    now = time.time_ns()
+    shard.put(telemetry.verdict("n1", "straggler", at=now - 7))
+    shard.put(telemetry.logs([("note", "late", {})], at=now - DAY - 1))
+    shard.put(telemetry.numbered(30)[1])
+    shard.put(telemetry.numbered(30)[1])
+
+
+def test_rows_are_the_same_in_the_shared_tables_also_their_nanoseconds(shard: Shard, config: TableConfig) -> None:
+    fill(shard)
+    before = everything(shard)
+
+    shard.seal()
+
+    for table in TABLES:
+        after = seen(config, duckdb.connect().execute(f"CREATE TABLE {table} (seq BIGINT)"), table)
+        if table == "node_rollups":  # rows of one key of a range are one row there
+            assert sum(row[5] for row in after) == sum(row[5] for row in before[table]) == 62
+        else:
+            assert after == before[table], table
+    assert len(LakeCatalog(config).pin("events", None, None).files) == 3
+
+
+def test_other_engines_read_the_tables(shard: Shard, config: TableConfig) -> None:
+    fill(shard)
+    shard.seal()
+
+    catalog = load_catalog("ingero", **config.catalog, warehouse=config.warehouse)
+    read = catalog.load_table("ingero.events").scan().to_arrow()
+
+    assert read.num_rows == 62
+    assert {field.name for field in read.schema} >= {"event_id", "timestamp", "time_ns", "cluster_id", "value_double"}
+
+
+def test_rows_stay_until_the_seal_after_their_own(shard: Shard, config: TableConfig) -> None:
+    shard.put(telemetry.numbered(3)[1])
+    shard.seal()
+    first = shard.store.cursor().execute("SELECT count(*) FROM events").fetchall()
+    shard.put(telemetry.numbered(4)[1])
+    shard.seal()
+
+    assert first == [(3,)]
+    assert shard.store.cursor().execute("SELECT count(*) FROM events").fetchall() == [(4,)]
+    assert sum(seen(config, shard.store.cursor()).values()) == 7
+
+
+@pytest.mark.parametrize("table", ["events", "node_rollups", "verdicts"])
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_any_step_a_reader_sees_every_row_once(tmp_path: Path, step: str, table: str) -> None:
+    config, path = table_config(tmp_path / "lake"), tmp_path / "e.duckdb"
+    killed = Shard(path, config, lambda config: Fragile(open_lake(config), step, table))
+    fill(killed)
+    expected = everything(killed)
+
+    with pytest.raises(Killed):
+        killed.seal()
+    after_kill = {name: seen(config, killed.store.cursor(), name) for name in ("events", "verdicts")}
+    killed.close()
+    again = Shard(path, config)
+    again.put(telemetry.numbered(5)[1])
+    grown = everything(again)
+    again.seal()
+    after_repeat = seen(config, again.store.cursor())
+    sums = seen(config, again.store.cursor(), "node_rollups")
+    again.close()
+
+    assert after_kill == {name: expected[name] for name in ("events", "verdicts")}
+    assert after_repeat == grown["events"]
+    assert sum(row[5] * times for row, times in sums.items()) == 67
+
+
+def test_killed_by_the_system_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+    config, path, dice = table_config(tmp_path / "lake", max_rows=20), tmp_path / "e.duckdb", random.Random(7)
+    processes = multiprocessing.get_context("spawn")
+    written: list[str] = []
+    for seed in range(2):
+        mine, theirs = processes.Pipe()
+        child = processes.Process(target=seal_until_killed, args=(path, config, seed, theirs), daemon=True)
+        child.start()
+        theirs.close()
+        assert mine.poll(60)
+        for _ in range(dice.randrange(10, 60)):
+            written.append(mine.recv())
+        child.kill()
+        child.join()
+        try:
+            while mine.poll():
+                written.append(mine.recv())
+        except EOFError:
+            pass
+        with duckdb.connect(str(path)) as database:
+            found = Counter(str(row[0]) for row in seen(config, database).elements())
+        expected = Counter(event for event in written if event)
+        assert expected <= found, f"lost {expected - found}"
+        assert max(found.values()) == 1
+        assert (found - expected).total() <= seed + 1  # one may be written and not be reported
+
+
+def test_a_database_from_before_is_sealed_too(tmp_path: Path, config: TableConfig) -> None:
+    shard = Shard(tmp_path / "e.duckdb", config)
+    shard.put(telemetry.numbered(5)[1])
+    for table in TABLES:
+        shard.writer.call(partial(shard.store.connection.execute, f"UPDATE {table} SET seq = 0")).result()
+
+    shard.seal()
+
+    assert LakeCatalog(config).pin("events", None, None).files[0].rows == 5
+    shard.close()
+
+
+def test_shards_that_commit_at_the_same_time_both_land(tmp_path: Path) -> None:
+    shards = [Shard(tmp_path / f"{name}.duckdb", table_config(tmp_path / "lake", name)) for name in "ab"]
+    open_lake(table_config(tmp_path / "lake")).create()
+    for _ in range(2):
+        for shard in shards:
+            shard.put(telemetry.numbered(10)[1])
+        sealing = [threading.Thread(target=shard.seal) for shard in shards]
+        for thread in sealing:
+            thread.start()
+        for thread in sealing:
+            thread.join()
+    for shard in shards:
+        shard.close()
+
+    pinned = LakeCatalog(table_config(tmp_path / "lake")).pin("events", None, None)
+
+    assert (sum(file.rows for file in pinned.files), {*pinned.boundaries}) == (40, {"a", "b"})
+
+
+def test_another_database_under_the_same_name_is_refused_and_its_events_stay(tmp_path: Path, shard: Shard) -> None:
+    config = table_config(tmp_path / "lake")
+    shard.put(telemetry.numbered(5)[1])
+    shard.seal()
+    other = Shard(tmp_path / "other.duckdb", config)
+    other.put(telemetry.numbered(7)[1])
+
+    with pytest.raises(ShardTaken, match="another database"):
+        other.seal()
+
+    assert other.store.cursor().execute("SELECT count(*) FROM events").fetchall() == [(7,)]
+    other.close()
+
+
+def test_a_copy_that_is_older_is_refused(tmp_path: Path) -> None:
+    config, path = table_config(tmp_path / "lake"), tmp_path / "e.duckdb"
+    shard = Shard(path, config)
+    shard.put(telemetry.numbered(5)[1])
+    shard.seal()
+    shard.writer.call(lambda: shard.store.copy(tmp_path / "copy.duckdb")).result()
+    shard.put(telemetry.numbered(5)[1])
+    copy = Shard(tmp_path / "copy.duckdb", config)
+    copy.put(telemetry.numbered(3)[1])
+    shard.seal()
+
+    with pytest.raises(ShardTaken, match="a newer copy"):
+        copy.seal()
+    copy.close()
+    shard.close()
+
+
+def test_while_the_catalog_is_away_events_are_taken_and_sealed_later(tmp_path: Path) -> None:
+    config = table_config(tmp_path / "lake")
+    away = [True]
+
+    def connect(config: TableConfig) -> Any:
+        if away[0]:
+            raise LakeError("away")
+        return open_lake(config)
+
+    shard = Shard(tmp_path / "e.duckdb", config, connect)
+    shard.put(telemetry.numbered(5)[1])
+    with pytest.raises(LakeError):
+        shard.seal()
+    repeats = shard.put(telemetry.numbered(5)[1])
+    away[0] = False
+
+    shard.seal()
+
+    assert (repeats, LakeCatalog(config).pin("events", None, None).boundaries["0"].sealed) == (0, 2)
+    shard.close()
+
+
+def test_retention_by_size_spares_what_is_not_sealed(shard: Shard) -> None:
+    rule = RetentionConfig(size_mb=1, age=1e9)
+    shard.put(telemetry.logs([("wide", "x" * 2000 + uuid.uuid4().hex, {}) for _ in range(1500)]))
+    sweep = lambda: retention.sweep(shard.store, rule, time.time_ns(), sealing=True)  # noqa: E731
+
+    before = shard.writer.call(sweep).result()
+    shard.seal()
+    after = shard.writer.call(sweep).result()
+
+    assert (before, after > 1500) == (0, True)
+
+
+def test_a_file_is_written_twice_with_the_same_bytes(shard: Shard, config: TableConfig, tmp_path: Path) -> None:
+    fill(shard)
+    ids = {column.name: number for number, column in enumerate(lake_columns("events"), 1)}
+    for name in ("one", "two"):
+        day = files.days(shard.store.cursor(), "events", -1, 9)[-1]
+        files.write_day(shard.store.cursor(), "events", -1, 9, day, ids, tmp_path / name, 256)
+
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_files_are_pruned_by_time(shard: Shard, config: TableConfig) -> None:
+    fill(shard)
+    shard.seal()
+    lake, now = LakeCatalog(config), time.time_ns()
+
+    assert len(lake.pin("events", now - DAY // 48, None).files) < len(lake.pin("events", None, None).files)
+    assert lake.pin("events", now + DAY, None).files == ()
+
+
+# What is decided, as values.
+
+
+@pytest.mark.parametrize(
+    ("counts", "end"),
+    [([], None), ([(3, 99)], 3), ([(3, 4), (4, 4), (5, 4)], 4), ([(3, 4), (4, 6)], 4), ([(1, 10), (2, 1)], 1)],
+)
+def test_a_range_ends_with_a_transaction(counts: list[tuple[int, int]], end: int | None) -> None:
+    assert plan.cut(counts, 10) == end
+
+
+def test_a_boundary_is_committed_once_and_only_from_the_one_before() -> None:
+    wanted = Boundary(9, "me", 1)
+    assert plan.landed("s", Boundary(9, "me"), 4, wanted)
+    assert not plan.landed("s", Boundary(4, "me"), 4, wanted)
+    assert not plan.landed("s", Boundary(), -1, wanted)
+    for found in (Boundary(9, "other"), Boundary(4, "other"), Boundary(7, "me"), Boundary()):
+        with pytest.raises(ShardTaken):
+            plan.landed("s", found, 4, wanted)
+
+
+def test_boundaries_survive_as_properties() -> None:
+    told = {**plan.boundary_properties("a-1", Boundary(5, "x", 7)), **plan.boundary_properties("b", Boundary(6, "y"))}
+    assert plan.boundaries({**told, "owner": "me"}) == {"a-1": Boundary(5, "x", 7), "b": Boundary(6, "y")}
+
+
+@pytest.mark.parametrize(("now", "keep", "through"), [(9, 0, 2), (9, 7, 1), (9, 100, -1), (3, 0, 2)])
+def test_rows_are_deleted_after_their_time_and_never_those_of_the_last_seal(
+    now: int, keep: int, through: int
+) -> None:
+    assert plan.deletable([(1, 1.0), (2, 3.0), (3, 9.0)], now, keep) == through
+
+
+# Settings and processes.
+
+
+@pytest.mark.parametrize(
+    "catalog",
+    [{"uri": "postgresql://me:secret@host/db"}, {"s3.secret-access-key": "x"}, {"token": "x"}, {"credential": "a:b"}],
+)
+def test_secrets_in_the_settings_are_refused(catalog: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="credentials_file"):
+        TableConfig(catalog=catalog, warehouse="s3://b")
+
+
+def test_secrets_are_not_in_errors(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("uri: postgresql+psycopg2://me:hunter2hunter2@127.0.0.1:1/db\n")
+    config = TableConfig(catalog={"type": "sql"}, credentials_file=secret, warehouse="file:///x")
+
+    with pytest.raises(LakeError) as failed:
+        LakeCatalog(config).create()
+
+    assert "hunter2" not in str(failed.value)
+
+
+def test_without_tables_nothing_of_them_is_loaded() -> None:
+    code = (
+        "import sys, ingero_echo.app, ingero_echo.query_service, ingero_echo.json_api; "
+        "print([name for name in ('pyiceberg', 'sqlalchemy', 'psycopg2') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"[]\n"
+
+
+def test_a_running_echo_seals_what_was_pushed(tmp_path: Path) -> None:
+    config = table_config(tmp_path / "lake", every=0.1)
+    change = {"table": config.model_dump(mode="json", exclude_none=True)}
+    with start_echo(tmp_path, change) as service:
+        body = telemetry.numbered(20)[1].SerializeToString()
+        url = service.url("otlp/http", routes.OTLP_LOGS)
+        assert web.post(url, content=body, headers={"content-type": "application/x-protobuf"}).status_code == 200
+        metrics = service.url("api", echo.METRICS_PAGE)
+        wait_until(lambda: "ingero_echo_sealed_events_total 20.0" in web.get(metrics).text, "the seal")
+
+    assert sum(file.rows for file in LakeCatalog(config).pin("events", None, None).files) == 20
