@@ -37,6 +37,7 @@ from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.leader import LeaderElector
 from ingero_operator.metrics import make_app
 from ingero_operator.node_watch import NodeWatch
+from ingero_operator.pod_reader import PodReader
 from ingero_operator.referenced import ReferencedObjects
 from ingero_operator.render.common import Platform
 from ingero_operator.resync import Resync
@@ -86,6 +87,7 @@ class Operator:
             failures=failures,
             status=StatusWriter(api, cache, recorder, clock),
             recorder=recorder,
+            pods=PodReader(api, clock, failures),
             audit_exporter=AuditExporter(clock, tasks=self.tasks),
             admission=NodePolicyProbe(api, clock, needed=config.node_guard),
             status_admission=NodePolicyProbe(api, clock, "status", needed=config.node_guard),

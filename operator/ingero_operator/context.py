@@ -12,6 +12,7 @@ from ingero_operator.events import EventRecorder
 from ingero_operator.failures import Failures
 from ingero_operator.fleet_poller import FleetPoller
 from ingero_operator.informer import Informer
+from ingero_operator.pod_reader import PodReader
 from ingero_operator.referenced import ReferencedObjects
 from ingero_operator.render.common import Platform
 from ingero_operator.settings import OperatorConfig
@@ -36,6 +37,7 @@ class ReconcileContext:
     failures: Failures
     status: StatusWriter
     recorder: EventRecorder
+    pods: PodReader
     audit_exporter: AuditExporter
     admission: NodePolicyProbe
     """Of writes to nodes."""

@@ -19,7 +19,7 @@ from ingero_operator.render import desired, echo
 from ingero_operator.render.common import API, OTLP_GRPC
 from ingero_operator.resources import is_deleting, is_paused, key_from, owner_from, parse, soonest
 from ingero_operator.status_writer import warnings
-from ingero_operator.workloads import available
+from ingero_operator.workloads import available, stuck
 
 RETRY_SECONDS: Final = 30.0
 """Time to the next reconcile while something waits for a user."""
@@ -191,7 +191,8 @@ class EchoStores:
         _, namespace, name = key
         children = self._live_children(observed)
         workload = children.get(("StatefulSet", f"{name}-echo"))
-        serving = available("Available", workload, "Echo")
+        problem = await context.pods.why_unavailable(key, echo.COMPONENT, workload) if decision.proof else None
+        serving = available("Available", workload, "Echo", problem)
         if decision.proof is None and workload is not None:
             serving = no("Available", "Locked", "Echo starts when its volume is proven encrypted")
         conditions: list[Condition] = [*decision.conditions, serving]
@@ -200,7 +201,7 @@ class EchoStores:
         if observed.tls.certificate:
             conditions.append(observed.tls.certificate)
         failed = context.failures.errors(key)
-        errors = [*decision.errors, *observed.refused, *observed.errors, *failed]
+        errors = [*decision.errors, *observed.refused, *observed.errors, *stuck([serving]), *failed]
         progress = outcome.progress()
         if not outcome.done and workload is not None and not rolled_out(workload):
             progress = f"StatefulSet {name}-echo is rolling out"
@@ -219,6 +220,7 @@ class EchoStores:
             wait,
             context.failures.retry_after(key),
             context.referenced.refresh_after(),
+            context.pods.check_after(children.values()),
             RETRY_SECONDS if errors or outcome.waiting else None,
         )
 
@@ -238,6 +240,7 @@ class EchoStores:
         self._up_to_date.pop(key, None)
         self.context.applier.forget(key)
         self.context.volume_usage.forget(key)
+        self.context.pods.forget(key)
         self.context.status.forget(key)
 
 

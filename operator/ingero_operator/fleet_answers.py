@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingero_contract.values import NodeState
 from ingero_kit.clock import rfc3339
 from ingero_operator.api.status import LateRank
+from ingero_operator.forwarding import Forwarding, parse_exporters
 from ingero_operator.taints.model import Accused, Evidence, is_stale
 from ingero_operator.taints.nodes import moment
 from ingero_operator.untrusted_http import NoResponse
@@ -57,6 +58,8 @@ class PollResult:
     """`status.lateRanks`: which ranks the collectives wait for, the costliest first."""
     cost: dict[str, Any] | None = None
     """`status.cost`, rounded to what is shown."""
+    forwarding: Forwarding | None = None
+    """Whether Fleet delivers what it forwards."""
     failure: str = ""
     """Why the latest polls failed; all other fields are from an earlier poll then."""
     stale: bool = False
@@ -74,7 +77,10 @@ class PollResult:
         if evidence:
             facts = (evidence.quorum, evidence.panic, evidence.coverage_low, frozenset(evidence.accused))
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
-        return self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost, self.late_ranks
+        return (
+            self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost, self.late_ranks,
+            self.forwarding and self.forwarding.visible(),
+        )  # fmt: skip
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -192,6 +198,7 @@ def parse_response(
         expected=counts.expected,
         late_ranks=_late_ranks(stragglers.get("culprits")),
         cost=_cost(stragglers.get("cost")),
+        forwarding=parse_exporters(stragglers.get("exporters")),
         stale=is_stale(evidence, now),
     )
 

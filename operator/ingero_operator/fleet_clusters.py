@@ -26,6 +26,7 @@ from ingero_operator.fleet_status import (
     rollout_order,
     rollout_progress,
 )
+from ingero_operator.forwarding import forward_available
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import ChildKey, plan
 from ingero_operator.referenced import TlsSecret, missing
@@ -41,7 +42,7 @@ from ingero_operator.resources import (
 )
 from ingero_operator.status_writer import warnings
 from ingero_operator.taints.controller import TaintController, TaintReport
-from ingero_operator.workloads import agents_available, available, stuck
+from ingero_operator.workloads import agents_available, available, stuck, tracing_complete
 
 RETRY_SECONDS: Final = 30.0
 """Time to the next reconcile while something waits for a user."""
@@ -262,21 +263,36 @@ class FleetClusters:
             context.failures.retry_after(key),
             RETRY_SECONDS if errors or outcome.waiting else None,
             context.referenced.refresh_after() if _has_references(spec) else None,
+            context.pods.check_after(children.values()),
         )
 
     async def _conditions(
         self, observed: ObservedFleetCluster, children: dict[ChildKey, Manifest]
     ) -> list[Condition]:
         key, spec, failures = observed.key, observed.spec, self.context.failures
-        sets = [children.get(("DaemonSet", name)) for name in daemon_sets(key[2], spec)]
-        agents, reading = agents_available(sets, None), Operation(OperationKind.READ, f"Namespace {key[1]}")
+        pods, names = self.context.pods, daemon_sets(key[2], spec)
+        sets = [children.get(("DaemonSet", name)) for name in names]
+        components = [name.removeprefix(f"{key[2]}-") for name in names]
+        problems = {
+            live["metadata"]["name"]: problem
+            for component, live in zip(components, sets, strict=True)
+            if live and (problem := await pods.why_unavailable(key, component, live))
+        }
+        agents, reading = agents_available(sets, None, problems), Operation(OperationKind.READ, f"Namespace {key[1]}")
         if agents.status == "False" and spec.agents.source is Source.TRACE:
             with failures.guarded(key, reading):
-                agents = agents_available(sets, await self.context.referenced.privileged(key[1]))
+                agents = agents_available(sets, await self.context.referenced.privileged(key[1]), problems)
         else:
             failures.resolve(key, reading)
-        serving = available("FleetAvailable", children.get(("Deployment", f"{key[2]}-fleet")), "Fleet")
-        return [serving, agents, evidence_fresh(observed.poll, serving.holds), quorum_met(observed.poll)]
+        deployment = children.get(("Deployment", f"{key[2]}-fleet"))
+        problem = await pods.why_unavailable(key, fleet.COMPONENT, deployment)
+        serving = available("FleetAvailable", deployment, "Fleet", problem)
+        out = [serving, agents, evidence_fresh(observed.poll, serving.holds)]
+        if spec.agents.source is Source.TRACE and agents.status != "Unknown":
+            out.append(tracing_complete(await pods.trace_problem(key, components[0], sets[0])))
+        poll = observed.poll
+        forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
+        return [*out, *([forwarded] if forwarded else []), quorum_met(poll)]
 
     async def _report_invalid(
         self, observed: ObservedFleetCluster, invalid: ReconcileError, taints: TaintReport
@@ -316,6 +332,7 @@ class FleetClusters:
         self.context.fleet_poller.forget(key)
         self.context.applier.forget(key)
         self.context.status.forget(key)
+        self.context.pods.forget(key)
         self.taints.forget(key)
 
 

@@ -6,13 +6,15 @@ from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.certificates import VALID
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.fleet_answers import PollResult
+from ingero_operator.forwarding import FORWARDED
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import ChildKey, rolled_out
 from ingero_operator.status import effective
-from ingero_operator.workloads import ready_of
+from ingero_operator.untrusted_http import TOKEN_REFUSED
+from ingero_operator.workloads import TRACING, ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
-INFORMING: Final = ("QuorumMet", VALID)
+INFORMING: Final = (FORWARDED, "QuorumMet", VALID, TRACING)
 """Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
 CONDITIONS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
@@ -35,6 +37,12 @@ def evidence_fresh(result: PollResult | None, serving: bool) -> Condition:
         return unknown(kind, "NotPolled", "Fleet has not been polled yet")
     if result.failure and not serving:
         return unknown(kind, "Pending", "Fleet is polled when its pods are ready")
+    if TOKEN_REFUSED in result.failure:
+        message = (
+            f"Fleet: {result.failure}. It and the operator read spec.tokenSecret; Fleet follows a change within "
+            "two minutes, and one in spec.fleet.settings never: use one token"
+        )
+        return no(kind, "TokenRefused", message)
     if result.failure:
         return no(kind, "FleetUnreachable", f"Fleet gives no answer that can be used: {result.failure}")
     if result.stale:

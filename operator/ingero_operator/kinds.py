@@ -36,6 +36,7 @@ STORAGE_CLASS: Final = ResourceKind("StorageClass", "storage.k8s.io", "v1", "sto
 VOLUME: Final = ResourceKind("PersistentVolume", "", "v1", "persistentvolumes", False)
 NAMESPACE: Final = ResourceKind("Namespace", "", "v1", "namespaces", False)
 SECRET: Final = ResourceKind("Secret", "", "v1", "secrets")
+POD: Final = ResourceKind("Pod", "", "v1", "pods")
 EVENT: Final = ResourceKind("Event", "", "v1", "events")
 LEASE: Final = ResourceKind("Lease", "coordination.k8s.io", "v1", "leases")
 CRD: Final = ResourceKind(

@@ -17,6 +17,9 @@ CONTEXTS: Final = 1024
 """Size of the cache of TLS contexts."""
 
 
+TOKEN_REFUSED: Final = "it refuses the operator's token"
+
+
 class NoResponse(Exception):
     """There is no usable response. The message says why and stays the same from one attempt to the next."""
 
@@ -62,6 +65,8 @@ async def get_json(
         async with session.get(
             url, params=parameters, headers=headers, ssl=context, allow_redirects=False
         ) as response:
+            if response.status in (401, 403):
+                raise NoResponse(TOKEN_REFUSED)
             if response.status != 200:
                 raise NoResponse(f"it answers {response.status}")
             if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":

@@ -1,17 +1,25 @@
 """Conditions from the state of Deployments, DaemonSets and StatefulSets. Pure."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.errors import ReconcileError
+from ingero_operator.forwarding import FORWARDED
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import rolled_out
+from ingero_operator.pod_problems import OBSTACLES, PodProblem
 
 STUCK: Final = {
     "PodSecurity": True, "ProgressDeadlineExceeded": True, "PodsRefused": False,
-    "FleetUnreachable": False, "StaleEvidence": False,
+    "FleetUnreachable": False, "StaleEvidence": False, "TokenRefused": False, **dict.fromkeys(OBSTACLES, False),
 }  # fmt: skip
 """Reasons that do not pass by waiting, and whether only a user's change helps."""
+
+
+TRACING: Final = "TracingComplete"
+_INFORMING: Final = ("TaintingAllowed", FORWARDED, TRACING)
 
 
 def stuck(parts: list[Condition]) -> list[ReconcileError]:
@@ -19,7 +27,7 @@ def stuck(parts: list[Condition]) -> list[ReconcileError]:
     return [
         ReconcileError(part.reason, part.message, stalls=STUCK[part.reason])
         for part in parts
-        if part.status == "False" and part.type != "TaintingAllowed" and part.reason in STUCK
+        if part.status == "False" and part.type not in _INFORMING and part.reason in STUCK
     ]
 
 
@@ -41,8 +49,8 @@ def reported(live: Manifest, **fields: str) -> str | None:
     return None
 
 
-def available(kind: str, live: Manifest | None, what: str) -> Condition:
-    """Whether a Deployment or StatefulSet serves."""
+def available(kind: str, live: Manifest | None, what: str, problem: PodProblem | None = None) -> Condition:
+    """Whether a Deployment or StatefulSet serves. `problem`: what its pods say."""
     if live is None:
         return unknown(kind, "Pending", f"{what} is not made yet")
     ready, desired = ready_of(live)
@@ -50,6 +58,8 @@ def available(kind: str, live: Manifest | None, what: str) -> Condition:
     failure = reported(live, type="ReplicaFailure", status="True")  # quota, admission, security
     if ready < desired and failure:
         return no(kind, "PodsRefused", f"{name}: {failure}")
+    if ready < desired and problem:
+        return no(kind, problem.reason, f"{name}: {problem.message}")
     overdue = reported(live, type="Progressing", reason="ProgressDeadlineExceeded")
     if ready < desired and overdue:
         return no(kind, "ProgressDeadlineExceeded", f"{name}: {overdue} See `kubectl describe pod` of its pods.")
@@ -58,8 +68,17 @@ def available(kind: str, live: Manifest | None, what: str) -> Condition:
     return yes(kind, "Available", f"{name} has {ready} of {desired} pods ready")
 
 
-def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Condition:
-    """Whether every GPU node is watched. `privileged`: whether the namespace admits privileged pods, if known."""
+def unavailable(live: Manifest | None) -> bool:
+    """Whether a workload lacks pods that are ready."""
+    ready, desired = ready_of(live)
+    return ready < desired
+
+
+def agents_available(
+    sets: list[Manifest | None], privileged: bool | None, problems: Mapping[str, PodProblem] = MappingProxyType({})
+) -> Condition:
+    """Whether every GPU node is watched. `privileged`: whether the namespace admits privileged pods, if known;
+    `problems`: what the pods of a DaemonSet say, by its name."""
     kind = "AgentsAvailable"
     present = [item for item in sets if item is not None]
     if len(present) < len(sets):
@@ -83,10 +102,20 @@ def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Co
                 "pod-security.kubernetes.io/enforce=privileged",
             )  # fmt: skip
         if ready < desired:
+            problem = problems.get(live["metadata"]["name"])
+            if problem:
+                return no(kind, problem.reason, f"{name} is ready on {ready} of {desired} nodes: {problem.message}")
             reason = "Progressing" if not rolled_out(live) else "Unavailable"
             return no(kind, reason, f"{name} is ready on {ready} of {desired} nodes")
     ready, desired = ready_of(present[-1])
     return yes(kind, "Available", f"agents are ready on {ready} of {desired} nodes")
+
+
+def tracing_complete(problem: PodProblem | None) -> Condition:
+    """Whether the tracer has all that it needs on every node where it runs. `problem`: what its pods say."""
+    if problem:
+        return no(TRACING, problem.reason, problem.message)
+    return yes(TRACING, "AsExpected", "the tracer reports nothing that it lacks")
 
 
 def _selector(live: Manifest) -> str:

@@ -21,9 +21,12 @@ from ingero_kit.health_report import HealthReport
 from ingero_operator.fleet_answers import PollRequest, PollResult
 from ingero_operator.fleet_answers import parse_response as read_answer
 from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller
+from ingero_operator.fleet_status import evidence_fresh
+from ingero_operator.forwarding import Forwarding
 from ingero_operator.taints.model import Evidence
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse
+from ingero_operator.workloads import stuck
 from ingero_testing.fleets import Fleets, Says, fleets
 
 KEY = ("FleetCluster", "ml", "prod")
@@ -296,6 +299,25 @@ def test_a_redirect_is_not_followed() -> None:
 
         asked(double, story)
         assert other.asked == 0
+
+
+def test_a_refused_token_is_a_reason_of_its_own_with_the_cure() -> None:
+    async def story(fleet_poller: FleetPoller, says: Says) -> None:
+        says.status = 401
+        await until(lambda: fleet_poller.failed >= 3)
+        condition = evidence_fresh(fleet_poller.result(KEY), serving=True)
+        assert condition.reason == "TokenRefused" and "spec.tokenSecret" in condition.message
+        assert [error.reason for error in stuck([condition])] == ["TokenRefused"]
+
+    with fleets() as double:
+        asked(double, story)
+
+
+def test_the_state_of_the_exporters_comes_with_the_answer() -> None:
+    exporters = {"otlp": {"waiting": 1, "queue_full": 0.1, "dropped": {}}}
+
+    assert parse_response(result(exporters=exporters), [], 1.0, None).forwarding == Forwarding(full_percent=10)
+    assert parse_response(result(exporters=[3]), [], 1.0, None).forwarding is None
 
 
 def test_a_certificate_authority_that_is_none_is_said() -> None:

@@ -176,6 +176,7 @@ def container(
         "ports": [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in ports.items()],
         "resources": resources(wanted),
         "securityContext": locked_down(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # conditions show why a container ended
         "volumeMounts": mounts,
         **more,
     }

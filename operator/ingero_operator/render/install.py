@@ -32,6 +32,7 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
     ("storage.k8s.io", ("storageclasses",), ("get", "list", "watch"), "the encryption gate"),
     ("", ("persistentvolumes",), ("get",), "the encryption gate"),
     ("", ("secrets",), ("get",), "the Secrets that resources name"),
+    ("", ("pods",), ("list",), "why pods do not run: their status, by label, while a workload is not available"),
     ("", ("namespaces",), ("get",), "what pods a namespace admits"),
     ("", ("events",), ("get", "create", "patch"), "Events for users"),
 )

@@ -160,3 +160,48 @@ def test_resources_that_go_while_their_children_are_made_leave_none_behind(
 
     label = "app.kubernetes.io/managed-by=ingero-operator"
     wait_until(lambda: plane.read("-n", namespace, kinds, "-l", label)["items"] == [], "every child to go")
+
+
+def pods_of(plane: ControlPlane, namespace: str) -> list[Any]:
+    return list(plane.read("-n", namespace, "pod", "-l", "app.kubernetes.io/name=ingero-fleet")["items"])
+
+
+def test_a_pod_that_does_not_run_is_named_with_the_reason_and_the_cure(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    plane.apply(cluster(namespace, fleet={"nodeSelector": {"test.ingero.io/pool": "none"}}))
+    wait_until(lambda: condition(plane, namespace, "FleetAvailable")[1] == "Unschedulable", "the scheduler's words")
+    assert "change nodeSelector" in condition(plane, namespace, "FleetAvailable")[2]
+    assert condition(plane, namespace)[0] == "False"  # a node may be on its way
+
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off: ErrImagePull: 401 Unauthorized"}
+    status = {
+        "name": "fleet", "image": "example.org/fleet:1", "imageID": "", "ready": False, "restartCount": 0,
+        "state": {"waiting": waiting},
+    }  # fmt: skip
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    (pod,) = pods_of(plane, namespace)
+    with plane.frozen("kube-scheduler"):
+        change = {"status": {"conditions": [scheduled], "containerStatuses": [status]}}
+        plane.patch("pod", pod["metadata"]["name"], change, namespace, "/status")
+        wait_until(lambda: condition(plane, namespace)[1] == "ImagePullFailed", "the kubelet's words", 120)
+
+    assert condition(plane, namespace, "FleetAvailable")[1] == "ImagePullFailed"
+    message = condition(plane, namespace)[2]
+    assert "example.org/fleet:1" in message and "401 Unauthorized" in message and "spec.imagePullSecrets" in message
+
+
+def test_a_receiver_that_is_away_and_a_refused_token_are_named(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    says = fleet_double.of(namespace, "prod")
+    says.exporters = {
+        "otlp": {"waiting": 9, "queue_full": 0.5, "dropped": {"queue_full": 7}, "failure": "unauthenticated",
+                 "failing_since": "2026-08-02T10:00:00Z"},
+    }  # fmt: skip
+    plane.apply(cluster(namespace, fleet={"forward": {"endpoint": "collector.ml:4317"}}))
+    wait_until(lambda: condition(plane, namespace, "ForwardAvailable")[1] == "TokenRefused", "the reason")
+    assert "7 pushes or more were dropped" in condition(plane, namespace, "ForwardAvailable")[2]
+    says.exporters = {"otlp": {"waiting": 0, "queue_full": 0.0, "dropped": {"queue_full": 7}}}
+    wait_until(lambda: condition(plane, namespace, "ForwardAvailable")[0] == "True", "the receiver to be back")

@@ -42,6 +42,8 @@ class Says:
     waiting: float = 0.0
     """What stragglers cost an hour; the jobs cost 98.32 USD."""
     stopped_at: float = 0.0
+    exporters: dict[str, Any] = field(default_factory=dict)
+    """The exporters' state."""
     told: list[dict[str, Any]] = field(default_factory=list)
     """Log requests that it accepted."""
     refusing: bool = False
@@ -67,6 +69,7 @@ class Says:
             "active_nodes": len(self.nodes),
             "nodes": {"active": len(self.nodes), "idle": 0, "calibrating": 0, "expected": len(self.nodes)},
             "stragglers": [self.node(name) for name in sorted(self.stragglers)],
+            "exporters": self.exporters,
             "cost": {
                 "currency": "USD",
                 "symbol": "$",

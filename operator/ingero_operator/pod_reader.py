@@ -1,0 +1,84 @@
+"""Reads the pods of a workload to say why it is unavailable: by label, one page at most, and seldom."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_contract.kubernetes import OWNER_LABEL
+from ingero_kit.clock import Clock
+from ingero_operator.api_client import ApiClient
+from ingero_operator.cache import OwnerKey
+from ingero_operator.failures import Failures, Operation, OperationKind
+from ingero_operator.kinds import POD, Manifest
+from ingero_operator.pod_problems import PodProblem, common_problem, trace_problems
+from ingero_operator.render.common import NAME
+from ingero_operator.workloads import unavailable
+
+MOST_PODS: Final = 200
+"""Pods of a workload that are read at most."""
+UNAVAILABLE_SECONDS: Final = 15.0
+"""Least time between two reads while the workload is not available."""
+AVAILABLE_SECONDS: Final = 600.0
+"""Least time between two reads while it is."""
+
+Judge = Callable[[list[Manifest]], PodProblem | None]
+
+
+@dataclass
+class _PodsRead:
+    problem: PodProblem | None = None
+    read: float = -math.inf
+
+
+@dataclass
+class PodReader:
+    """Keeps one result for each workload and judgement that was asked about."""
+
+    api: ApiClient
+    clock: Clock
+    failures: Failures
+    reads: int = 0
+    _known: dict[OwnerKey, dict[tuple[str, Judge], _PodsRead]] = field(default_factory=dict)
+
+    async def why_unavailable(self, key: OwnerKey, component: str, live: Manifest | None) -> PodProblem | None:
+        """Why a workload is unavailable, by its pods; `None` where it is available or they do not say."""
+        if live is not None and unavailable(live):
+            return await self._problem(key, component, common_problem, UNAVAILABLE_SECONDS)
+        self.failures.resolve(key, _reading(component, common_problem))
+        return None
+
+    async def trace_problem(self, key: OwnerKey, component: str, live: Manifest | None) -> PodProblem | None:
+        """What tracing lacks on some nodes, by the pods of the tracer."""
+        if live is None:
+            return None
+        seconds = UNAVAILABLE_SECONDS if unavailable(live) else AVAILABLE_SECONDS
+        return await self._problem(key, component, trace_problems, seconds)
+
+    async def _problem(self, key: OwnerKey, component: str, judge: Judge, seconds: float) -> PodProblem | None:
+        """What a judgement finds in the pods of a component, not older than so many seconds."""
+        known = self._known.setdefault(key, {}).setdefault((component, judge), _PodsRead())
+        reading = _reading(component, judge)
+        if self.clock() - known.read < seconds or self.failures.backs_off(key, reading):
+            return known.problem
+        self.reads += 1
+        query = {"labelSelector": f"{NAME}=ingero-{component},{OWNER_LABEL}={key[2]}", "limit": str(MOST_PODS)}
+        with self.failures.guarded(key, reading):
+            page = await self.api.request("GET", POD.path(key[1]), query=query)
+            known.problem, known.read = judge(list(page.get("items") or [])), self.clock()
+        return known.problem
+
+    @staticmethod
+    def check_after(children: Iterable[Manifest]) -> float:
+        """Seconds until the pods of a resource's workloads are worth another read."""
+        workloads = [item for item in children if item.get("kind") in ("Deployment", "DaemonSet", "StatefulSet")]
+        return UNAVAILABLE_SECONDS if any(map(unavailable, workloads)) else AVAILABLE_SECONDS
+
+    def forget(self, key: OwnerKey) -> None:
+        """Drop what is known of a resource that is gone."""
+        self._known.pop(key, None)
+
+
+def _reading(component: str, judge: Judge) -> Operation:
+    why = "why they are not ready" if judge is common_problem else "what tracing lacks"
+    return Operation(OperationKind.READ, f"pods of {component}: {why}")
