@@ -28,9 +28,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import headers, routes  # noqa: E402
 from ingero_fleet import threshold_rule as rule  # noqa: E402
+from ingero_fleet.processor_settings import IngeroConfig  # noqa: E402
 from ingero_fleet.score_snapshot import ScoreSnapshot  # noqa: E402
 from ingero_fleet.score_table import ScoreLimits, ScoreTable  # noqa: E402
-from ingero_fleet.settings import IngeroConfig  # noqa: E402
 from ingero_kit.health_report import HealthReport  # noqa: E402
 from ingero_kit.otlp_encode import encode_report  # noqa: E402
 from ingero_testing.processes import BIN, SHARED, Running, fleet, free_port, next_line, process, wait_until  # noqa: E402

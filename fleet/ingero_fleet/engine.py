@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ingero_detect.column_store import SnapshotError
 from ingero_fleet import verdict_records
 from ingero_fleet.live_detector import Findings
+from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
-from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.snapshot_file import SnapshotFile
 from ingero_fleet.state_codec import State, encode_state, hash_in, sealed
 from ingero_fleet.state_machine import StateMachine, TickResult, read_state

@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 from ingero_fleet.export_state import ExportState, Obstacle
+from ingero_fleet.exporter_settings import ExporterConfig
 from ingero_fleet.otlp_parts import as_protobuf, count_records, halves, rejected
-from ingero_fleet.settings import ExporterConfig
 from ingero_kit import otlp_client
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives import gpu_states
 from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.score_table import ScoreTable
@@ -98,14 +97,12 @@ class Intake:
         answer = ACCEPTED
         table = self._table
         for report in decoded.reports:
-            refusal = table.observe(report, now)
-            if refusal is None:
-                self.accepted_reports += 1
-                answer = self.verdict_cache.answer(
-                    report, table.first_seen(node_key(report.cluster_id, report.node_id))
-                )
-            else:
-                decoded.reject(refusal)
+            row = table.observe(report, now)
+            if isinstance(row, str):
+                decoded.reject(row)
+                continue
+            self.accepted_reports += 1
+            answer = self.verdict_cache.answer(report, table.names[row], table.first_seen(row))
         passable = decoded.reports or decoded.other_points or decoded.collective_points
         if decoded.sender and not decoded.reports:
             answer = self.verdict_cache.answer_tracer(decoded.sender)

@@ -33,10 +33,10 @@ from ingero_detect.parameters import Parameters
 from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
 from ingero_fleet import score_table
+from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.recording import MERGEABLE, PARTS, TickRecorder
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
-from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.verdict_cache import NodeVerdicts
 
 BY_SCORE: Final = "score"

@@ -14,7 +14,7 @@ from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.cohorts import CohortKey
-from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.verdict_cache import cohort_of
 from ingero_kit.health_report import HealthReport
 
@@ -160,12 +160,12 @@ class ScoreTable:
         """The row of a node; `None` when unknown."""
         return self._rows.get(node)
 
-    def first_seen(self, node: NodeKey) -> float:
-        """The time of the first report of a node in the score map."""
-        return float(self._cells["first_seen"][self._rows[node]])
+    def first_seen(self, row: int) -> float:
+        """The time of the first report of the node in a row."""
+        return float(self._cells["first_seen"][row])
 
-    def observe(self, report: HealthReport, now: float) -> str | None:
-        """Take a report; returns the reason when it was not taken, otherwise `None`."""
+    def observe(self, report: HealthReport, now: float) -> int | str:
+        """Take a report; returns the node's row, or the reason why the report was not taken."""
         node = node_key(report.cluster_id, report.node_id)
         row = self._rows.get(node)
         cohort = self._cohort_number(self._cohort(report))
@@ -180,7 +180,7 @@ class ScoreTable:
         if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos:
             # A retry, or a report on a slower route. A clock set back by more than the TTL is accepted at once.
             self.losses["late_reports"] += 1
-            return None
+            return row
         cells["sent_ns"][row] = sent_ns
         cells["cohort"][row] = cohort
         cells["hardware"][row] = self._hardware_number((report.provider, report.gpu_model, report.gpu_count))
@@ -197,7 +197,7 @@ class ScoreTable:
         cells["fresh"][row] = True
         if report.last_verdict and report.last_verdict.startswith(_ACCUSED):
             self.last_verdict[row] = report.last_verdict
-        return None
+        return row
 
     def take_fresh(self, most: int) -> "ReportBatch":
         """Return, and no longer count as fresh, the fresh reports of at most `most` nodes."""

@@ -15,9 +15,9 @@ from ingero_fleet import threshold_rule
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick
 from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.live_detector import Findings, LiveDetector
+from ingero_fleet.processor_settings import ProcessorsConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ReportBatch, ScoreTable
-from ingero_fleet.settings import ProcessorsConfig
 from ingero_fleet.state_codec import State, unsealed
 from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import TickSnapshot

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from ingero_detect.cohorts import CohortKey, drop_orders, widened
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
+from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ACTIVE, CALIBRATING, IDLE, ScoreTable
-from ingero_fleet.settings import IngeroConfig
 
 MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
 """Parts of its key that a small cohort may drop to find peers."""

@@ -16,9 +16,9 @@ from ingero_detect.codes import CODE
 from ingero_detect.threshold import HYSTERESIS
 from ingero_detect.verdicts import Verdict
 from ingero_fleet.live_detector import Findings
+from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ACTIVE, STATES
-from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.threshold_rule import ClusterSummary, Tick
 from ingero_kit.clock import rfc3339
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ingero_contract import headers
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.threshold import HIGHEST, LOWEST
 from ingero_kit.health_report import HealthReport
@@ -63,12 +63,12 @@ class VerdictCache:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_cohort", cohort_of(self.by))
 
-    def answer(self, report: HealthReport, first_seen: float) -> Answer:
-        """The answer for a node first seen at `first_seen`; shared between nodes that get the same line."""
+    def answer(self, report: HealthReport, node: NodeKey, first_seen: float) -> Answer:
+        """The answer to a report of a node first seen at `first_seen`; shared by nodes with the same line."""
         threshold = self.thresholds.get(self._cohort(report))
         verdict, verdicts = "", self.verdicts
         if first_seen <= verdicts.as_of:
-            verdict = verdicts.overrides.get(node_key(report.cluster_id, report.node_id), verdicts.default)
+            verdict = verdicts.overrides.get(node, verdicts.default)
         return self._built(threshold, verdict)
 
     def answer_tracer(self, node: NodeKey) -> Answer:

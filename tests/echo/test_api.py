@@ -27,7 +27,7 @@ from ingero_echo.middleware import AuditLog
 from ingero_echo.query_service import TOOLS
 from ingero_echo.questions import QUESTIONS
 from ingero_echo.questions.base import EvidenceRow, Question
-from ingero_fleet.settings import ThresholdConfig
+from ingero_fleet.processor_settings import ThresholdConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing import telemetry

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ingero_fleet import threshold_rule
 from ingero_fleet.collectors import MAX_COHORT_SERIES, FindingsCollector
+from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
-from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
 from ingero_testing.needs import PROMTOOL

@@ -21,9 +21,9 @@ from ingero_fleet.cost.ledger import CostLedger
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.live_detector import LiveDetector
+from ingero_fleet.processor_settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
-from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.gpu_rates import builtin, parse
 from ingero_kit.health_report import HealthReport

@@ -13,12 +13,12 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from ingero_fleet.export_state import ExportState, Obstacle, export_answer
+from ingero_fleet.exporter_settings import OtlpExporterConfig, OtlpHttpExporterConfig, QueueConfig
 from ingero_fleet.exporters import MAX_SPLITS, Exporter, make_client
 from ingero_fleet.intake import Intake
 from ingero_fleet.otlp_parts import as_protobuf, halves
 from ingero_fleet.receivers.traffic import TRAFFIC_JSON, Traffic, total
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
-from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig, QueueConfig
 from ingero_kit.otlp_client import DeliveryFailure, Disposition, ExportResult
 from ingero_kit.otlp_receiver import (
     Answer,

@@ -26,9 +26,9 @@ from ingero_fleet.page.health_history import (
     TICKS,
     HealthHistory,
 )
+from ingero_fleet.processor_settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
-from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport

@@ -179,7 +179,9 @@ def test_a_node_that_came_after_the_judgement_is_told_nothing() -> None:
     )
 
     def line(node: str, first_seen: float) -> bytes:
-        return verdict_cache.answer(HealthReport(node_id=node, cluster_id="c"), first_seen).http_headers
+        return verdict_cache.answer(
+            HealthReport(node_id=node, cluster_id="c"), node_key("c", node), first_seen
+        ).http_headers
 
     assert line("any", 9.0) == f"{headers.VERDICT}: healthy\r\n".encode()
     assert line("any", 11.0) == b""

@@ -10,7 +10,7 @@ import pytest
 
 from ingero_contract.signals import SIGNALS
 from ingero_detect.column_store import SnapshotError
-from ingero_fleet.settings import DetectorConfig
+from ingero_fleet.processor_settings import DetectorConfig
 from ingero_fleet.state_codec import encode_state, sealed
 from ingero_fleet.state_machine import read_state
 from ingero_testing.scripted_fleet import CONFIG, TICKS, end_of, new_machine, play, state_hash

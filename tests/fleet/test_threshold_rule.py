@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_fleet import score_snapshot, threshold_rule
+from ingero_fleet.processor_settings import IngeroConfig, QuorumConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
-from ingero_fleet.settings import IngeroConfig, QuorumConfig
 from ingero_fleet.threshold_rule import RuleState, Tick
 from ingero_fleet.tick_snapshot import TickSnapshot, stragglers_answer, summary_answer, threshold_answer
 from ingero_kit.health_report import HealthReport
@@ -27,7 +27,7 @@ def table() -> ScoreTable:
 def observe(score_table: ScoreTable, now: float = 0.0, /, **nodes: float | HealthReport) -> None:
     for name, value in nodes.items():
         report = value if isinstance(value, HealthReport) else HealthReport(node_id=name, cluster_id="c", score=value)
-        assert score_table.observe(report, now) is None
+        assert isinstance(score_table.observe(report, now), int)
 
 
 def tick(score_table: ScoreTable, memory: RuleState | None = None, now: float = 1.0) -> Tick:

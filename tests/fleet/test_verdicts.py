@@ -26,10 +26,10 @@ from ingero_fleet import threshold_rule, verdict_records
 from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
 from ingero_fleet.engine import Engine
 from ingero_fleet.live_detector import LiveDetector, parameters_of
+from ingero_fleet.processor_settings import CohortConfig, DetectorConfig, IngeroConfig, ProcessorsConfig, QuorumConfig
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
-from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, ProcessorsConfig, QuorumConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
@@ -243,7 +243,7 @@ def judged(folder: Path, ticks: int = 120) -> tuple[LiveDetector, list[Any]]:
                 score=0.0 if idle else 0.9, rate=None if number == 5 else 0.0 if idle else rate,
                 workload_type="train", gpu_model="H100" if number != 4 else "H200",
             )  # fmt: skip
-            assert table.observe(report, now) is None
+            assert isinstance(table.observe(report, now), int)
         table.expire(now)
         findings = detector.judge(ScoreSnapshot.take(table, now), {})
         found += findings.edges
@@ -264,7 +264,7 @@ def test_an_accused_node_that_is_silent_for_a_day_is_released_when_it_is_forgott
                 continue
             rate = 50.0 if number == 3 and tick >= 40 else 100.0 + number + tick % 3
             report = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
-            assert table.observe(report, now) is None
+            assert isinstance(table.observe(report, now), int)
         table.expire(now)
         found += detector.judge(ScoreSnapshot.take(table, now), {}).edges
 
@@ -293,9 +293,8 @@ def test_ticks_until_nodes_reconnect_after_a_restart_are_no_silence() -> None:
             detector.restore(state, continued=False)
         for number in range(9 if not 20 <= tick < 25 else 2):
             rate = 45.0 if number == 7 and tick >= 27 else 100.0 + number + tick % 3
-            assert (
-                table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate), now) is None
-            )
+            report = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
+            assert isinstance(table.observe(report, now), int)
         found += [(tick, edge) for edge in detector.judge(ScoreSnapshot.take(table, now), {}).edges]
 
     ((tick, edge),) = found
@@ -310,8 +309,8 @@ def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Pa
         for number in range(10):
             if tick % 5 == number % 5:
                 slow = number == 7 and tick >= 120
-                assert table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=0.3 if slow else 0.9),
-                                     float(tick)) is None  # fmt: skip
+                report = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.3 if slow else 0.9)
+                assert isinstance(table.observe(report, float(tick)), int)
         found += [(tick, edge) for edge in detector.judge(ScoreSnapshot.take(table, float(tick)), {}).edges]
 
     ((tick, edge),) = found
@@ -331,7 +330,7 @@ def early(folder: Path) -> tuple[LiveDetector, list[Any], list[float]]:
 
     def report(number: int, rate: float) -> None:
         last_verdicts = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate, gpu_model="H100")
-        assert table.observe(last_verdicts, now) is None
+        assert isinstance(table.observe(last_verdicts, now), int)
 
     for tick in range(60):
         for number in range(9):
@@ -369,7 +368,7 @@ def test_an_early_look_sees_what_other_processes_heard() -> None:
 
     def report(number: int, rate: float) -> None:
         last_verdicts = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
-        assert engine.table.observe(last_verdicts, now[0]) is None
+        assert isinstance(engine.table.observe(last_verdicts, now[0]), int)
 
     async def heard() -> None:
         report(4, 60.0)
@@ -402,7 +401,7 @@ def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
     config = CONFIG.model_copy(update={"max_nodes": 3})
     table, detector = ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by), LiveDetector(config)
     for name in "abcde":
-        assert table.observe(HealthReport(node_id=name, cluster_id="c", score=0.9), 0.0) is None
+        assert isinstance(table.observe(HealthReport(node_id=name, cluster_id="c", score=0.9), 0.0), int)
     scores = ScoreSnapshot.take(table, 0.0)
 
     findings = detector.judge(scores, {})

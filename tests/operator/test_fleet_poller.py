@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero_fleet import threshold_rule
+from ingero_fleet.processor_settings import CohortConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
-from ingero_fleet.settings import CohortConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot, node_answer, stragglers_answer
 from ingero_kit.health_report import HealthReport
 from ingero_operator.fleet_answers import PollRequest, PollResult
@@ -391,7 +391,7 @@ def test_asking_that_is_begun_anew_forgets_no_fleet() -> None:
 def test_what_a_real_fleet_answers_is_read() -> None:
     scores = ScoreTable(ScoreLimits(nodes=10, clusters=1, ttl_seconds=50), CohortConfig().by)
     for name, score in {"a": 0.9, "b": 0.9, "d": 0.9, "e": 0.1}.items():
-        assert scores.observe(HealthReport(node_id=name, cluster_id="c", score=score), 0.0) is None
+        assert isinstance(scores.observe(HealthReport(node_id=name, cluster_id="c", score=score), 0.0), int)
     frame = ScoreSnapshot.take(scores, 1.0)
     config = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
     picture = TickSnapshot(frame, threshold_rule.compute(frame, threshold_rule.RuleState(), config))

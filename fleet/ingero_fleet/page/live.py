@@ -14,7 +14,7 @@ from ingero_contract.identifiers import NodeKey
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.page.health_history import HealthHistory
-from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name, rounded, summary_answer, why_answer
 

@@ -11,9 +11,10 @@ from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.exporters import Exporter, make_client
 from ingero_fleet.intake import Intake, Observe
 from ingero_fleet.provider_tag import ProviderTag
+from ingero_fleet.receiver_settings import ListenerAuthConfig, ListenerConfig
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.score_table import ScoreTable
-from ingero_fleet.settings import FleetConfig, ListenerAuthConfig, ListenerConfig
+from ingero_fleet.settings import FleetConfig
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock

@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from ingero_contract import attributes, metrics
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
-from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, ProcessorsConfig, QuorumConfig
+from ingero_fleet.processor_settings import CohortConfig, DetectorConfig, IngeroConfig, ProcessorsConfig, QuorumConfig
 from ingero_fleet.state_codec import encode_state, hash_of
 from ingero_fleet.state_machine import StateMachine
 from ingero_kit.health_report import HealthReport
@@ -46,7 +46,7 @@ def play(machine: StateMachine, first: int = 0, last: int = TICKS) -> list[tuple
     for tick in range(first, last):
         now = BEGIN + 10.0 * tick
         for report in _reports(tick):
-            assert machine.table.observe(report, now) is None
+            assert isinstance(machine.table.observe(report, now), int)
         if tick > 30:
             job = Job(late_ms={3: 30.0} if tick % 2 else {}, seed=tick)
             job.moment, job.done = now, 60 * tick

@@ -1,0 +1,59 @@
+"""Settings of the extensions: the threshold API with the diagnostics, health, zPages."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from ingero_fleet.receiver_settings import ListenerAuthConfig
+from ingero_kit.addresses import Endpoint, parse_endpoint
+from ingero_kit.settings import Settings
+from ingero_kit.tls import ServerTls
+
+
+class ThresholdExtensionConfig(Settings):
+    """The threshold API and the diagnostics."""
+
+    agent_endpoint: Endpoint = "127.0.0.1:8080"
+    """Threshold, stragglers and verdicts, for agents and the operator."""
+    admin_endpoint: Endpoint = "127.0.0.1:8081"
+    """Diagnostics without authentication: loopback addresses only."""
+    tls: ServerTls | None = None
+    """TLS of the agent endpoint."""
+    auth: ListenerAuthConfig = ListenerAuthConfig()
+    """Bearer authentication of the agent endpoint."""
+
+    @model_validator(mode="after")
+    def _loopback(self) -> Self:
+        host, _ = parse_endpoint(self.admin_endpoint)
+        if host not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError("admin_endpoint has no authentication and must be a loopback address")
+        return self
+
+
+class HealtheeConfig(Settings):
+    """Health of Fleet itself."""
+
+    endpoint: Endpoint = "127.0.0.1:8088"
+    """Open `/healthz/ee` and bearer `/internal/ee/state`."""
+    auth: ListenerAuthConfig = ListenerAuthConfig()
+    """Token for the detailed state, which is not served without one."""
+    tls: ServerTls | None = None
+    """TLS."""
+
+
+class ZpagesConfig(Settings):
+    """One zPage, `/debug/servicez`: whether Fleet is up and what runs in it."""
+
+    endpoint: Endpoint = "127.0.0.1:55679"
+    """Address to listen on."""
+
+
+class ExtensionsConfig(Settings):
+    """Extensions, which are not part of a pipeline."""
+
+    ingero_threshold: ThresholdExtensionConfig = ThresholdExtensionConfig()
+    """Threshold API and diagnostics."""
+    healthee: HealtheeConfig = HealtheeConfig()
+    """Health."""
+    zpages: ZpagesConfig = ZpagesConfig()
+    """One zPage, `/debug/servicez`: whether Fleet is up and what runs in it."""

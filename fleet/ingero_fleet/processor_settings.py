@@ -1,0 +1,110 @@
+"""Settings of the processors: statistics, threshold and detector, collectives, cost."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
+from ingero_fleet.cost_settings import CostConfig
+from ingero_fleet.nccl_settings import NcclConfig
+from ingero_kit.settings import Duration, Settings
+
+
+class ThresholdConfig(Settings):
+    """The published rule: median - max(k x 1.4826 x MAD, min_band), smoothed."""
+
+    k: float = Field(default=THRESHOLD_K, gt=0, le=20)
+    """Scaled median absolute deviations below the median."""
+    ema_alpha: float = Field(default=0.2, gt=0, le=1)
+    """Weight of the newest value; 1 switches smoothing off."""
+    min_band: float = Field(default=THRESHOLD_MIN_BAND, ge=0, le=0.5)
+    """Smallest distance between median and threshold, so that a tight fleet does not accuse itself."""
+
+
+class QuorumConfig(Settings):
+    """When the statistics may speak."""
+
+    statistical_min: int = Field(default=5, ge=2)
+    """Fewest active nodes of a cohort for a threshold."""
+    coverage_fraction: float = Field(default=0.80, gt=0, le=1)
+    """Reporting over expected nodes below which coverage counts as low."""
+    expected_nodes: int = Field(default=0, ge=0)
+    """Nodes a cluster should have; 0 takes the larger of the declared world size and the most seen at once."""
+
+
+class PanicConfig(Settings):
+    """When Fleet distrusts what it sees and freezes its thresholds."""
+
+    straggler_fraction: float = Field(default=0.5, gt=0, le=1)
+    """Share of a cluster's active nodes below their threshold beyond which nobody is to be acted on."""
+
+
+class CohortConfig(Settings):
+    """Who is compared with whom."""
+
+    by: tuple[Literal["workload_type", "gpu_model", "job_id", "stage", "cgroup_path_hash"], ...] = (
+        "workload_type",
+        "job_id",
+        "gpu_model",
+        "stage",
+    )
+    """What nodes of one cohort share; a cohort below the quorum merges by dropping the last first."""
+
+
+class DetectorConfig(Settings):
+    """The detector whose verdicts may be acted on."""
+
+    false_alarms_per_node_hour: float = Field(default=1e-4, gt=0, le=10)
+    """The budget: how many healthy nodes may be accused, per node and hour."""
+    warmup_ticks: int = Field(default=30, ge=5, le=10_000)
+    """Working push intervals of a node that its baseline is learnt from."""
+    own_band: float = Field(default=0.05, gt=0, le=1)
+    """Loss against its own history, as a share, below which no node is accused."""
+    absolute_band: float = Field(default=0.15, gt=0, le=1)
+    """Loss against its peers below which a node that was slow from the start is not accused; chips differ."""
+    snapshot: Path | None = None
+    """File that keeps the state: what was learnt, thresholds, collectives, cost, taints. Without it a restart learns
+    anew, and nodes echo their last verdict."""
+    snapshot_interval: Duration = Field(default=60.0, ge=1)
+    """How often the snapshot is written."""
+    record: Path | None = None
+    """File to which every tick is appended, for `ingero-fleet replay`."""
+    record_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Size at which the recording becomes FILE.1 and a new one begins."""
+
+
+class IngeroConfig(Settings):
+    """The processor: score map, statistics, threshold and verdict."""
+
+    push_interval: Duration = Field(default=10.0, ge=0.05)
+    """How often agents push; statistics are computed as often."""
+    ttl_multiplier: float = Field(default=5.0, ge=2)
+    """Push intervals of silence after which a node is forgotten."""
+    max_nodes: int = Field(default=200_000, ge=1)
+    """Nodes kept over all clusters; pushes of further ones are rejected and counted."""
+    max_clusters: int = Field(default=1_000, ge=1)
+    """Clusters kept; pushes of further ones are rejected and counted."""
+    max_cohorts: int = Field(default=10_000, ge=1)
+    """Cohorts kept; pushes of nodes that would need a further one are rejected and counted."""
+    threshold: ThresholdConfig = ThresholdConfig()
+    """The published rule."""
+    quorum: QuorumConfig = QuorumConfig()
+    """When the statistics may speak."""
+    panic: PanicConfig = PanicConfig()
+    """When nobody is to be acted on."""
+    cohort: CohortConfig = CohortConfig()
+    """Who is compared with whom."""
+    detector: DetectorConfig = DetectorConfig()
+    """The detector whose verdicts may be acted on."""
+
+
+class ProcessorsConfig(Settings):
+    """What is done with telemetry."""
+
+    ingero: IngeroConfig = IngeroConfig()
+    """Score map, statistics, threshold and verdict."""
+    nccl: NcclConfig = NcclConfig()
+    """Which rank the collectives wait for."""
+    cost: CostConfig = CostConfig()
+    """What stragglers cost."""
