@@ -43,8 +43,9 @@ STEPS: Final = """Find out which node holds the job up, and why.
 4. Look for the cause: fleet.cluster.causal_chains, fleet.cluster.nccl_slow_rank, fleet.cluster.memfrag_hotspots,
    fleet.cluster.memcpy_bandwidth_summary, fleet.cluster.compare_windows.
 5. Show the cited events with fleet.cluster.event_history and event_ids.
-6. If no causal chain explains that node, its agent may: GET /api/v1/explain?since=5m where its metrics are served, or
-   `ingero-agent explain --json` in the node's tracing pod.
+6. If no causal chain explains that node, its agent may: the tools state, explain and stacks of its MCP server (/mcp;
+   on Kubernetes port 9467 of the node's pushing pod, where spec.agents.api is set), GET /api/v1/explain?since=5m
+   there, or `ingero-agent explain --json` in the node's tracing pod.
 Answer with the node, since when, the cause, and the event ids that prove it. Say so when they do not."""
 
 

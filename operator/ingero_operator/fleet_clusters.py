@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_operator import status
-from ingero_operator.api.base import seconds
+from ingero_operator.api.base import SecretKey, seconds
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
 from ingero_operator.cache import OwnerKey
 from ingero_operator.children import ApplyResult, ChildPlan
@@ -140,6 +140,12 @@ class FleetClusters:
         forward = fleet_spec.forward
         if forward:
             await read.value(namespace, forward.token_secret, "spec.fleet.forward.tokenSecret", errors)
+        api = spec.agents.api
+        if api:
+            await read.value(namespace, api.token_secret, "spec.agents.api.tokenSecret", errors)
+            for field in ("tls.crt", "tls.key"):
+                part = SecretKey(name=api.tls_secret, key=field)
+                await read.value(namespace, part, "spec.agents.api.tlsSecret", errors)
         store = forward.echo_store if forward else None
         if store and self.context.informer.cache.get(("EchoStore", namespace, store)) is None:
             message = f"there is no EchoStore {store} in this namespace; make it, or name another"
@@ -338,7 +344,7 @@ class FleetClusters:
 
 def _has_references(spec: FleetClusterSpec) -> bool:
     forward = spec.fleet.forward
-    listed = (spec.token_secret, spec.tls_secret, spec.fleet.cost.rates, spec.fleet.cost.providers)
+    listed = (spec.token_secret, spec.tls_secret, spec.agents.api, spec.fleet.cost.rates, spec.fleet.cost.providers)
     return any(listed) or bool(forward and forward.token_secret)
 
 

@@ -18,7 +18,7 @@ from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import load
 from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
 from ingero_operator.render import agents, desired, echo, fleet
-from ingero_operator.render.common import Owner, Platform
+from ingero_operator.render.common import AGENT_API_PORT, Owner, Platform
 from ingero_operator.settings import OperatorConfig
 from ingero_sink.cli import main as sink_command
 from ingero_sink.settings import SinkSettings
@@ -40,7 +40,17 @@ FULL = {
             "providers": {"name": "prices", "key": "rules.yaml"},
         },
     },
-    "agents": {"jobId": "job-7", "worldSize": 16, "priorityClassName": "gpu-critical", "trace": {"sysAdmin": True}},
+    "agents": {
+        "jobId": "job-7",
+        "worldSize": 16,
+        "priorityClassName": "gpu-critical",
+        "trace": {"sysAdmin": True},
+        "api": {
+            "tokenSecret": {"name": "humans"},
+            "tlsSecret": "agent-tls",
+            "peers": [{"labels": {"app": "assistant"}}],
+        },
+    },
 }
 
 
@@ -245,6 +255,35 @@ def test_a_pod_says_what_its_node_lacks_before_it_traces(tmp_path: Path, monkeyp
     assert set(parse_problems(file.read_text())) == {TraceProblem.NO_BTF, TraceProblem.PRIVILEGES_REFUSED}
     same = ("image", "securityContext", "volumeMounts", "env", "resources")
     assert {key: check[key] for key in same} == {key: tracer[key] for key in same}
+
+
+def test_a_node_answers_only_to_named_pods_with_tls_and_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[AgentSettings] = []
+
+    async def remember(config: AgentSettings) -> None:
+        taken.append(config)
+
+    monkeypatch.setattr("ingero_agent.app.fleet_push", remember)
+    plain, found = children(), children(**FULL)
+    push = pod(found["DaemonSet", "prod-push"])
+    (agent,) = (one for one in push["containers"] if one["name"] == "push")
+    assert CliRunner().invoke(agent_command, agent["args"]).exit_code == 0
+
+    (config,) = taken
+    files = [config.api_tls_cert, config.api_tls_key, config.explain_token_file]
+    mounted = {mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert config.mcp and {str(file.parent) for file in files if file} <= mounted
+    assert config.api_listen == f":{AGENT_API_PORT}"
+    assert {"name": "api", "containerPort": AGENT_API_PORT, "protocol": "TCP"} in agent["ports"]
+    assert "api" in {port["name"] for port in found["Service", "prod-push-pods"]["spec"]["ports"]}
+
+    def admitted(children: dict[tuple[str, str], dict[str, Any]]) -> list[Any]:
+        rules = children["NetworkPolicy", "prod-push"]["spec"]["ingress"]
+        return [rule["from"] for rule in rules if AGENT_API_PORT in {port["port"] for port in rule["ports"]}]
+
+    assert admitted(found) == [[{"podSelector": {"matchLabels": {"app": "assistant"}}}]]
+    assert admitted(plain) == []
+    assert not [arg for arg in pod(plain["DaemonSet", "prod-push"])["containers"][0]["args"] if "api" in arg]
 
 
 def test_tracer_and_push_say_the_same_of_their_node_and_trust_the_same_fleet(monkeypatch: pytest.MonkeyPatch) -> None:

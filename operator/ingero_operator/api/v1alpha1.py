@@ -265,6 +265,26 @@ class PushSpec(Confinement):
     """Resources of the sink sidecar."""
 
 
+class Peer(Part):
+    """Pods that may reach a listener."""
+
+    namespace: Namespace | None = None
+    """Their namespace; the resource's own without it."""
+    labels: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)]
+    """Their labels."""
+
+
+class AgentApiSpec(Part):
+    """The listener of the pushing pods that answers questions about a node: `/api/v1/explain`, and MCP at `/mcp`."""
+
+    token_secret: SecretKey
+    """Tokens that open it, one a line."""
+    tls_secret: ObjectName
+    """Secret with `tls.crt` and `tls.key` for the names by which clients call."""
+    peers: Annotated[tuple[Peer, ...], Field(max_length=16)] = ()
+    """Pods that may reach it; none by default. `kubectl port-forward` needs none."""
+
+
 class Agents(Part):
     """The two DaemonSets."""
 
@@ -293,6 +313,8 @@ class Agents(Part):
     """The tracing DaemonSet."""
     push: PushSpec = PushSpec()
     """The pushing DaemonSet."""
+    api: AgentApiSpec | None = None
+    """Answers about each node to humans and their tools; without it only in the pod, by `kubectl exec`."""
 
 
 class ServiceMonitors(Part):
@@ -435,15 +457,6 @@ class Storage(Part):
             "",
         ),
     )
-
-
-class Peer(Part):
-    """Pods that may reach the store."""
-
-    namespace: Namespace | None = None
-    """Their namespace; the store's own without it."""
-    labels: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)]
-    """Their labels."""
 
 
 class Ingress(Part):

@@ -8,6 +8,7 @@ from ingero_operator.api.base import SecretKey
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.kinds import Manifest
 from ingero_operator.render.common import (
+    AGENT_API_PORT,
     OTLP_HTTP,
     PUSH_PORT,
     SINK_PORT,
@@ -32,6 +33,8 @@ TRACE: Final = "trace"
 PUSH: Final = "push"
 STATE: Final = "/var/lib/ingero"
 SOCKET: Final = "/run/ingero"
+API_TLS: Final = "/etc/ingero/api-tls"
+API_TOKEN: Final = "/etc/ingero/api-token"
 CAPABILITIES: Final = ("BPF", "PERFMON", "SYS_PTRACE", "CHECKPOINT_RESTORE", "SYS_RESOURCE", "DAC_READ_SEARCH")
 """Capabilities to load and attach the programs: bpf(2), perf_event_open(2), memory maps of other processes and the
 files behind them (also deleted ones), locked memory, files of other users."""
@@ -49,7 +52,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[M
     return [
         service_account(owner, TRACE) if tracing else None,
         service_account(owner, PUSH),
-        service(owner, PUSH, {"sink": (SINK_PORT, "http"), PUSH: (PUSH_PORT, "http")}, headless=True),
+        service(owner, PUSH, _push_ports(spec), headless=True),
         trace(owner, spec, platform) if tracing else None,
         push(owner, spec, platform),
         service_monitor(owner, platform, PUSH, ("sink", PUSH), spec.service_monitors),
@@ -116,7 +119,7 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
         PUSH,
         platform.image_of("agent", spec.version, spec.images.agent),
         args,
-        {PUSH: PUSH_PORT},
+        {name: number for name, (number, _) in _push_ports(spec).items() if name != "sink"},
         spec.agents.push.resources,
         [socket, {"name": "baseline", "mountPath": "/baseline"}, *mounts],
         env=_environment(),
@@ -149,6 +152,12 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
     else:
         pod["containers"] = [agent, sink]
     return _daemon_set(owner, spec, platform, PUSH, pod)
+
+
+def _push_ports(spec: FleetClusterSpec) -> dict[str, tuple[int, str]]:
+    """Ports of the pushing pods by name, with their application protocols."""
+    ports = {"sink": (SINK_PORT, "http"), PUSH: (PUSH_PORT, "http")}
+    return {**ports, "api": (AGENT_API_PORT, "https")} if spec.agents.api else ports
 
 
 def _environment() -> list[Manifest]:
@@ -221,6 +230,17 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
         mounts.append({"name": "state", "mountPath": STATE, "readOnly": True})
     else:
         args.append("--stub")
+    api = spec.agents.api
+    if api:
+        args += [
+            "--mcp", f"--api-listen=:{AGENT_API_PORT}", f"--api-tls-cert={API_TLS}/tls.crt",
+            f"--api-tls-key={API_TLS}/tls.key", f"--explain-token-file={API_TOKEN}/{api.token_secret.key}",
+        ]  # fmt: skip
+        volumes += [secret_volume("api-tls", api.tls_secret), secret_volume("api-token", api.token_secret)]
+        mounts += [
+            {"name": name, "mountPath": path, "readOnly": True}
+            for name, path in (("api-tls", API_TLS), ("api-token", API_TOKEN))
+        ]
     return args, mounts, volumes
 
 

@@ -24,6 +24,7 @@ OTLP_GRPC, OTLP_HTTP, API, FINDINGS, VITALS, HEALTH = 4317, 4318, 8080, 9090, 88
 SINK_PORT: Final = 9464
 PUSH_PORT: Final = 9465
 TRACE_PORT: Final = 9466
+AGENT_API_PORT: Final = 9467
 
 QUIET: Final = {"argocd.argoproj.io/ignore-resource-updates": "true"}
 """Annotation by which ArgoCD ignores the operator's writes to children."""

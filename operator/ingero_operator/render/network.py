@@ -1,9 +1,10 @@
 """NetworkPolicies that allow only the traffic that each pod needs."""
 
-from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Network, Source
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Network, Peer, Source
 from ingero_operator.kinds import Manifest
 from ingero_operator.render import agents, echo, fleet
 from ingero_operator.render.common import (
+    AGENT_API_PORT,
     API,
     FINDINGS,
     HEALTH,
@@ -29,6 +30,13 @@ def _ports(*numbers: int) -> list[Manifest]:
 
 def _pods(labels: dict[str, str]) -> Manifest:
     return {"podSelector": {"matchLabels": labels}}
+
+
+def _peer(peer: Peer) -> Manifest:
+    source = _pods(dict(peer.labels))
+    if peer.namespace:
+        source["namespaceSelector"] = {"matchLabels": {NAMESPACE_NAME: peer.namespace}}
+    return source
 
 
 def _monitoring(network: Network) -> Manifest:
@@ -92,7 +100,13 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
         _policy(
             owner,
             agents.PUSH,
-            [{"from": [_monitoring(spec.network)], "ports": _ports(SINK_PORT, PUSH_PORT)}],
+            [
+                {"from": [_monitoring(spec.network)], "ports": _ports(SINK_PORT, PUSH_PORT)},
+                *(
+                    {"from": [_peer(peer)], "ports": _ports(AGENT_API_PORT)}
+                    for peer in (spec.agents.api.peers if spec.agents.api else ())
+                ),
+            ],
             [
                 {"to": [_pods(selector(owner, fleet.COMPONENT))], "ports": _ports(OTLP_HTTP, API)},
                 {"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": _ports(80)},
@@ -106,12 +120,7 @@ def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list
     """Every Fleet of the namespace, the named peers and the operator to Echo; no egress."""
     if not spec.network.enabled:
         return []
-    peers: list[Manifest] = []
-    for peer in spec.peers:
-        source = _pods(dict(peer.labels))
-        if peer.namespace:
-            source["namespaceSelector"] = {"matchLabels": {NAMESPACE_NAME: peer.namespace}}
-        peers.append({"from": [source], "ports": _ports(OTLP_GRPC, API)})
+    peers: list[Manifest] = [{"from": [_peer(peer)], "ports": _ports(OTLP_GRPC, API)} for peer in spec.peers]
     if spec.ingress:
         peers.append(
             {"from": [{"namespaceSelector": {"matchLabels": dict(spec.ingress.namespace)}}], "ports": _ports(API)}

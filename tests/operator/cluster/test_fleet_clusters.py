@@ -402,12 +402,18 @@ def test_the_widest_values_that_are_admitted_can_be_made(
             "tolerations": [taint | {"value": str(number)} for number in range(16)],
             "resources": {"cpu": "1500m", "memory": "32Mi"},
         },
-        agents={"nodeSelector": many, "tolerations": [taint], "jobId": "j" * 63, "workloadType": "w" * 63},
+        agents={
+            "nodeSelector": many, "tolerations": [taint], "jobId": "j" * 63, "workloadType": "w" * 63,
+            "worldSize": 1_000_000,
+            "api": {"tokenSecret": {"name": "fleet-token", "key": "token"}, "tlsSecret": "fleet-token",
+                    "peers": [{"namespace": "n" * 63, "labels": many}] * 16},
+        },
         taints={"ttl": "9999d9999d9999d", "pauseRequests": ["x" * 253] * 16},
         network={"monitoringNamespace": many}, serviceMonitors={"labels": many},
     )  # fmt: skip
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "fleet-token", "namespace": namespace}}
-    plane.apply({**secret, "stringData": {".t" + "k" * 200: "s3cret"}}, wide)
+    keys = (".t" + "k" * 200, "token", "tls.crt", "tls.key")
+    plane.apply({**secret, "stringData": dict.fromkeys(keys, "s3cret")}, wide)
 
     wait_until(lambda: condition(plane, namespace, "AgentsAvailable")[1] == "NoMatchingNodes", "the agents")
     assert condition(plane, namespace, "Degraded")[0] == "False", condition(plane, namespace, "Degraded")
