@@ -40,6 +40,8 @@ class Engine:
         self.late_ticks = 0
         self.failed_ticks = 0
         self._failed_listeners = 0
+        self.waits: Callable[[], bool] = lambda: False
+        """Whether no tick can be computed at present through no fault of this Fleet, which is healthy then."""
         self.tick_seconds = 0.0
         self.collect_reports: Callable[[], Awaitable[None]] | None = None
         """Awaited before the score map is read: collects the reports of the receiver processes."""
@@ -58,8 +60,9 @@ class Engine:
         if self._snapshots:
             self._restore(self._snapshots)
         self._gc_freezer = GcFreezer()
-        self._started = clock()
-        self._worker = ThreadPoolExecutor(1, "tick")
+        self._started = self._announced = clock()
+        self.worker = ThreadPoolExecutor(1, "tick")
+        """Where everything runs that takes longer than a push may wait."""
 
     def _restore(self, snapshots: SnapshotFile) -> None:
         data = snapshots.read()
@@ -98,8 +101,7 @@ class Engine:
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""
-        snapshot = self.snapshot
-        age = self.clock() - (snapshot.tick.now if snapshot else self._started)
+        age = self.clock() - self._announced
         facts: dict[str, Any] = {
             "uptime_seconds": round(self.clock() - self._started, 1),
             "last_tick_age_seconds": round(age, 3),
@@ -112,7 +114,7 @@ class Engine:
             facts["state_hash"] = self.state_hash
         for more in self.facts:
             facts |= more()
-        return age < 3 * self.config.push_interval + 5, facts
+        return age < 3 * self.config.push_interval + 5 or self.waits(), facts
 
     async def run(self) -> None:
         """Tick until cancelled; a tick that fails is logged and counted, and the next one is tried."""
@@ -144,11 +146,11 @@ class Engine:
         loop = asyncio.get_running_loop()
         if self.collect_reports:
             await self.collect_reports()
-        rows = await loop.run_in_executor(self._worker, self.machine.fallen)
+        rows = await loop.run_in_executor(self.worker, self.machine.fallen)
         if not len(rows):
             return False
         scores = await self._copy_scores(self.clock(), rows)
-        await loop.run_in_executor(self._worker, self.machine.judge_early, scores, rows)
+        await loop.run_in_executor(self.worker, self.machine.judge_early, scores, rows)
         return True
 
     async def tick(self) -> TickSnapshot:
@@ -160,23 +162,24 @@ class Engine:
             await self.collect_reports()
         last_verdicts = machine.start_tick(now)
         scores = await self._copy_scores(now)
-        judged = await loop.run_in_executor(self._worker, machine.judge, scores, last_verdicts)
+        judged = await loop.run_in_executor(self.worker, machine.judge, scores, last_verdicts)
         result = machine.conclude(scores, *judged)
         self.tick_seconds = time.perf_counter() - started
         self.announce(result)
-        await loop.run_in_executor(self._worker, self._after, result.snapshot)
+        self._export_edges(judged[1])
+        await loop.run_in_executor(self.worker, self._after, result.snapshot)
         if self._snapshots and self._snapshots.due(time.monotonic()):
             table = machine.table.state()
-            await loop.run_in_executor(self._worker, self._save, self._snapshots, now, table)
+            await loop.run_in_executor(self.worker, self._save, self._snapshots, now, table)
         return result.snapshot
 
     def announce(self, result: TickResult) -> None:
-        """Put the results of a tick before APIs, receivers and exporters."""
-        self.snapshot = result.snapshot
+        """Put the results of a tick before APIs and receivers."""
+        self.snapshot, self._announced = result.snapshot, self.clock()
         for publish in self.publish:
             publish(result.verdict_cache)
         if result.snapshot.findings:
-            self._export_edges(result.snapshot.findings)
+            _log_edges(result.snapshot.findings)
 
     async def _copy_scores(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> ScoreSnapshot:
         """A copy of the score map; pushes are answered between its parts."""
@@ -187,6 +190,10 @@ class Engine:
 
     def _after(self, snapshot: TickSnapshot) -> None:
         self.machine.book(snapshot)
+        self.call_listeners(snapshot)
+
+    def call_listeners(self, snapshot: TickSnapshot) -> None:
+        """Hand a snapshot to the parts that want every one; called in a thread."""
         for listener in self.after_tick:
             try:
                 listener(snapshot)
@@ -202,13 +209,6 @@ class Engine:
         snapshots.write(data)
 
     def _export_edges(self, findings: Findings) -> None:
-        """Log changes of verdicts, and export them as log records."""
-        for edge in findings.edges:
-            verdict = edge.verdict
-            log.info(
-                "verdict", edge=edge.what, cluster=verdict.cluster, node=verdict.node, state=str(verdict.state),
-                kind=str(verdict.kind), severity=round(verdict.severity, 4),
-            )  # fmt: skip
         body = verdict_records.encode(findings.edges) if self.export_logs else None
         if body:
             for export_logs in self.export_logs:
@@ -216,7 +216,16 @@ class Engine:
 
     def close(self) -> None:
         """Save the state that a restart needs."""
-        self._worker.shutdown()
+        self.worker.shutdown()
         if self._snapshots:
             self._save(self._snapshots, self.clock(), self.table.state())
         self.machine.detector.close()
+
+
+def _log_edges(findings: Findings) -> None:
+    for edge in findings.edges:
+        verdict = edge.verdict
+        log.info(
+            "verdict", edge=edge.what, cluster=verdict.cluster, node=verdict.node, state=str(verdict.state),
+            kind=str(verdict.kind), severity=round(verdict.severity, 4),
+        )  # fmt: skip

@@ -95,6 +95,11 @@ class CollectivesTracker:
         """The ranks that are accused now, by node."""
         return self._stragglers.now
 
+    @property
+    def has_new_points(self) -> bool:
+        """Whether points came in since the last tick or poll."""
+        return self.points != self._polled_at
+
     def accused_kinds(self) -> dict[NodeKey, str]:
         """The kind of each accusation, by node."""
         return {key: item["kind"] for key, item in self.stragglers.items()}

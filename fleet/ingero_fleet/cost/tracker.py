@@ -45,6 +45,11 @@ class CostTracker:
         """Currency of the price table."""
         return self.prices.table.currency
 
+    def start(self, now: float) -> None:
+        """Begin the sums at this time instead of the one of construction."""
+        self.ledger.since = self.ledger.last = now
+        self._exporter = CostExporter(now)
+
     def adopt(self, config: CostConfig) -> None:
         """Read the files again; on `SettingsError` the old prices stay in force."""
         self.prices = read_prices(config)

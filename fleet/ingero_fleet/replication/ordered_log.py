@@ -4,7 +4,7 @@ A Fleet publishes what it receives, and applies what the log returns, in the log
 replay, not a store: it may lose messages, and then says so with a `LogGap`. Nothing here is durable beyond that.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Literal, NamedTuple, Protocol
 
 MessageKind = Literal["batch", "push"]
@@ -84,7 +84,7 @@ class OrderedLog(Protocol):
         """
         ...
 
-    def follow(self, after: int, not_before: float = 0.0) -> AsyncIterator[LogMessage | LogGap]:
+    def follow(self, after: int, not_before: float = 0.0) -> AsyncGenerator[LogMessage | LogGap]:
         """Return every message after the sequence `after` (0: from the first one), then wait for further ones.
 
         `not_before`: time of the message `after`, seconds since the epoch, so that times are those that other readers

@@ -1,7 +1,7 @@
 """An ordered log in memory, for several replicas in one event loop; tests break it on purpose."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from ingero_fleet.replication.ordered_log import (
     LogAway,
@@ -49,7 +49,7 @@ class MemoryLog:
         self._add(LogMessage(self.last + 1, self.now, "marker", key, body))
         return True
 
-    async def follow(self, after: int, not_before: float = 0.0) -> AsyncIterator[LogMessage | LogGap]:
+    async def follow(self, after: int, not_before: float = 0.0) -> AsyncGenerator[LogMessage | LogGap]:
         gaps = self.gaps
         while True:
             changed = self._changed

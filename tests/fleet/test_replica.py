@@ -1,0 +1,269 @@
+"""Replicas on one log: one verdict wherever it is asked for, through ends, absences and losses of the log."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ingero_contract.identifiers import node_key
+from ingero_fleet.engine import Engine
+from ingero_fleet.replication.replica import Replica
+from ingero_fleet.replication.replicated_state import HASH_TICKS, ReplicatedState
+from ingero_fleet.score_table import ScoreTable
+from ingero_fleet.settings import DetectorConfig, ProcessorsConfig
+from ingero_fleet.state_machine import StateMachine
+from ingero_fleet.verdict_cache import VerdictCache
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
+from ingero_testing.collectives import Job
+from ingero_testing.memory_log import MemoryLog
+from ingero_testing.scripted_fleet import CONFIG
+
+INTERVAL = 10.0
+PROCESSORS = CONFIG.model_copy(
+    update={"ingero": CONFIG.ingero.model_copy(update={"detector": DetectorConfig(warmup_ticks=5)})}
+)
+
+
+class Member:
+    """One replica without sockets: what it received, answers and exports."""
+
+    def __init__(
+        self, shared: MemoryLog, name: str, rules: str = "v1", processors: ProcessorsConfig = PROCESSORS
+    ) -> None:
+        self.shared, self.exported = shared, list[Push]()
+        self.cache = VerdictCache()
+        self.state = ReplicatedState(lambda export: StateMachine(processors, 0.0, export, export), rules)
+        self.engine = Engine(self.state.machine, lambda: shared.now)
+        self.engine.publish.append(self.adopt)
+        self.receiving = ScoreTable.of(processors.ingero)
+        self.replica = Replica(self.engine, self.state, shared, self.receiving, name, self.exported.append)
+
+    def adopt(self, cache: VerdictCache) -> None:
+        self.cache = cache
+
+    def report(self, node: int, rate: float = 100.0) -> None:
+        report = HealthReport(node_id=f"n{node}", cluster_id="c", score=0.9, rate=rate, workload_type="train")
+        assert self.receiving.observe(report, self.shared.now) is None
+
+    def line(self, node: int) -> str:
+        verdicts = self.cache.verdicts
+        return verdicts.overrides.get(node_key("c", f"n{node}"), verdicts.default)
+
+    async def level(self) -> None:
+        await eventually(lambda: self.replica.at.sequence == self.shared.last)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def following(*members: Member) -> AsyncIterator[None]:
+    """The members follow the log; the test publishes and cuts for them."""
+    tasks = [asyncio.create_task(one.replica.keep_following()) for one in members]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def rounds(cutter: Member, members: list[Member], count: int, slow: dict[int, float] | None = None) -> None:
+    """So many push intervals: nodes report to the members in turn, and one of them cuts the tick."""
+    for number in range(count):
+        for node in range(7):
+            members[(node + number) % len(members)].report(node, 100.0 * (slow or {}).get(node, 1.0) + node % 3)
+        for one in members:
+            await one.replica.publish()
+        cutter.shared.now += INTERVAL
+        await cutter.level()
+        assert await cutter.replica.cut("tick")
+        for one in members:
+            await one.level()
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+def same(*members: Member) -> bool:
+    return len({one.state.state_hash() for one in members}) == 1
+
+
+def test_two_replicas_that_each_receive_half_give_one_verdict() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b = members = Member(shared, "a"), Member(shared, "b")
+        async with following(*members):
+            await rounds(a, [a, b], 10)
+            await rounds(b, [a, b], 4, {3: 0.4})
+            assert a.line(3) == b.line(3) and a.line(3).startswith("straggler")
+            assert a.line(2) == b.line(2) == "healthy"
+            assert same(a, b)
+            assert a.engine.snapshot is not None and a.engine.health()[1]["replicas"] == 2
+
+    run(story())
+
+
+def test_findings_are_exported_by_who_cuts_and_again_by_the_next_if_that_is_not_known() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b = Member(shared, "a"), Member(shared, "b")
+        async with following(a, b):
+            await rounds(a, [a, b], 10)
+            await rounds(a, [a, b], 4, {3: 0.4})
+            assert len(a.exported) == 1 and not b.exported
+            await rounds(b, [a, b], 1, {3: 0.4})
+            assert not b.exported, "the marker of the tick after it said that it was exported"
+            await rounds(b, [a, b], 5)
+            cleared = [push.body for push in b.exported]
+            assert cleared
+            a.exported.clear()
+            await rounds(b, [a, b], 2, {1: 0.4})
+            before = len(b.exported)
+            await rounds(a, [a, b], 1, {1: 0.4})
+            last = b.exported[before - 1].body
+            assert last in [push.body for push in a.exported], "the cutter may have ended before it exported"
+
+    run(story())
+
+
+def test_a_replica_that_starts_loads_the_snapshot_and_replays_the_rest() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b, late = Member(shared, "a"), Member(shared, "b"), Member(shared, "late")
+        async with following(a, b):
+            await rounds(a, [a, b], HASH_TICKS + 3, {5: 0.4})
+            await eventually(lambda: bool(shared.snapshots))
+            assert shared.snapshots[0].name.startswith(f"{HASH_TICKS}-")
+            shared.discard(20)
+            assert await late.replica._load(lambda ticks, state_hash: True)
+            async with following(late):
+                await late.level()
+                assert late.replica.outcomes["gaps"] == 0
+                await rounds(late, [a, b, late], 2)
+                assert same(a, b, late)
+
+    run(story())
+
+
+def test_a_replica_with_another_state_loads_the_one_that_most_have() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b, odd = members = [Member(shared, name) for name in ("a", "b", "odd")]
+        async with following(*members):
+            await rounds(a, members, HASH_TICKS)
+            await eventually(lambda: bool(shared.snapshots))
+            await rounds(a, members, 3)
+            slots = odd.state.machine.detector.detector.memory.node("baseline")
+            slots[2] += 1e-9
+            await rounds(a, members, HASH_TICKS - 1)
+            assert odd.replica.outcomes["states_differed"] == 1
+            assert a.replica.outcomes["states_differed"] == b.replica.outcomes["states_differed"] == 0
+            await rounds(b, members, 1)
+            assert same(*members)
+
+    run(story())
+
+
+def test_while_the_log_is_away_the_last_results_stand_and_fleet_is_healthy() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b = Member(shared, "a"), Member(shared, "b")
+        async with following(a, b):
+            await rounds(a, [a, b], 10)
+            before = a.cache
+            shared.set_away(True)
+            shared.now += 20 * INTERVAL
+            assert not await a.replica.cut("tick")
+            healthy, facts = a.engine.health()
+            assert healthy and facts["log"].startswith("away since")
+            assert a.cache is before
+            shared.set_away(False)
+            await rounds(b, [a, b], 5)
+            assert a.line(2) == "healthy" and same(a, b)
+            assert not a.exported and not b.exported, "nobody is accused because of a gap"
+
+    run(story())
+
+
+def test_a_log_that_was_deleted_goes_on_from_the_most_advanced_replica() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b = Member(shared, "a"), Member(shared, "b")
+        async with following(a, b):
+            await rounds(a, [a, b], 10)
+        async with following(a):
+            await rounds(a, [a], 2)
+            shared.rewind(0)
+            await eventually(lambda: a.replica.outcomes["gaps"] == 1)
+            await rounds(a, [a], 1)
+            async with following(b):
+                await b.level()
+                await rounds(a, [a, b], 3)
+                assert b.state.machine.ticks == a.state.machine.ticks == 16
+                assert same(a, b)
+
+    run(story())
+
+
+def test_an_older_copy_of_the_log_counts_nothing_twice() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b = Member(shared, "a"), Member(shared, "b")
+        async with following(a, b):
+            await rounds(a, [a, b], 10)
+            ticks, pushes = a.state.machine.ticks, a.state.machine.table.view("pushes").sum()
+            shared.rewind(shared.last - 5)
+            await eventually(lambda: a.replica.outcomes["gaps"] == b.replica.outcomes["gaps"] == 1)
+            await a.level()
+            await b.level()
+            assert a.state.machine.ticks == ticks
+            await rounds(a, [a, b], 2)
+            assert a.state.machine.ticks == ticks + 2 and same(a, b)
+            assert a.state.machine.table.view("pushes").sum() == pushes + 14
+
+    run(story())
+
+
+def test_rules_that_were_superseded_do_not_judge_and_the_newer_ones_continue() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        old = Member(shared, "old")
+        other = PROCESSORS.ingero.model_copy(update={"panic": PROCESSORS.ingero.panic.model_copy()})
+        new = Member(shared, "new", "v2", PROCESSORS.model_copy(update={"ingero": other}))
+        async with following(old):
+            await rounds(old, [old], HASH_TICKS + 1)
+            await eventually(lambda: bool(shared.snapshots))
+            assert await new.replica._load(lambda ticks, state_hash: True)
+            async with following(new):
+                await new.level()
+                await rounds(new, [old, new], 2)
+                assert old.state.parked and old.state.superseded and not new.state.parked
+                assert not old.replica._may_cut() and new.replica._may_cut()
+                ticks = old.state.machine.ticks
+                await rounds(new, [old, new], 2)
+                assert old.state.machine.ticks == ticks == HASH_TICKS + 1
+
+    run(story())
+
+
+def test_late_ranks_are_found_through_the_log() -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b = Member(shared, "a"), Member(shared, "b")
+        async with following(a, b):
+            await rounds(a, [a, b], 2)
+            job = Job(late_ms={3: 30.0}, seed=1)
+            for rank, body in enumerate(job.pushes(100)):
+                (a, b)[rank % 2].replica.observe(Push(Signal.METRICS, "protobuf", body), shared.now)
+            await rounds(b, [a, b], 1)
+            assert set(a.state.machine.collectives.stragglers) == {("c", "node-3")}
+            assert same(a, b)
+
+    run(story())
