@@ -7,10 +7,10 @@ from typing import Any
 
 from ingero_contract.identifiers import node_key
 from ingero_fleet.engine import Engine
+from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig
 from ingero_fleet.replication.replica import Replica
 from ingero_fleet.replication.replicated_state import HASH_TICKS, ReplicatedState
 from ingero_fleet.score_table import ScoreTable
-from ingero_fleet.settings import DetectorConfig, ProcessorsConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.health_report import HealthReport
@@ -45,7 +45,7 @@ class Member:
 
     def report(self, node: int, rate: float = 100.0) -> None:
         report = HealthReport(node_id=f"n{node}", cluster_id="c", score=0.9, rate=rate, workload_type="train")
-        assert self.receiving.observe(report, self.shared.now) is None
+        assert not isinstance(self.receiving.observe(report, self.shared.now), str)
 
     def line(self, node: int) -> str:
         verdicts = self.cache.verdicts

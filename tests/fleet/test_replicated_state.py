@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ingero_contract.values import NodeState
+from ingero_fleet.processor_settings import DetectorConfig
 from ingero_fleet.receivers.messages import encode_push
 from ingero_fleet.replication.log_bodies import BatchHead, Marker, encode_reports
 from ingero_fleet.replication.ordered_log import LogMessage
 from ingero_fleet.replication.replicated_state import ReplicatedState
 from ingero_fleet.score_table import ScoreTable
-from ingero_fleet.settings import DetectorConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push
