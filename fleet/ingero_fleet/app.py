@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -17,11 +19,13 @@ from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
 from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
 from ingero_fleet.export_state import ExportState, export_answer
+from ingero_fleet.intake import Observe
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
 from ingero_fleet.receivers.ingest import IngestService, make_authenticator, try_reload
 from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import Traffic, total
+from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.taints.tracker import TAINTS
@@ -33,7 +37,12 @@ from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import use_single_malloc_arena
+from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ServerTls
+
+if TYPE_CHECKING:
+    from ingero_fleet.replication.jetstream import JetStreamLog
+    from ingero_fleet.replication.replica import Replica
 
 log = get(__name__)
 
@@ -51,16 +60,18 @@ class Fleet:
         self.ports: dict[str, int] = {}
         self._servers: list[AsgiServer] = []
         self._receiver_pool: ReceiverPool | None = None
+        self._replica: Replica | None = None
+        self._log: JetStreamLog
 
     async def start(self) -> None:
         """Open every configured listener; raises `SettingsError` or `OSError` when one cannot be opened."""
         config = self.config
         clock = SlewedClock()
-        processors = config.processors
-        machine = StateMachine(processors, clock(), self._exporter(Signal.METRICS), self._exporter(Signal.LOGS))
-        engine = self.engine = Engine(machine, clock)
-        self._collectives, self._cost, self._taints = machine.collectives, machine.cost, machine.taints
-        ingest = self._ingest = IngestService(config, engine.table, engine.clock, machine.take)
+        engine, receiving, observe = self._replicated(clock) if config.log.nats else self._alone(clock)
+        machine = engine.machine
+        self.engine, self._collectives, self._cost = engine, machine.collectives, machine.cost
+        self._taints = machine.taints
+        ingest = self._ingest = IngestService(config, receiving, engine.clock, observe)
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
         self._live = LivePage(
             lambda: engine.snapshot, lambda: engine.config, self._cost, self._collectives, self._taints
@@ -72,16 +83,58 @@ class Fleet:
             engine.publish.append(ingest.adopt)
             self.ports |= await ingest.listen()
         else:
-            pool = self._receiver_pool = ReceiverPool(config, engine.table, clock.offset, machine.take)
+            pool = self._receiver_pool = ReceiverPool(config, receiving, clock.offset, observe)
             engine.collect_reports = pool.gather
             engine.publish.append(pool.publish)
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()
         await self._pages()
+        if self._replica:
+            self._replica.collect_reports = engine.collect_reports
+            self._log.start()
+            self._ticking = [asyncio.create_task(self._replica.run())]
+            return
         self._ticking = [asyncio.create_task(engine.run())]
         if machine.polls:
-            often = processors.nccl.poll_interval
+            often = config.processors.nccl.poll_interval
             self._ticking.append(asyncio.create_task(poll_between_ticks(self._collectives, engine.clock, often)))
+
+    def _alone(self, clock: SlewedClock) -> tuple[Engine, ScoreTable, Observe]:
+        """An engine that is fed by this process's receivers and ticks by its clock."""
+        export, export_logs = self._exporter(Signal.METRICS), self._exporter(Signal.LOGS)
+        machine = StateMachine(self.config.processors, clock(), export, export_logs)
+        return Engine(machine, clock), machine.table, machine.take
+
+    def _replicated(self, clock: SlewedClock) -> tuple[Engine, ScoreTable, Observe]:
+        """An engine that is fed by the shared log, and the score map from which the log is fed."""
+        try:
+            from ingero_fleet.replication.jetstream import JetStreamLog
+        except ModuleNotFoundError as error:
+            raise SettingsError(f"log.nats: {error}; pip install 'ingero[fleet,fleet-log]'") from None
+        from ingero_fleet.replication.processor_pin import check_pinned
+        from ingero_fleet.replication.replica import Replica
+        from ingero_fleet.replication.replicated_state import ReplicatedState
+        from ingero_fleet.replication.rules import rules_of
+
+        assert self.config.log.nats
+        check_pinned()
+        ingero = self.config.processors.ingero
+        # The state is kept in the log's snapshots.
+        detector = ingero.detector.model_copy(update={"snapshot": None})
+        processors = self.config.processors.model_copy(
+            update={"ingero": ingero.model_copy(update={"detector": detector})}
+        )
+        wanted = tuple(self._exporter(signal) is not None for signal in (Signal.METRICS, Signal.LOGS))
+
+        def new_machine(export: Callable[[Push], None]) -> StateMachine:
+            return StateMachine(processors, 0.0, *(export if one else None for one in wanted))
+
+        state = ReplicatedState(new_machine, rules_of(processors, exports=wanted))
+        engine, receiving = Engine(state.machine, clock), ScoreTable.of(ingero)
+        name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        self._log = JetStreamLog(self.config.log.nats)
+        self._replica = Replica(engine, state, self._log, receiving, name, lambda push: self._ingest.export(push))
+        return engine, receiving, self._replica.observe
 
     def _exporter(self, signal: Signal) -> Callable[[Push], None] | None:
         """Where findings of a signal go; `None` when nothing exports them."""
@@ -128,6 +181,10 @@ class Fleet:
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         stats = CollectorRegistry()
         stats.register(RuntimeStatsCollector(engine, self._traffic))
+        if self._replica:
+            from ingero_fleet.replication.log_stats import LOG
+
+            stats.register(TableCollector(LOG, lambda: self._log.stats))
         ProcessCollector(registry=stats)
         PlatformCollector(registry=stats)
         await self._serve("telemetry", api.metrics_app(stats), self.config.service.telemetry.metrics.address)
@@ -151,7 +208,13 @@ class Fleet:
     def adopt(self, config: FleetConfig) -> None:
         """Apply the settings that may change while Fleet runs: the processor's. Listeners need a restart."""
         new, old = config.processors.ingero, self.engine.config
-        kept = {name: getattr(old, name) for name in ("cohort", "push_interval", "detector")}
+        # Replicas judge by equal settings. The state of one that is alone depends on three.
+        first = self.config.processors.ingero
+        kept = (
+            {name: getattr(first, name) for name in type(first).model_fields}
+            if self._replica
+            else {name: getattr(old, name) for name in ("cohort", "push_interval", "detector")}
+        )
         if any(getattr(new, name) != value for name, value in kept.items()):
             log.warning("restart_needed", settings=[f"processors.ingero.{name}" for name in kept])
             new = new.model_copy(update=kept)
@@ -159,7 +222,8 @@ class Fleet:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
         self._cost.adopt(config.processors.cost)
         self._ingest.provide(self._cost.prices.providers)
-        self.engine.machine.config = new
+        if not self._replica:
+            self.engine.machine.config = new
 
     async def stop(self) -> None:
         """Stop taking pushes, answer pending requests, send what is queued, then close."""
@@ -170,7 +234,11 @@ class Fleet:
         for task in self._ticking:
             task.cancel()
         await asyncio.gather(*self._ticking, return_exceptions=True)
-        self._collectives.close(self.engine.clock())
+        if self._replica:
+            await self._replica.hand_over(DRAIN_SECONDS)
+            await self._log.stop()
+        else:
+            self._collectives.close(self.engine.clock())
         self.engine.close()
         await self._ingest.stop_sending(DRAIN_SECONDS)
         await asyncio.gather(*(server.stop(DRAIN_SECONDS) for server in self._servers))

@@ -67,11 +67,16 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
     ingero-fleet serve --set processors.ingero.push_interval=5s --set processors.ingero.quorum.statistical_min=3
     INGERO_FLEET_PROCESSORS__INGERO__PUSH_INTERVAL=5s ingero-fleet serve
     """
-    from ingero_fleet import app
     from ingero_kit import logs
 
     try:
         config = _read(file, settings)
+        if config.log.nats:
+            from ingero_fleet.replication.processor_pin import pin_processor
+
+            pin_processor()
+        from ingero_fleet import app
+
         logs.configure(config.service.telemetry.logs.level)
         app.run(config, lambda: _read(file, settings), partial(write_ports_file, ports_file))
     except (SettingsError, OSError) as error:

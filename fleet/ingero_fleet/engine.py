@@ -40,6 +40,8 @@ class Engine:
         self.late_ticks = 0
         self.failed_ticks = 0
         self._failed_listeners = 0
+        self.starts_unready = False
+        """Whether this Fleet is not healthy before its first tick."""
         self.waits: Callable[[], bool] = lambda: False
         """Whether no tick can be computed at present through no fault of this Fleet, which is healthy then."""
         self.tick_seconds = 0.0
@@ -114,7 +116,8 @@ class Engine:
             facts["state_hash"] = self.state_hash
         for more in self.facts:
             facts |= more()
-        return age < 3 * self.config.push_interval + 5 or self.waits(), facts
+        on_time = age < 3 * self.config.push_interval + 5 and not (self.starts_unready and self.snapshot is None)
+        return on_time or self.waits(), facts
 
     async def run(self) -> None:
         """Tick until cancelled; a tick that fails is logged and counted, and the next one is tried."""

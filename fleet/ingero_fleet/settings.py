@@ -11,6 +11,7 @@ from pydantic import model_validator
 
 from ingero_fleet.exporter_settings import ExportersConfig
 from ingero_fleet.extension_settings import ExtensionsConfig
+from ingero_fleet.log_settings import LogConfig
 from ingero_fleet.processor_settings import ProcessorsConfig
 from ingero_fleet.receiver_settings import ReceiversConfig
 from ingero_fleet.service_settings import ServiceConfig
@@ -30,6 +31,8 @@ class FleetConfig(Settings):
     """Where findings go."""
     service: ServiceConfig = ServiceConfig()
     """What of the above runs."""
+    log: LogConfig = LogConfig()
+    """The log that several Fleets share."""
 
     @model_validator(mode="after")
     def _defined(self) -> Self:

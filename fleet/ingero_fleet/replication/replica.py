@@ -76,7 +76,7 @@ class Replica:
         self._exported = 0
         self._unexported: deque[tuple[int, list[Push]]] = deque(maxlen=MARKERS_KEPT)
         self._applied = asyncio.Event()
-        engine.waits = self._waits
+        engine.waits, engine.starts_unready = self._waits, True
         engine.facts.append(self.facts)
 
     # Health
@@ -97,7 +97,7 @@ class Replica:
         }
 
     def _waits(self) -> bool:
-        return self._engine.snapshot is not None and self._log.health().away_since is not None
+        return self._log.health().away_since is not None
 
     def _living(self) -> dict[str, BatchHead]:
         return self._agreement.alive(time.monotonic() - 3 * self._interval)
@@ -143,6 +143,11 @@ class Replica:
             except LogAway:
                 # Reports of this call are lost. Each node has sent a newer one by the time that the log is back.
                 self.outcomes["flushes_lost"] += 1
+
+    async def hand_over(self, seconds: float) -> None:
+        """Publish what was received last, before this process ends, as far as the log takes it in time."""
+        with contextlib.suppress(LogAway, TimeoutError):
+            await asyncio.wait_for(self.publish(), seconds)
 
     # Applying
 
