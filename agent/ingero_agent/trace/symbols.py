@@ -16,7 +16,7 @@ from ingero_kit.logs import get
 
 log = get(__name__)
 
-NAMING_SECONDS: Final = 30.0
+NAMING_SECONDS: Final = 10.0
 """Longest time that naming may take."""
 
 MAX_NAME: Final = 200
