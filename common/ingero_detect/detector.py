@@ -193,6 +193,10 @@ class Detector:
         self._assignment.forget()
         return self._now
 
+    def interrupted(self) -> None:
+        """The time until the next tick is the detector's own absence, and no silence of the nodes."""
+        self._continues = False
+
     def present(self) -> int:
         """How many nodes are not silent."""
         memory = self.memory

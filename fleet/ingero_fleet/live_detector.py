@@ -184,6 +184,12 @@ class LiveDetector:
                 self._jobs = JOBS.validate_python(state["jobs"])
                 self._estimates = state["estimates"]
 
+    def interrupted(self) -> None:
+        """Reports were missed for a while: wait until most nodes have reported again, and take none for silent."""
+        with self._lock:
+            self.detector.interrupted()
+            self._expected, self._waited, self._polled = self.detector.present(), 0, True
+
     def judge(self, scores: ScoreSnapshot, last_verdicts: Mapping[int, str]) -> Findings:
         """Judge one snapshot. `last_verdicts`: by row, the verdict that a node received before Fleet restarted."""
         with self._lock:

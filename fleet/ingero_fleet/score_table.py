@@ -347,6 +347,11 @@ class ScoreTable:
             self._columns[name] = wider
             self._cells[name] = wider.data
 
+    def excuse(self, seconds: float, latest: float) -> None:
+        """Do not count the last `seconds` as silence of any node; no node counts as seen after `latest` by this."""
+        seen = self._columns["seen"][: len(self.names)]
+        np.maximum(seen, np.minimum(seen + seconds, latest), out=seen)
+
     def expire(self, now: float) -> list[NodeKey]:
         """Forget nodes that have been silent for longer than the time to live; returns their names."""
         length = len(self.names)

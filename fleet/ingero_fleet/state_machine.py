@@ -153,6 +153,14 @@ class StateMachine:
         tracker = self.taints if push.signal is Signal.LOGS else self.collectives
         tracker.take(push, now)
 
+    def interrupted(self, seconds: float, now: float) -> None:
+        """No report could arrive for so long, until now: nobody is silent, forgotten or cleared for that.
+
+        Every node counts as seen one push interval ago at the latest, so that its next report is a newer one.
+        """
+        self.table.excuse(seconds, now - self.config.push_interval)
+        self.detector.interrupted()
+
     # Between two ticks
 
     @property

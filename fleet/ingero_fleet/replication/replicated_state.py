@@ -28,6 +28,9 @@ MAX_SENDERS: Final = 1024
 MAX_SUPERSEDED: Final = 16
 """Latest rules that are remembered as superseded."""
 
+LONGEST_PAUSE: Final = 2.0
+"""Push intervals without any message after which the log was away: every replica publishes ten times in each."""
+
 HASH_TICKS: Final = 12
 """Ticks between two state hashes, and between two snapshots."""
 
@@ -110,6 +113,10 @@ class ReplicatedState:
         """Take the step of a message. A message that cannot be read, or came before, changes nothing."""
         if not self.now:
             self.machine.cost.start(message.time)
+        pause = message.time - self.now
+        if self.now and pause > LONGEST_PAUSE * self.machine.config.push_interval:
+            self.outcomes["pauses"] += 1
+            self.machine.interrupted(pause, message.time)
         self.sequence, self.now = message.sequence, max(self.now, message.time)
         try:
             if message.kind == "marker":
