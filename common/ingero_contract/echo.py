@@ -35,6 +35,9 @@ OPENAPI: Final = "/api/v2/openapi.json"
 BACKUPS: Final = "/api/v2/backups"
 """POST: write a consistent copy of the database into the configured folder."""
 
+TAIL: Final = "/api/v2/tail"
+"""GET with `after`: the rows of all tables that arrived later, for readers of the shared tables."""
+
 METRICS_PAGE: Final = "/metrics"
 """Prometheus page."""
 

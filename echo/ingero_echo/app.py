@@ -204,10 +204,10 @@ class Echo:
         await self._stack.aclose()
 
 
-async def serve(config: EchoConfig, announce: Callable[[dict[str, int]], None]) -> None:
+async def serve(make: Callable[[], Echo], announce: Callable[[dict[str, int]], None]) -> None:
     """Run until SIGTERM or SIGINT; SIGHUP reloads."""
     logging.getLogger("mcp").setLevel(logging.WARNING)
-    echo = Echo(config)
+    echo = make()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -229,8 +229,13 @@ async def serve(config: EchoConfig, announce: Callable[[dict[str, int]], None]) 
     log.info("stopped")
 
 
-def run(config: EchoConfig, announce: Callable[[dict[str, int]], None]) -> None:
+def run_service(make: Callable[[], Echo], announce: Callable[[dict[str, int]], None]) -> None:
     """`serve` on the fastest event loop that is installed."""
     import uvloop
 
-    uvloop.run(serve(config, announce))
+    uvloop.run(serve(make, announce))
+
+
+def run(config: EchoConfig, announce: Callable[[dict[str, int]], None]) -> None:
+    """Run one Echo."""
+    run_service(lambda: Echo(config), announce)

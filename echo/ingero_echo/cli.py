@@ -87,6 +87,27 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
 @_config
 @_set
 @_insecure
+@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
+def read(file: Path | None, settings: tuple[str, ...], insecure: bool | None, ports_file: Path | None) -> None:
+    """Answer questions from shared tables and the writers that seal into them, until SIGTERM; keeps nothing.
+
+    The settings are those of `serve`, with the sections `table` and `read`; those of ingest are not used.
+
+    \b
+    ingero-echo read --config echo.yaml
+    """
+    from ingero_echo import reader_app
+    from ingero_kit import logs
+
+    config = _read(file, settings, insecure)
+    logs.configure(config.log_level)
+    reader_app.run(config, partial(write_ports_file, ports_file))
+
+
+@main.command()
+@_config
+@_set
+@_insecure
 def validate(file: Path | None, settings: tuple[str, ...], insecure: bool | None) -> None:
     """Check settings and print all of them, defaults included, as YAML; exit status 2 when they are invalid."""
     config = _read(file, settings, insecure)

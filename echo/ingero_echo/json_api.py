@@ -137,6 +137,9 @@ def render(reply: QueryReply, accept: str) -> Response:
 
 def _facts(reply: QueryReply) -> dict[str, str]:
     facts = {"x-truncated": str(bool(reply.body["truncated"])).lower()}
+    if "as_of" in reply.body:
+        facts["x-as-of"] = orjson.dumps(reply.body["as_of"]).decode()
+        facts["x-missing"] = ",".join(reply.body["missing"])
     if reply.body.get("next_cursor"):
         facts["x-next-cursor"] = str(reply.body["next_cursor"])
     return facts
@@ -216,6 +219,10 @@ def make_api(
         """Write a consistent copy of the database into the configured folder."""
         identity_of(request).require(Scope.BACKUP)
         return BackupFile.model_validate(await run_in_threadpool(backup))
+
+    @app.get(echo.TAIL, include_in_schema=False)
+    async def tail(request: Request, after: int) -> Response:
+        return Response(await service.tail(identity_of(request), after), media_type=ARROW)
 
     @app.get(echo.METRICS_PAGE, include_in_schema=False)
     def metrics(request: Request) -> Response:

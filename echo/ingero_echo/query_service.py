@@ -21,6 +21,7 @@ from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope, caller_key
 from ingero_echo.concurrency import ConcurrencyLimiter
 from ingero_echo.errors import EchoApiError
+from ingero_echo.lake.tail import tail_page
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, run_query
 from ingero_echo.questions import QUESTIONS
 from ingero_echo.questions.base import Arguments, Question
@@ -29,7 +30,7 @@ from ingero_echo.settings import EchoConfig
 from ingero_echo.sql_pool import SqlPool
 from ingero_echo.store import Store, published_columns, volume_used
 from ingero_echo.tables import TABLES
-from ingero_echo.window import Window, parse_moment, scoped
+from ingero_echo.window import Sources, Window, parse_moment, scoped
 from ingero_kit.settings import parse_duration
 
 T = TypeVar("T")
@@ -130,6 +131,16 @@ class QueryReply:
     text: str
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """One of Echo's own questions, before it is known what it reads."""
+
+    statement: str
+    window: Window
+    parameters: dict[str, Any]
+    limit: int
+
+
 class QueryService:
     """Answers questions. `store` returns the open store, or `None` while it is being opened."""
 
@@ -193,11 +204,22 @@ class QueryService:
         store, most = self._open(), min(limit, self._config.query.max_rows)
 
         def ask(cancel: CancelToken) -> QueryReply:
-            return _table(self.sql_pool.run(store.snapshots, text, identity.clusters, most, cancel))
+            snapshots, clusters = store.snapshots, identity.clusters
+            with store.pinned(Window(clusters=clusters)) as sources:
+                result = self.sql_pool.run(snapshots, text, clusters, most, cancel, sources.tables)
+            return _with_freshness(_table(result), sources)
 
         async with self.sql_limiter.slot(caller_key(identity)):
             self._unread(caller_key(identity))
             return await self._on_thread(ask)
+
+    async def tail(self, identity: Identity, after: int) -> bytes:
+        """The rows that arrived after others, for readers of the shared tables. Raises `EchoApiError`."""
+        identity.require(Scope.READ)
+        if identity.clusters is not None:
+            raise EchoApiError("forbidden", "the tail has the rows of all clusters", status=403)
+        store = self._open()
+        return await asyncio.to_thread(tail_page, store, after)
 
     async def _on_thread(self, work: Callable[[CancelToken], QueryReply]) -> QueryReply:
         """Run blocking work on a thread; a cancelled call stops the work and returns once it has ended."""
@@ -220,8 +242,8 @@ class QueryService:
             )
         return store
 
-    def _prepare(self, identity: Identity, question: Question, given: Any) -> tuple[str, dict[str, Any], int]:
-        """SQL, parameters and the row limit of one of Echo's own questions."""
+    def _prepare(self, identity: Identity, question: Question, given: Any) -> _Prepared:
+        """SQL, window, parameters and the row limit of one of Echo's own questions."""
         window, extra = _window(identity, given)
         limit = min(given.limit, self._config.query.max_rows)
         values = {**given.model_dump(), **extra}
@@ -231,26 +253,27 @@ class QueryService:
             values |= question.parameters(given, self._config.cost)
         statement = question.statement(given)
         used = set(re.findall(r"\$(\w+)", statement))
-        sql = f"{scoped(statement, window)} LIMIT {limit + 1}"
-        return sql, {name: value for name, value in values.items() if name in used}, limit
+        return _Prepared(statement, window, {name: value for name, value in values.items() if name in used}, limit)
 
     def _answer(
         self,
         store: Store,
         question: Question,
         given: Any,
-        prepared: tuple[str, dict[str, Any], int],
+        prepared: _Prepared,
         cancel: CancelToken,
     ) -> QueryReply:
-        sql, parameters, limit = prepared
-        result = run_query(store.cursor(), sql, parameters, self._config.query, limit, cancel)
+        window, limit = prepared.window, prepared.limit
+        with store.pinned(window) as sources:
+            sql = f"{scoped(prepared.statement, window, sources.tables)} LIMIT {limit + 1}"
+            result = run_query(store.cursor(), sql, prepared.parameters, self._config.query, limit, cancel)
         rows = result.objects()
         following = None
         if question.paged and result.truncated and rows:
             following = write_cursor(rows[-1]["timestamp"], rows[-1]["event_id"])
         text = question.sentence(rows, given)
         body = {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}
-        return QueryReply(body, result, text)
+        return _with_freshness(QueryReply(body, result, text), sources)
 
 
 async def cancel_when(gone: Awaitable[Any], answer: Awaitable[T]) -> T:
@@ -276,6 +299,17 @@ def _describe(table: str | None) -> QueryReply:
     result = QueryResult(pa.table(dict(zip(("table", "column", "type"), zip(*found, strict=True), strict=True))))
     text = f"{len(found)} columns. Times are UTC; attributes is JSON text, read with attributes->>'$.\"name\"'."
     return QueryReply({"summary": text, "rows": result.objects(), "truncated": False}, result, text)
+
+
+def _with_freshness(reply: QueryReply, sources: Sources) -> QueryReply:
+    """The answer, with the time up to which it is whole where several writers contribute to it."""
+    if sources.as_of is None:
+        return reply
+    body = {**reply.body, "as_of": {**sources.as_of}, "missing": [*sources.missing]}
+    text = reply.text
+    if sources.missing:
+        text = f"{text} The newest events of {', '.join(sources.missing)} are missing."
+    return QueryReply(body | {"summary": text} if "summary" in body else body, reply.result, text)
 
 
 def _table(result: QueryResult) -> QueryReply:

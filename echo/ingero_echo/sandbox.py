@@ -20,7 +20,7 @@ import orjson
 from ingero_echo.errors import EchoApiError
 from ingero_echo.functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES
 from ingero_echo.tables import TABLES
-from ingero_echo.window import Window, scoped
+from ingero_echo.window import NO_SOURCES, Window, scoped
 
 MAX_TEXT: Final = 16 << 10
 """Longest query, characters."""
@@ -71,15 +71,17 @@ def check(text: str, connection: Any) -> Any:
     return tree
 
 
-def sandbox_query(text: str, window: Window, connection: Any) -> str:
+def sandbox_query(text: str, window: Window, connection: Any, tables: Mapping[str, str] = NO_SOURCES) -> str:
     """The query restricted to the window; the text itself where the window includes everything.
+
+    `tables` are expressions for FROM that stand for tables of the database.
 
     Raises `EchoApiError` with the reason.
     """
     tree = check(text, connection)
-    if window == Window():
+    if window == Window() and not tables:
         return text
-    wrapped = scoped(text.strip().rstrip(";"), window)
+    wrapped = scoped(text.strip().rstrip(";"), window, tables)
     if _inner(_tree(wrapped, connection)) != _without_positions(tree):
         raise _refuse("its text does not keep its meaning inside another query: leave comments and semicolons out")
     return wrapped

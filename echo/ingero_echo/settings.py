@@ -69,6 +69,28 @@ PASSWORD_IN_URL: Final = re.compile(r"[^/]*://[^/@]*:[^/@]+@")
 """Addresses that contain a password."""
 
 
+class ReadConfig(Settings):
+    """`ingero-echo read`: answers from the shared tables, and from what their writers have not sealed yet."""
+
+    cache: Path = Path("echo-cache")
+    """Folder for copies of data files; emptied at the start."""
+    cache_mb: int = Field(default=10_240, ge=16)
+    """Most data files in the folder, megabytes; those that were used longest ago go first. A question whose files are
+    larger is refused."""
+    every: Duration = Field(default=5.0, gt=0)
+    """Time between two looks for new versions of the tables."""
+    shards: dict[str, str] = Field(default_factory=dict)
+    """Addresses of the writers' APIs by `table.shard`, such as `prod-0: https://echo-0:18081`."""
+    token_file: Path | None = None
+    """Token for the writers, with the scope `read` and for all clusters."""
+    ca_file: Path | None = None
+    """Authorities of the writers' certificates; those of the system without it."""
+    missing_after: Duration = Field(default=10.0, gt=0)
+    """Time without an answer of a writer after which answers name it in `missing`."""
+    unsealed_rows: int = Field(default=5_000_000, ge=1000)
+    """Most rows of one writer that are kept because they are not sealed; then it counts as missing."""
+
+
 class IngestConfig(Settings):
     """OTLP in."""
 
@@ -191,6 +213,8 @@ class EchoConfig(Settings):
     """The database."""
     table: TableConfig | None = None
     """Shared tables that events are sealed into; without it all events stay in the database."""
+    read: ReadConfig | None = None
+    """Only for `ingero-echo read`."""
     ingest: IngestConfig = IngestConfig()
     """OTLP in."""
     retention: RetentionConfig = RetentionConfig()
@@ -215,3 +239,8 @@ class EchoConfig(Settings):
         if not self.insecure and self.auth.tokens_file is None:
             raise ValueError("auth.tokens_file is required: without tokens nobody may ask; or --insecure on loopback")
         return self
+
+
+def cached_files(config: ReadConfig) -> Path:
+    """The folder of a reader that holds data files, and nothing else."""
+    return config.cache / "files"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -17,9 +18,10 @@ import pyarrow as pa
 
 from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, timed_out
-from ingero_echo.settings import EchoConfig
+from ingero_echo.settings import EchoConfig, cached_files
 from ingero_echo.snapshots import SnapshotRegistry, Version
 from ingero_echo.sql_worker import CANCEL, FILE_CHANGED, OPENED, READY, SqlWorkerConfig
+from ingero_echo.window import NO_SOURCES
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -141,6 +143,7 @@ class SqlPool:
 
     def __init__(self, config: EchoConfig) -> None:
         self._config = config
+        self._readable = str(cached_files(config.read).absolute()) if config.read else ""
         path = config.store.path.absolute()
         self._spill = path.with_name(path.name + ".spill.sql")
         for left in path.parent.glob(self._spill.name + "*"):
@@ -152,13 +155,24 @@ class SqlPool:
         """Processes that were killed, or that ended during a question."""
 
     def run(
-        self, snapshots: SnapshotRegistry, text: str, clusters: frozenset[str] | None, limit: int, cancel: CancelToken
+        self,
+        snapshots: SnapshotRegistry,
+        text: str,
+        clusters: frozenset[str] | None,
+        limit: int,
+        cancel: CancelToken,
+        tables: Mapping[str, str] = NO_SOURCES,
     ) -> QueryResult:
         """The rows of a user's query over the store as it is now; blocks.
 
         Raises `EchoApiError`.
         """
-        question = {"sql": text, "clusters": None if clusters is None else sorted(clusters), "limit": limit}
+        question = {
+            "sql": text,
+            "clusters": None if clusters is None else sorted(clusters),
+            "limit": limit,
+            "tables": {**tables},
+        }
         for last in (False, True):
             head, rows = self._once(snapshots, question, cancel)
             if "code" not in head:
@@ -190,7 +204,7 @@ class SqlPool:
             path=str(store.path.absolute()), spill=f"{self._spill}{number}",
             spill_mb=store.spill_limit_mb // query.sql_at_once, threads=store.threads,
             engine_mb=int(query.sql_memory_mb * ENGINE_SHARE), memory_mb=query.sql_memory_mb, timeout=query.timeout,
-            max_bytes=query.max_bytes,
+            max_bytes=query.max_bytes, readable=self._readable,
         )  # fmt: skip
         process = SqlProcess(setup)
         try:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, run_query
 from ingero_echo.sandbox import sandbox_query
-from ingero_echo.tables import LOCKDOWN_SETTINGS
+from ingero_echo.tables import lockdown
 from ingero_echo.window import Window
 
 IDLE_SECONDS: Final = 600.0
@@ -55,6 +55,8 @@ class SqlWorkerConfig:
     """What the process may take beyond what it takes idle."""
     timeout: float
     max_bytes: int
+    readable: str = ""
+    """Folder with files that the engine may read."""
 
 
 class Worker:
@@ -99,7 +101,7 @@ class Worker:
             self._pipe.send_bytes(OPENED)
             clusters = question["clusters"]
             window = Window(clusters=None if clusters is None else frozenset(clusters))
-            sql = sandbox_query(question["sql"], window, self._connection.cursor())
+            sql = sandbox_query(question["sql"], window, self._connection.cursor(), question["tables"])
             result = run_query(self._connection.cursor(), sql, {}, self._setup, question["limit"], self._cancel)
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, result.table.schema) as stream:
@@ -134,7 +136,7 @@ class Worker:
                 "max_temp_directory_size": f"{setup.spill_mb}MB",
             },
         )  # fmt: skip
-        for setting in LOCKDOWN_SETTINGS:
+        for setting in lockdown(setup.readable):
             self._connection.execute(f"SET {setting}")
         if first:
             self._bound = _data_bytes() + (setup.memory_mb << 20)

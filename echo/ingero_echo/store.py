@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, count, groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import duckdb
 
@@ -22,9 +22,9 @@ from ingero_echo.errors import UserError
 from ingero_echo.lock import DatabaseLock
 from ingero_echo.settings import StoreConfig
 from ingero_echo.snapshots import REPLAY_BYTES, SnapshotRegistry
-from ingero_echo.tables import LOCKDOWN_SETTINGS, TABLES
+from ingero_echo.tables import TABLES, lockdown
 from ingero_echo.wal import uncommitted_tail
-from ingero_echo.window import literal
+from ingero_echo.window import Sources, Window, literal
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -90,22 +90,34 @@ def schema_text() -> str:
     return "\n".join(f"{table}({', '.join(f'{name} {kind}' for _, name, kind in rows)})" for table, rows in tables)
 
 
+class SharedView(Protocol):
+    """The shared tables, and what their writers have not sealed yet."""
+
+    def pinned(self, window: Window) -> contextlib.AbstractContextManager[Sources]:
+        """What a question about a window reads."""
+
+
 class Store:
     """An open database. `connection` belongs to the writer; `cursor` makes a reader's."""
 
-    def __init__(self, config: StoreConfig, connection: Any, lock: DatabaseLock) -> None:
+    def __init__(
+        self, config: StoreConfig, connection: Any, lock: DatabaseLock, readable: Path | None = None
+    ) -> None:
         self.config = config
         self.connection = connection
         self.snapshots = SnapshotRegistry(config.path)
         """The rule for other processes that read the file."""
-        self._lock = lock
+        self.view: SharedView | None = None
+        """Where questions read from the shared tables too."""
+        self._lock, self._readable = lock, readable
         self.snapshots.admit_readers()
 
     @classmethod
-    def open(cls, config: StoreConfig) -> "Store":
+    def open(cls, config: StoreConfig, readable: Path | None = None) -> "Store":
         """Lock, open (replaying the write-ahead log), migrate and seal the database.
 
-        Raises `StoreError` or `DatabaseLocked`, with a message for the user.
+        The engine may read files in the folder `readable`, and no others. Raises `StoreError` or `DatabaseLocked`,
+        with a message for the user.
         """
         lock = DatabaseLock(config.path)
         try:
@@ -115,7 +127,7 @@ class Store:
             raise StoreError(f"{config.path}: {disk_problem(error) or f'cannot be opened here: {error}'}") from None
         try:
             _restrict_permissions(config.path)
-            return cls(config, _connect(config), lock)
+            return cls(config, _connect(config, readable), lock, readable)
         except BaseException:
             lock.release()
             raise
@@ -124,12 +136,16 @@ class Store:
         """A reader's own cursor: it sees what was committed when its statement begins, and never waits."""
         return self.connection.cursor()
 
+    def pinned(self, window: Window) -> contextlib.AbstractContextManager[Sources]:
+        """What a question about a window reads; it stays readable within the block. Raises `EchoApiError`."""
+        return self.view.pinned(window) if self.view else contextlib.nullcontext(Sources())
+
     def reopen(self) -> None:
         """Open the database again after the engine failed, for instance because the disk was full."""
         with self.snapshots.exclusive():
             with contextlib.suppress(duckdb.Error):
                 self.connection.close()
-            self.connection = _connect(self.config)
+            self.connection = _connect(self.config, self._readable)
             self.snapshots.admit_readers()
 
     def checkpoint(self) -> None:
@@ -249,7 +265,7 @@ def _last_block(connection: Any) -> int:
     return max((block for block in blocks if block is not None), default=-1)
 
 
-def _connect(config: StoreConfig) -> Any:
+def _connect(config: StoreConfig, readable: Path | None = None) -> Any:
     spill = config.path.with_name(config.path.name + ".spill")
     log_file = _log_file(config.path)
     try:
@@ -273,7 +289,7 @@ def _connect(config: StoreConfig) -> Any:
         _check_length(connection, config.path)
         migrate(connection, config.path)
         connection.execute("PRAGMA enable_checkpoint_on_shutdown")
-        for setting in LOCKDOWN_SETTINGS:
+        for setting in lockdown(readable):
             connection.execute(f"SET {setting}")
     except duckdb.Error as error:
         connection.close()

@@ -1,5 +1,6 @@
 """The published tables; each has `cluster_id` and `timestamp`."""
 
+from pathlib import Path
 from typing import Final
 
 TABLES: Final = ("events", "node_metrics", "node_rollups", "collectives", "verdicts", "causal_chains")
@@ -13,3 +14,11 @@ LOCKDOWN_SETTINGS: Final = (
     "lock_configuration=true",
 )
 """Settings that deny the engine access to files, network and extensions; the last one locks the configuration."""
+
+
+def lockdown(readable: Path | str | None = None) -> tuple[str, ...]:
+    """The settings, with a folder whose files the engine may read."""
+    if not readable:
+        return LOCKDOWN_SETTINGS
+    folder = str(readable).replace("'", "''")
+    return (f"allowed_directories=['{folder}/']", *LOCKDOWN_SETTINGS)

@@ -6,12 +6,17 @@ uses are already filtered.
 
 import datetime
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_echo.tables import TABLES
+
+NO_SOURCES: Final[Mapping[str, str]] = MappingProxyType({})
+"""Every table is the one of the database."""
 
 LONG_NANOS: Final = 2 * 3600 * 10**9
 """Windows that begin longer ago than this are computed from partial sums."""
@@ -33,12 +38,23 @@ class Window:
     until: int | None = None
 
 
+@dataclass(frozen=True)
+class Sources:
+    """What a question reads: an expression for FROM by table, where that is not the table of the database."""
+
+    tables: Mapping[str, str] = field(default_factory=dict)
+    as_of: Mapping[str, str] | None = None
+    """For each writer the time up to which its events are whole; `None` where the database is the only one."""
+    missing: tuple[str, ...] = ()
+    """Writers whose newest events are missing."""
+
+
 def literal(text: str) -> str:
     """An SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def scope_ctes(window: Window) -> str:
+def scope_ctes(window: Window, tables: Mapping[str, str] = NO_SOURCES) -> str:
     """The common table expressions, without WITH."""
     seen = []
     if window.clusters is not None:
@@ -50,8 +66,9 @@ def scope_ctes(window: Window) -> str:
     if window.until is not None:
         within.append(f'"timestamp" < {moment(window.until)}')
     named = [
-        f"{table} AS NOT MATERIALIZED (SELECT * FROM main.{table}{_where(within)}{_open(table, window, seen)})"
+        f"{table} AS NOT MATERIALIZED (SELECT * FROM {source}{_where(within)}{_open(table, source, window, seen)})"
         for table in TABLES
+        for source in (tables.get(table, f"main.{table}"),)
     ]
     return ", ".join([*named, f"activity AS NOT MATERIALIZED ({_activity(window)})"])
 
@@ -60,13 +77,13 @@ def _where(conditions: list[str]) -> str:
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def _open(table: str, window: Window, seen: list[str]) -> str:
+def _open(table: str, source: str, window: Window, seen: list[str]) -> str:
     """Verdicts are recorded when they change: the newest one before the window counts in it where it accuses."""
     if table != "verdicts" or window.since is None:
         return ""
     before = _where([*seen, f'"timestamp" < {moment(window.since)}'])
     return (
-        f" UNION ALL SELECT * FROM (SELECT * FROM main.verdicts{before} QUALIFY row_number() OVER "
+        f" UNION ALL SELECT * FROM (SELECT * FROM {source}{before} QUALIFY row_number() OVER "
         f'(PARTITION BY cluster_id, node_id, source ORDER BY "timestamp" DESC) = 1) WHERE state IN ({ACCUSED})'
     )
 
@@ -86,9 +103,9 @@ def _activity(window: Window) -> str:
     return "SELECT * FROM node_rollups"
 
 
-def scoped(sql: str, window: Window) -> str:
+def scoped(sql: str, window: Window, tables: Mapping[str, str] = NO_SOURCES) -> str:
     """The query, restricted to the window."""
-    return f"WITH {scope_ctes(window)} SELECT * FROM (\n{sql}\n)"
+    return f"WITH {scope_ctes(window, tables)} SELECT * FROM (\n{sql}\n)"
 
 
 def moment(nanos: int) -> str:

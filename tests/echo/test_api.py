@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx2
 import jsonschema
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
 import trustme
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
@@ -31,6 +29,7 @@ from ingero_fleet.processor_settings import ThresholdConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing import telemetry
+from ingero_testing.mcp_client import call
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.web import web
@@ -415,29 +414,6 @@ def test_without_tokens_a_web_page_cannot_reach_through_the_browser(service: Run
 
 
 # MCP, with the official client.
-
-
-def call(url: str, *tools: tuple[str, dict[str, Any]], token: str = "") -> list[Any]:
-    results: list[Any] = []
-
-    async def talk() -> None:
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        async with (
-            httpx2.AsyncClient(headers=headers, timeout=30) as http,
-            Client(streamable_http_client(url, http_client=http)) as client,
-        ):
-            for name, arguments in tools:
-                if name == "list":
-                    results.append(await client.list_tools())
-                elif name == "prompt":
-                    results.append(await client.get_prompt(echo.INVESTIGATE, arguments))
-                elif name == "resource":
-                    results.append(await client.read_resource("echo://schema"))
-                else:
-                    results.append(await client.call_tool(name, arguments))
-
-    anyio.run(talk)
-    return results
 
 
 @pytest.mark.parametrize("path", [echo.MCP, "/"])

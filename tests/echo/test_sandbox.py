@@ -1,6 +1,7 @@
 """Every published way out of a DuckDB sandbox, by name, against the function and against the real server."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from ingero_echo.settings import QueryConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.window import Window
 from ingero_testing import telemetry
-from ingero_testing.processes import Running
+from ingero_testing.lakes import Shard, open_reader, table_config
+from ingero_testing.processes import Running, echo_reader
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.web import web
 
@@ -194,21 +196,37 @@ FINE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    opened = Store.open(StoreConfig(path=tmp_path_factory.mktemp("sandbox") / "echo.duckdb"))
-    fill = (
-        "INSERT INTO events SELECT uuid(), now()::TIMESTAMP, now()::TIMESTAMP, 'logs', ?, 'n', 'm', i, NULL, NULL, "
-    )
+FILL = (
+    "INSERT INTO events SELECT uuid(), now()::TIMESTAMP, now()::TIMESTAMP, 'logs', ?, 'n', 'm', i, NULL, NULL, "
+    "NULL, NULL, '{\"k\": 1}', 1 FROM range(1000) r(i)"
+)
+
+
+@pytest.fixture(scope="module", params=["embedded", "reader"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A database, or the reader of one that is sealed."""
+    folder = tmp_path_factory.mktemp("sandbox")
+    if request.param == "embedded":
+        opened = Store.open(StoreConfig(path=folder / "echo.duckdb"))
+        for cluster in ("mine", SECRET):
+            opened.connection.execute(FILL, [cluster])
+        yield opened
+        opened.close()
+        return
+    shard = Shard(folder / "echo.duckdb", table_config(folder / "lake"))
     for cluster in ("mine", SECRET):
-        opened.connection.execute(fill + "NULL, NULL, '{\"k\": 1}', 1 FROM range(1000) r(i)", [cluster])
-    yield opened
-    opened.close()
+        shard.store.connection.execute(FILL, [cluster])
+    shard.seal()
+    with open_reader(folder, table_config(folder / "lake"), {"0": shard}) as reader:
+        yield reader.store
+    shard.close()
 
 
 def answer(store: Store, text: str, seconds: float = 5.0) -> list[list[Any]]:
-    sql = sandbox_query(text, Window(clusters=frozenset({"mine"})), store.cursor())
-    return run_query(store.cursor(), sql, {}, QueryConfig(timeout=seconds), 1000).lists()
+    window = Window(clusters=frozenset({"mine"}))
+    with store.pinned(window) as sources:
+        sql = sandbox_query(text, window, store.cursor(), sources.tables)
+        return run_query(store.cursor(), sql, {}, QueryConfig(timeout=seconds), 1000).lists()
 
 
 @pytest.mark.parametrize("name", WAYS_OUT)
@@ -388,15 +406,17 @@ def test_any_text_is_refused_or_harmless(store: Store, text: str) -> None:
 # Against the real server.
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=["embedded", "reader"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An Echo, or the reader of one that seals."""
     folder = tmp_path_factory.mktemp("echo")
-    tokens = folder / "tokens"
-    tokens.write_text("all name=all\ntenant clusters=mine\n")
-    change = {
-        "auth": {"tokens_file": str(tokens)}, "api": {"sql_for_tenants": True}, "query": {"timeout": "1s"},
+    (folder / "tokens").write_text("all name=all\ntenant clusters=mine\n")
+    change: dict[str, Any] = {
+        "auth": {"tokens_file": str(folder / "tokens")}, "api": {"sql_for_tenants": True}, "query": {"timeout": "1s"},
     }  # fmt: skip
-    with start_echo(folder, change) as running:
+    if request.param == "reader":
+        change["table"] = table_config(folder / "lake", every=0.1).model_dump(mode="json", exclude_none=True)
+    with start_echo(folder, change) as running, ExitStack() as more:
         for cluster in ("mine", SECRET):
             message = telemetry.logs([("e", "", {attributes.JOB_ID: "j"})], cluster)
             answered = web.post(
@@ -404,6 +424,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
                 headers={"content-type": "application/x-protobuf", "authorization": "Bearer all"},
             )  # fmt: skip
             assert answered.status_code == 200
+        if request.param == "reader":
+            (folder / "token").write_text("all\n")
+            read = {"shards": {"0": running.url("api")}, "token_file": str(folder / "token")}
+            running = more.enter_context(echo_reader(folder / "reader", {**change, "read": read}))
         yield running
 
 

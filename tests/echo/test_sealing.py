@@ -20,12 +20,13 @@ from pyiceberg.catalog import load_catalog
 
 from ingero_contract import echo, routes
 from ingero_echo import retention
-from ingero_echo.lake import files, plan
+from ingero_echo.lake import files, plan, view
 from ingero_echo.lake.catalog import LakeCatalog, LakeError
 from ingero_echo.lake.layout import lake_columns
 from ingero_echo.lake.plan import Boundary, ShardTaken
 from ingero_echo.lake.sealer import open_lake
 from ingero_echo.settings import RetentionConfig, TableConfig
+from ingero_echo.window import Window
 from ingero_testing import telemetry
 from ingero_testing.lakes import TABLES, Shard, seal_until_killed, seen, table_config
 from ingero_testing.processes import echo as start_echo
@@ -103,7 +104,7 @@ def test_rows_are_the_same_in_the_shared_tables_also_their_nanoseconds(shard: Sh
             assert sum(row[5] for row in after) == sum(row[5] for row in before[table]) == 62
         else:
             assert after == before[table], table
-    assert len(LakeCatalog(config).pin("events", None, None).files) == 3
+    assert len(LakeCatalog(config).pin("events").files) == 3
 
 
 def test_other_engines_read_the_tables(shard: Shard, config: TableConfig) -> None:
@@ -189,7 +190,7 @@ def test_a_database_from_before_is_sealed_too(tmp_path: Path, config: TableConfi
 
     shard.seal()
 
-    assert LakeCatalog(config).pin("events", None, None).files[0].rows == 5
+    assert LakeCatalog(config).pin("events").files[0].rows == 5
     shard.close()
 
 
@@ -207,7 +208,7 @@ def test_shards_that_commit_at_the_same_time_both_land(tmp_path: Path) -> None:
     for shard in shards:
         shard.close()
 
-    pinned = LakeCatalog(table_config(tmp_path / "lake")).pin("events", None, None)
+    pinned = LakeCatalog(table_config(tmp_path / "lake")).pin("events")
 
     assert (sum(file.rows for file in pinned.files), {*pinned.boundaries}) == (40, {"a", "b"})
 
@@ -261,7 +262,7 @@ def test_while_the_catalog_is_away_events_are_taken_and_sealed_later(tmp_path: P
 
     shard.seal()
 
-    assert (repeats, LakeCatalog(config).pin("events", None, None).boundaries["0"].sealed) == (0, 2)
+    assert (repeats, LakeCatalog(config).pin("events").boundaries["0"].sealed) == (0, 2)
     shard.close()
 
 
@@ -290,10 +291,13 @@ def test_a_file_is_written_twice_with_the_same_bytes(shard: Shard, config: Table
 def test_files_are_pruned_by_time(shard: Shard, config: TableConfig) -> None:
     fill(shard)
     shard.seal()
-    lake, now = LakeCatalog(config), time.time_ns()
+    pinned, now = LakeCatalog(config).pin("events"), time.time_ns()
 
-    assert len(lake.pin("events", now - DAY // 48, None).files) < len(lake.pin("events", None, None).files)
-    assert lake.pin("events", now + DAY, None).files == ()
+    recent = view.needed("events", pinned, Window(since=now - DAY // 2))
+    assert 0 < len(recent) < len(pinned.files)
+    assert len(view.needed("events", pinned, Window(until=now - DAY // 2))) == 1
+    assert view.needed("events", pinned, Window(since=now + DAY)) == []
+    assert len(view.needed("verdicts", pinned, Window(since=now + DAY))) == len(pinned.files)
 
 
 # What is decided, as values.
@@ -370,4 +374,4 @@ def test_a_running_echo_seals_what_was_pushed(tmp_path: Path) -> None:
         metrics = service.url("api", echo.METRICS_PAGE)
         wait_until(lambda: "ingero_echo_sealed_events_total 20.0" in web.get(metrics).text, "the seal")
 
-    assert sum(file.rows for file in LakeCatalog(config).pin("events", None, None).files) == 20
+    assert sum(file.rows for file in LakeCatalog(config).pin("events").files) == 20

@@ -6,14 +6,15 @@ import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import yaml
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -33,6 +34,7 @@ from pyiceberg.types import (
 from ingero_echo.errors import UserError
 from ingero_echo.lake.layout import DAY, lake_columns, sort_columns
 from ingero_echo.lake.plan import Boundary, backoff, boundaries, boundary_properties, landed
+from ingero_echo.lake.view import LATEST, LakeFile, PinnedTable
 from ingero_echo.settings import PASSWORD_IN_URL, TableConfig
 from ingero_echo.tables import TABLES
 from ingero_kit.logs import get
@@ -64,23 +66,6 @@ class LakeError(UserError):
     """The catalog or the object storage cannot be used now; the text has no secrets."""
 
 
-@dataclass(frozen=True)
-class LakeFile:
-    """One data file of a table."""
-
-    location: str
-    size: int
-    rows: int
-
-
-@dataclass(frozen=True)
-class PinnedTable:
-    """A table at one version: its files in a window of time, and what each shard has sealed in it."""
-
-    files: tuple[LakeFile, ...]
-    boundaries: dict[str, Boundary]
-
-
 def catalog_properties(config: TableConfig) -> dict[str, str]:
     """The properties of the catalog with those of the file of credentials, which win. Raises `LakeError`."""
     found = {**config.catalog, "warehouse": config.warehouse}
@@ -104,6 +89,8 @@ class LakeCatalog:
         self._secrets = {value for name, value in properties.items() if config.catalog.get(name) != value}
         self._secrets |= {value.partition("@")[0] for value in self._secrets if PASSWORD_IN_URL.match(value)}
         self._secrets.discard(config.warehouse)
+        self._ios: dict[str, FileIO] = {}
+        """The file systems of pinned tables."""
         with self._errors():
             self._catalog: Catalog = load_catalog(NAME, **properties)
 
@@ -155,22 +142,27 @@ class LakeCatalog:
                 f"{table}: {COMMIT_ATTEMPTS} commits were refused because others committed at the same time"
             )
 
-    def pin(self, table: str, since: int | None, until: int | None) -> PinnedTable:
-        """The present version of a table; nanoseconds bound the files."""
+    def pin(self, table: str, before: PinnedTable | None = None) -> PinnedTable:
+        """The present version of a table, empty where none was created; `before` is what was pinned last."""
         with self._errors():
-            loaded = self._load(table)
-            tasks = loaded.scan(row_filter=_within(since, until)).plan_files()
-            files = (
-                LakeFile(task.file.file_path, task.file.file_size_in_bytes, task.file.record_count) for task in tasks
-            )
-            return PinnedTable(tuple(sorted(files, key=lambda one: one.location)), boundaries(loaded.properties))
+            try:
+                loaded = self._load(table)
+            except NoSuchTableError:
+                return PinnedTable((), {})
+            self._ios[table] = loaded.io
+            snapshot = loaded.current_snapshot()
+            version = snapshot.snapshot_id if snapshot else 0
+            if before is not None and before.version == version:
+                files = before.files
+            else:
+                number = loaded.schema().find_field(DAY).field_id
+                files = tuple(_file(task.file, number) for task in loaded.scan().plan_files())
+            return PinnedTable(files, boundaries(loaded.properties), version)
 
     def fetch(self, table: str, file: LakeFile, target: Path) -> None:
-        """Copy a data file to this machine."""
-        with self._errors():
-            io = self._load(table).io
-            with io.new_input(file.location).open() as source, target.open("wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
+        """Copy a data file of a pinned table to this machine; from any thread."""
+        with self._errors(), self._ios[table].new_input(file.location).open() as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
 
     def _load(self, table: str) -> Table:
         return self._catalog.load_table((self._config.namespace, table))
@@ -212,18 +204,15 @@ class LakeCatalog:
             raise LakeError(f"the shared tables cannot be used: {text}") from None
 
 
-def _within(since: int | None, until: int | None) -> BooleanExpression | str:
-    found = []
-    if since is not None:
-        found.append(f"{DAY} >= '{_iso(since)}'")
-    if until is not None:
-        found.append(f"{DAY} < '{_iso(until + 999)}'")
-    return " AND ".join(found) or AlwaysTrue()
+def _file(file: DataFile, day: int) -> LakeFile:
+    """What a manifest says of a data file; `day` is the number of its column of times."""
 
+    def bound(bounds: dict[int, bytes] | None, otherwise: int) -> int:
+        raw = (bounds or {}).get(day)
+        return otherwise if raw is None else int(from_bytes(TimestampType(), raw))
 
-def _iso(nanos: int) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(nanos // 10**9))
-    return f"{whole}.{nanos % 10**9 // 1000:06d}"
+    first, last = bound(file.lower_bounds, 0), bound(file.upper_bounds, LATEST)
+    return LakeFile(file.file_path, file.file_size_in_bytes, file.record_count, first, last)
 
 
 logging.getLogger("pyiceberg").setLevel(logging.ERROR)

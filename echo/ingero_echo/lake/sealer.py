@@ -51,7 +51,7 @@ class Lake(Protocol):
         """Add files and set the boundary in one commit."""
 
 
-def open_lake(config: TableConfig) -> Lake:
+def open_lake(config: TableConfig) -> Any:
     """Connect to the catalog. Raises `UserError`."""
     try:
         from ingero_echo.lake.catalog import LakeCatalog  # optional, and slow to load

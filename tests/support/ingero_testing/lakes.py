@@ -4,18 +4,24 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
+from ingero_echo.errors import EchoApiError
 from ingero_echo.ingest import decode_request
 from ingero_echo.lake.catalog import LakeCatalog
 from ingero_echo.lake.layout import restored
+from ingero_echo.lake.reader import LakeReader
 from ingero_echo.lake.sealer import Sealer, open_lake
-from ingero_echo.settings import IngestConfig, StoreConfig, TableConfig
+from ingero_echo.lake.tail import TailGone, TailPage, read_page, tail_page
+from ingero_echo.settings import EchoConfig, IngestConfig, ReadConfig, StoreConfig, TableConfig, cached_files
 from ingero_echo.store import Store
 from ingero_echo.tables import TABLES
 from ingero_echo.writer import Writer
@@ -58,9 +64,48 @@ class Shard:
         self.store.close()
 
 
+@dataclass
+class OpenReader:
+    """A reader in this process, which looks at tables and writers when it is told to."""
+
+    store: Store
+    lake: LakeReader
+    config: EchoConfig
+
+    def follow(self) -> None:
+        """See the newest version of the tables, then what is not sealed."""
+        self.lake.refresh()
+        for shard in self.config.read.shards if self.config.read else ():
+            while self.lake.poll(shard):
+                pass
+
+
+@contextmanager
+def open_reader(folder: Path, tables: TableConfig, shards: Mapping[str, Shard], **read: Any) -> Iterator[OpenReader]:
+    """A reader of writers in this process."""
+    settings = ReadConfig(cache=folder / "cache", shards={name: name for name in shards}, **read)
+    place = StoreConfig(path=folder / "cache" / "unsealed.duckdb")
+    config = EchoConfig(insecure=True, table=tables, read=settings, store=place)
+
+    def tail(name: str, after: int) -> TailPage:
+        try:
+            return read_page(tail_page(shards[name].store, after))
+        except EchoApiError as error:
+            raise TailGone(str(error)) from None
+
+    store = Store.open(place, cached_files(settings).absolute())
+    store.view = reader = LakeReader(store, config, settings, lambda: open_lake(tables), tail)
+    opened = OpenReader(store, reader, config)
+    try:
+        opened.follow()
+        yield opened
+    finally:
+        store.close()
+
+
 def seen(config: TableConfig, connection: Any, table: str = "events", shard: str = "0") -> Counter[Any]:
     """The rows of one table that a reader sees: those of the shared table, and those above its boundary."""
-    pinned = LakeCatalog(config).pin(table, None, None)
+    pinned = LakeCatalog(config).pin(table)
     columns = restored(table)
     found: Counter[Any] = Counter()
     if pinned.files:

@@ -164,6 +164,26 @@ def echo(folder: Path, change: dict | None = None, *prefix: str) -> Iterator[Run
 
 
 @contextmanager
+def echo_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignore[type-arg]
+    """A reader of shared tables, ready; `change` has the sections `table` and `read`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config, ports = folder / "reader.yaml", folder / "reader-ports.json"
+    ports.unlink(missing_ok=True)
+    config.write_text(yaml.safe_dump(merge(merge(ECHO, {"read": {"cache": str(folder / "cache")}}), change)))
+    command = [str(BIN / "ingero-echo"), "read", "--config", str(config), "--ports-file", str(ports)]
+    with process(folder / "reader.log", *command) as running:
+        wait_until(lambda: ports.exists() or running.process.poll() is not None, "the reader to listen", 120)
+        assert running.process.poll() is None, running.words()
+        running.ports = json.loads(ports.read_text())
+        ready = running.url("api", "/readyz")
+        wait_until(
+            lambda: answer(ready)[0] == 200 or running.process.poll() is not None, "the reader to be ready", 120
+        )
+        assert running.process.poll() is None, running.words()
+        yield running
+
+
+@contextmanager
 def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
     """Any process; it ends with the block."""
     with log.open("wb") as stream:

@@ -1,0 +1,87 @@
+"""What a question reads: data files of the tables at one version, and rows above the boundaries. Pure."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ingero_echo.lake.layout import DAY, restored
+from ingero_echo.lake.plan import NOTHING, Boundary
+from ingero_echo.window import Window, literal
+
+LATEST: Final = 2**63 - 1
+"""The time of a file that does not say its latest."""
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """One data file of a table; its earliest and latest time in microseconds."""
+
+    location: str
+    size: int
+    rows: int
+    first: int = 0
+    last: int = LATEST
+
+    @property
+    def name(self) -> str:
+        """Its name in a cache."""
+        return hashlib.sha256(self.location.encode()).hexdigest()[:32] + ".parquet"
+
+
+@dataclass(frozen=True)
+class PinnedTable:
+    """A table at one version: its files, and what each shard has sealed in it."""
+
+    files: tuple[LakeFile, ...]
+    boundaries: Mapping[str, Boundary]
+    version: int = 0
+
+    def sealed(self, shard: str) -> int:
+        """The boundary of a shard."""
+        return self.boundaries.get(shard, Boundary()).sealed
+
+
+Pin = Mapping[str, PinnedTable]
+"""All tables. Events were pinned first, because they are sealed last."""
+
+
+def needed(table: str, pinned: PinnedTable, window: Window) -> list[LakeFile]:
+    """The files of a table that may have rows of a window. Verdicts before the window may still count in it."""
+    since = None if table == "verdicts" else window.since
+    return [
+        file
+        for file in pinned.files
+        if (since is None or file.last >= since // 1000)
+        and (window.until is None or file.first <= window.until // 1000)
+    ]
+
+
+def source(
+    table: str, pinned: PinnedTable, paths: Sequence[Path], hot: Iterable[tuple[str, str]], window: Window
+) -> str:
+    """An expression for FROM. `hot` are shards and the schemas that hold their rows which may not be sealed.
+
+    The condition on the stored microseconds lets the engine skip row groups.
+    """
+    parts = [f"SELECT * FROM main.{table}"]
+    if paths:
+        names = ", ".join(literal(str(path)) for path in paths)
+        within = (
+            [] if table == "verdicts" or window.since is None else [f'"{DAY}" >= {_micros(window.since // 1000)}']
+        )
+        within += [] if window.until is None else [f'"{DAY}" <= {_micros(window.until // 1000)}']
+        where = f" WHERE {' AND '.join(within)}" if within else ""
+        parts.append(f"SELECT {restored(table)} FROM read_parquet([{names}]){where}")
+    parts += [f"SELECT * FROM {schema}.{table} WHERE seq > {pinned.sealed(shard)}" for shard, schema in hot]
+    return f"({' UNION ALL '.join(parts)})"
+
+
+def _micros(moment: int) -> str:
+    return f"make_timestamp({moment}::BIGINT)"
+
+
+def trimmed(pins: Iterable[tuple[float, Pin]], shard: str, table: str, before: float) -> int:
+    """The boundary through which rows of a shard may be dropped: the one that was pinned before a moment."""
+    return max((pin[table].sealed(shard) for moment, pin in pins if moment <= before), default=NOTHING)

@@ -1,0 +1,336 @@
+"""Readers of shared tables: the writer's answers, each row once at any moment, and what is missing is said."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingero_contract import echo, routes
+from ingero_echo.auth import ANONYMOUS
+from ingero_echo.errors import EchoApiError, UserError
+from ingero_echo.lake.file_cache import FileCache
+from ingero_echo.lake.tail import read_page, tail_page
+from ingero_echo.lake.view import LakeFile
+from ingero_echo.query_service import ANALYSIS, DESCRIBE, TOOLS, QueryService
+from ingero_echo.settings import EchoConfig
+from ingero_echo.store import Store
+from ingero_echo.window import Window
+from ingero_testing import telemetry
+from ingero_testing.lakes import OpenReader, Shard, open_reader, table_config
+from ingero_testing.mcp_client import call
+from ingero_testing.processes import Running, echo_reader, wait_until
+from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
+
+IDS = "SELECT event_id FROM events"
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    made = Shard(tmp_path / "e.duckdb", table_config(tmp_path / "lake", keep=3600.0))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(tmp_path: Path, shard: Shard) -> Iterator[OpenReader]:
+    with open_reader(tmp_path, table_config(tmp_path / "lake"), {"0": shard}) as opened:
+        yield opened
+
+
+def asked(store: Store, config: EchoConfig, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    service = QueryService(config, lambda: store)
+    try:
+        return asyncio.run(service.call(ANONYMOUS, tool, arguments)).body
+    finally:
+        service.close()
+
+
+def rows(store: Store, sql: str = IDS) -> list[Any]:
+    """The result of a query over what the store reads, without the sandbox."""
+    with store.pinned(Window()) as sources:
+        text = " ".join(f"{name} AS (FROM {source})," for name, source in sources.tables.items())
+        found = store.cursor().execute(f"WITH {text} last AS (SELECT 1) {sql}" if text else sql).fetchall()
+    return [row[0] if len(row) == 1 else row for row in found]
+
+
+def fill(shard: Shard, nodes: int = 3) -> None:
+    for number in range(nodes):
+        shard.put(telemetry.verdict(f"n{number}", "straggler"))
+        shard.put(telemetry.numbered(4, node=f"n{number}")[1])
+
+
+def test_every_question_has_the_same_rows_sealed_or_not(shard: Shard, reader: OpenReader) -> None:
+    fill(shard)
+    shard.seal()
+    fill(shard)
+    reader.follow()
+    embedded = EchoConfig(insecure=True, store=shard.store.config)
+    needs = {"node_id": "n1", "cluster_id": "c"}
+
+    for tool, described in TOOLS.items():
+        if tool in (ANALYSIS, DESCRIBE):
+            continue
+        known, required = described.input_schema["properties"], described.input_schema.get("required", ())
+        for since in {"all", "1h"} if "since" in known else {""}:
+            given = {name: needs[name] for name in required if name in needs} | ({"since": since} if since else {})
+            if {*required} - {*given}:
+                continue
+            mine, theirs = (
+                asked(store, config, tool, given)
+                for store, config in ((shard.store, embedded), (reader.store, reader.config))
+            )
+            assert theirs["rows"] == mine["rows"], tool
+            assert theirs["missing"] == []
+    everything = {"sql": "SELECT * FROM events ORDER BY ALL"}
+    mine, theirs = (
+        asked(store, config, ANALYSIS, everything)
+        for store, config in ((shard.store, embedded), (reader.store, reader.config))
+    )
+    assert (theirs["columns"], theirs["rows"]) == (mine["columns"], mine["rows"])
+    assert theirs["row_count"] == 30
+    assert theirs["as_of"]["0"] > "2026"
+
+
+def test_a_reader_sees_each_row_once_in_every_order_of_seals_and_looks(tmp_path: Path) -> None:
+    dice, tables = random.Random(3), table_config(tmp_path / "lake", max_rows=7)
+    shard = Shard(tmp_path / "e.duckdb", tables)
+    written: set[str] = set()
+    with open_reader(tmp_path, tables, {"0": shard}) as reader:
+        seen = 0
+        for _ in range(60):
+            match dice.randrange(4):
+                case 0:
+                    ids, message = telemetry.numbered(dice.randrange(1, 9))
+                    shard.put(message)
+                    written |= {*ids}
+                case 1:
+                    shard.sealer.seal()
+                case 2:
+                    reader.lake.refresh()
+                case _:
+                    reader.lake.poll("0")
+            found = [str(one) for one in rows(reader.store)]
+            assert len(found) == len({*found}), "a row is there twice"
+            assert {*found} <= written
+            assert len(found) >= seen or not found, "rows that were there are gone"
+            seen = len(found)
+        reader.follow()
+        reader.follow()
+        assert {str(one) for one in rows(reader.store)} == written
+    shard.close()
+
+
+def test_a_reader_that_was_overtaken_begins_anew_and_is_whole(tmp_path: Path) -> None:
+    tables = table_config(tmp_path / "lake", max_rows=5)
+    shard = Shard(tmp_path / "e.duckdb", tables)
+    shard.put(telemetry.numbered(5)[1])
+    with open_reader(tmp_path, tables, {"0": shard}) as reader:
+        for _ in range(3):
+            shard.put(telemetry.numbered(5)[1])
+            shard.seal()
+        during = rows(reader.store)
+        reader.lake.poll("0")
+        reader.follow()
+
+        assert len(during) == 5
+        assert len({*rows(reader.store)}) == len(rows(reader.store)) == 20
+    shard.close()
+
+
+def test_a_question_that_lost_rows_on_the_way_is_refused(shard: Shard, reader: OpenReader) -> None:
+    with pytest.raises(EchoApiError, match="replaced"), reader.store.pinned(Window()):
+        reader.lake._drop(reader.lake._writers["0"])
+
+
+def test_a_writer_that_does_not_answer_is_named_and_sealed_rows_stay(tmp_path: Path, shard: Shard) -> None:
+    fill(shard)
+    shard.seal()
+    fill(shard)
+    tables = table_config(tmp_path / "lake")
+    with open_reader(tmp_path, tables, {}) as reader:
+        reader.lake.refresh()
+        body = asked(reader.store, reader.config, echo.TOOL_PREFIX + "summary", {"since": "all"})
+
+    assert body["missing"] == ["0"]
+    assert body["summary"].endswith("The newest events of 0 are missing.")
+    assert sum(row["events"] for row in body["rows"]) == 15
+    assert body["as_of"]["0"] > "2026"
+
+
+def test_rows_that_are_sealed_are_dropped_once_no_question_needs_them(shard: Shard, reader: OpenReader) -> None:
+    fill(shard)
+    reader.follow()
+    shard.seal()
+    reader.follow()
+    held = "SELECT count(*) FROM unsealed0.events"
+    before = reader.store.cursor().execute(held).fetchall()
+    reader.lake._grace = -1.0
+    reader.follow()
+
+    assert (before, reader.store.cursor().execute(held).fetchall()) == ([(15,)], [(0,)])
+    assert len(rows(reader.store)) == 15
+
+
+def test_a_page_ends_with_a_transaction_and_says_whether_there_are_more(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingero_echo.lake.tail.PAGE_ROWS", 6)
+    for size in (4, 2, 3):
+        shard.put(telemetry.numbered(size)[1])
+
+    first = read_page(tail_page(shard.store, -1))
+    second = read_page(tail_page(shard.store, first.through))
+    third = read_page(tail_page(shard.store, second.through))
+
+    assert [(page.through, page.complete, page.tables["events"].num_rows) for page in (first, second, third)] == [
+        (2, False, 6), (3, True, 3), (3, True, 0),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="not a page"):
+        read_page(b"<html>")
+
+
+# The cache.
+
+
+def files(*sizes: int) -> list[tuple[str, LakeFile]]:
+    return [("events", LakeFile(f"s3://b/{number}", size, 1)) for number, size in enumerate(sizes)]
+
+
+def write(table: str, file: LakeFile, target: Path) -> None:
+    target.write_bytes(b"x" * file.size)
+
+
+def test_the_cache_is_bounded_and_forgets_what_was_used_longest_ago(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "c", 100, write)
+    a, b, c = files(40, 40, 40)
+    for group in ([a], [b], [a], [c], [a]):
+        with cache.using(group) as paths:
+            assert [path.stat().st_size for path in paths.values()] == [40]
+
+    assert (cache.fetched, cache.hits, cache.bytes) == (3, 2, 80)
+    with pytest.raises(EchoApiError, match="data files"), cache.using([a, b, c]):
+        pass
+    with cache.using([a, c]), pytest.raises(EchoApiError, match="whole cache"), cache.using([b]):
+        pass
+    with cache.using([b]):
+        assert len([*(tmp_path / "c").iterdir()]) == 2
+
+
+def test_a_cached_file_that_was_cut_is_fetched_again_and_one_with_another_length_is_refused(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "c", 100, write)
+    (file,) = files(40)
+    with cache.using([file]) as paths:
+        (path,) = paths.values()
+    path.write_bytes(b"")
+    with cache.using([file]):
+        assert path.stat().st_size == 40
+
+    short = FileCache(tmp_path / "d", 100, lambda table, file, target: write(table, LakeFile("", 3, 1), target))
+    with pytest.raises(EchoApiError, match="3 bytes instead of 40"), short.using([file]):
+        pass
+
+
+def test_a_cache_is_emptied_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "left.parquet").write_bytes(b"x")
+    FileCache(tmp_path / "c", 100, write)
+    assert [*(tmp_path / "c").iterdir()] == []
+
+
+# Real processes.
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Running]]:
+    """A writer with events of two clusters, some sealed, and a reader of it."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokens = folder / "tokens"
+    tokens.write_text("all name=all\ntenant name=tenant clusters=mine\nsender name=sender scopes=ingest\n")
+    (folder / "token").write_text("all\n")
+    table = table_config(folder / "lake", every=0.2).model_dump(mode="json", exclude_none=True)
+    common = {"table": table, "auth": {"tokens_file": str(tokens)}, "api": {"sql_for_tenants": True}}
+    with start_echo(folder / "writer", common) as writer:
+        page, sealed = writer.url("api", echo.METRICS_PAGE), "ingero_echo_sealed_events_total 10.0"
+        push_both(writer)
+        wait_until(lambda: sealed in web.get(page, headers=bearer("all")).text, "the seal")
+        push_both(writer)
+        read = {"shards": {"0": writer.url("api")}, "token_file": str(folder / "token"), "every": "200ms"}
+        with echo_reader(folder / "reader", {**common, "read": read}) as reader:
+            yield writer, reader
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def push_both(service: Running) -> None:
+    for cluster in ("mine", "secret"):
+        push(service, telemetry.numbered(5, cluster=cluster)[1])
+
+
+def push(service: Running, message: Any) -> None:
+    headers = {"content-type": "application/x-protobuf", **bearer("all")}
+    answered = web.post(
+        service.url("otlp/http", routes.OTLP_LOGS), content=message.SerializeToString(), headers=headers
+    )
+    assert answered.status_code == 200
+
+
+def count(service: Running, token: str = "all") -> Any:
+    sql = {"sql": "SELECT cluster_id, count(*), count(DISTINCT event_id) FROM events GROUP BY ALL ORDER BY ALL"}
+    answered = web.post(service.url("api", echo.SQL), json=sql, headers=bearer(token))
+    assert answered.status_code == 200, answered.text
+    return answered.json()
+
+
+def test_a_reader_answers_over_http_sql_and_mcp(pair: tuple[Running, Running]) -> None:
+    _, reader = pair
+    wait_until(lambda: count(reader)["rows"] == [["mine", 10, 10], ["secret", 10, 10]], "all rows")
+
+    assert count(reader)["missing"] == []
+    url = reader.url("api", echo.TOOLS + echo.TOOL_PREFIX + "summary")
+    summary = web.post(url, json={}, headers=bearer("all")).json()
+    assert sum(row["events"] for row in summary["rows"]) == 20
+    result = call(reader.url("api", echo.MCP), (echo.TOOL_PREFIX + "summary", {}), token="all")[0]
+    assert result.structured_content["as_of"]["0"] > "2026"
+    arrow = web.post(
+        reader.url("api", echo.SQL), json={"sql": "SELECT 1"},
+        headers={**bearer("all"), "accept": "application/vnd.apache.arrow.stream"},
+    )  # fmt: skip
+    assert arrow.headers["x-missing"] == ""
+
+
+def test_a_reader_shows_tenants_their_own_rows(pair: tuple[Running, Running]) -> None:
+    _, reader = pair
+    wait_until(lambda: count(reader, "tenant")["rows"] == [["mine", 10, 10]], "the tenant's rows")
+    summary = web.post(
+        reader.url("api", echo.TOOLS + echo.TOOL_PREFIX + "summary"), json={}, headers=bearer("tenant")
+    )
+    assert "secret" not in summary.text
+
+
+@pytest.mark.parametrize("sql", ["FROM unsealed0.events", "FROM main.events", "FROM read_parquet('/etc/passwd')"])
+def test_a_reader_has_no_other_tables(pair: tuple[Running, Running], sql: str) -> None:
+    refused = web.post(pair[1].url("api", echo.SQL), json={"sql": f"SELECT * {sql}"}, headers=bearer("all"))
+    assert (refused.status_code, refused.json()["code"]) == (422, "sql_refused")
+
+
+def test_the_tail_is_for_readers_of_all_clusters_only(pair: tuple[Running, Running]) -> None:
+    url = pair[0].url("api", echo.TAIL + "?after=-1")
+    assert [web.get(url, headers=bearer(token)).status_code for token in ("tenant", "sender", "?")] == [403, 403, 401]
+    assert web.get(url, headers=bearer("all")).status_code in (200, 410)
+
+
+def test_a_writer_that_ends_is_missing_and_what_is_here_is_still_answered(pair: tuple[Running, Running]) -> None:
+    writer, reader = pair
+    wait_until(lambda: sum(row[1] for row in count(reader)["rows"]) == 20, "all rows")
+    writer.process.kill()
+    writer.process.wait()
+
+    wait_until(lambda: count(reader)["missing"] == ["0"], "the writer to be missing")
+
+    assert count(reader)["rows"] == [["mine", 10, 10], ["secret", 10, 10]]
