@@ -113,12 +113,8 @@ class Failures:
 
     def backing_off(self, owner: OwnerKey, kind: OperationKind) -> frozenset[str]:
         """Targets of a kind that wait for their next attempt."""
-        now = self.clock()
-        return frozenset(
-            operation.target
-            for operation, found in self._found.get(owner, {}).items()
-            if operation.kind is kind and now < found.due
-        )
+        own = {operation: found for operation, found in self._found.get(owner, {}).items() if operation.kind is kind}
+        return frozenset(operation.target for operation, found in own.items() if self.clock() < found.due)
 
     def errors(self, owner: OwnerKey) -> list[ReconcileError]:
         """The errors that users are shown."""

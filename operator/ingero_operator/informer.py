@@ -66,12 +66,8 @@ class Informer:
 
     def watched(self, selector: Mapping[str, str]) -> dict[str, NodeView]:
         """Nodes that carry all of these labels."""
-        desired = list(selector.items())
-        return {
-            name: node
-            for name, node in self.nodes.items()
-            if all(node.labels.get(key) == value for key, value in desired)
-        }
+        wanted = selector.items()
+        return {name: node for name, node in self.nodes.items() if wanted <= node.labels.items()}
 
     def gone(self, kind: str, key: ObjectKey) -> None:
         """Remove what a list no longer contains."""

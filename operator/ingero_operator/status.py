@@ -19,20 +19,24 @@ HEALTHY: Final = "Healthy"
 _STORY: Final = ("observedGeneration", "summary", "message", "conditions")
 
 
-def effective(spec: BaseModel, prefix: str = "") -> dict[str, str]:
+def effective(spec: BaseModel) -> dict[str, str]:
     """Every value in force as path and text, defaults included."""
-    return dict(_flat(spec.model_dump(by_alias=True, mode="json", exclude_none=True)))
+    found: dict[str, str] = {}
+    _flatten(spec.model_dump(by_alias=True, mode="json", exclude_none=True), "", found)
+    return found
 
 
-def _flat(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _flat(value, f"{path}.{key}" if path else key)
-    elif isinstance(tree, list):
-        if tree and path:
-            yield path, ", ".join(map(str, tree))[:1024]
-    elif path and tree != "":
-        yield path, ("true" if tree else "false") if isinstance(tree, bool) else str(tree)[:1024]
+def _flatten(tree: dict[str, Any], prefix: str, found: dict[str, str]) -> None:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            _flatten(value, f"{prefix}{key}.", found)
+        elif isinstance(value, bool):
+            found[prefix + key] = "true" if value else "false"
+        elif isinstance(value, list):
+            if value:
+                found[prefix + key] = ", ".join(map(str, value))[:1024]
+        elif value != "":
+            found[prefix + key] = str(value)[:1024]
 
 
 def overall(

@@ -79,7 +79,7 @@ class _Pass:
     def key(self) -> OwnerKey:
         return key_from(self.resource)
 
-    @property
+    @cached_property
     def uid(self) -> str:
         return str(self.resource["metadata"]["uid"])
 
