@@ -14,7 +14,7 @@ setup: ## install everything the repository needs into .venv
 demo: setup ## the main job on this machine: Fleet, agents and a straggler, found and named
 	@$(BIN)/python -m scripts.demo $(ARGS)
 
-e2e: setup ## the published scenario and harder cases with real processes, expected beside got; five minutes
+e2e: setup ## the published scenario and harder cases with real processes, expected and actual results; five minutes
 	@$(BIN)/python -m scripts.e2e $(ARGS)
 
 demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, delete; INGERO_LAB=DIR: in real pods
@@ -40,7 +40,7 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -n auto --dist loadgroup -q $(ARGS)
 
-bench-detection: setup ## false alarms, delays and cost of the detector beside three rules of the field; ARGS=--quick: a minute
+bench-detection: setup ## false alarms, delays and cost of the detector compared with three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
 bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs; ARGS="--job N": in N real ones
@@ -49,7 +49,7 @@ bench-collectives: setup ## collective points a second on one core, and who is n
 bench-page: setup ## the live page with 10,000 nodes in a real browser: first paint, main thread's time for an update
 	@$(BIN)/python bench/page.py $(ARGS)
 
-bench: setup ## figures of the receiving side beside a Go collector, one pinned core each; ARGS=--receivers: grpc.aio and uvicorn too
+bench: setup ## figures of the receiving side compared with a Go collector, one pinned core each; ARGS=--receivers: grpc.aio and uvicorn too
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
 bench-trace: setup ## what tracing costs and whether it counts right, as root

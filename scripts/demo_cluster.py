@@ -281,7 +281,7 @@ class Story:
         self.chapter("store", "An EchoStore keeps what Fleet finds, on a volume that is encrypted, or not at all.")
         self.store()
         self.plane.apply(self.fleet_cluster())
-        self.say("   Fleet is told to forward to it: spec.fleet.forward.echoStore: events")
+        self.say("   Fleet forwards to it: spec.fleet.forward.echoStore: events")
         self.start_echo()
         self.start_fleet()
         self.start_agents()
@@ -323,11 +323,11 @@ class Story:
         self.show("-n", NAMESPACE, "get", "fc")
         self.site.hurt(signal.SIGUSR2, victim)
         self.chapter(
-            "proof", f"The workload of {victim} is healed. The mark stays until the node is proven well:",
+            "proof", f"The workload of {victim} is healed. The taint stays until the node is proven healthy:",
             f"active and not accused in fresh statistics for {QUICK['recoverFor']} (10 minutes by default).",
         )  # fmt: skip
         seconds = self.lab.wait("the release", lambda: not self.taint(victim), 300)
-        self.chapter("release", f"After {seconds:.1f} s the node is free again. What happened is told three times:")
+        self.chapter("release", f"After {seconds:.1f} s the node is free again. It is recorded in three places:")
         items = self.plane.read("-n", NAMESPACE, "events")["items"]
         for item in sorted(items, key=lambda item: str(item["firstTimestamp"])):
             if item["reason"] in ("Tainted", "Released"):
@@ -355,7 +355,7 @@ class Story:
             f"Done after {seconds:.1f} s, in this order: {', '.join(order)}",
         )  # fmt: skip
         self.show("-n", NAMESPACE, "get", "fc", "-o", "wide")
-        self.lab.wait("Echo to have told how full its volume is", self.used, 90)
+        self.lab.wait("the operator to report Echo's volume usage", self.used, 90)
         self.show("-n", NAMESPACE, "get", "echo")
 
     def delete(self) -> None:

@@ -37,10 +37,10 @@ def report(number: int, cluster: str) -> HealthReport:
 
 def stock_json(number: int, cluster: str) -> bytes:
     """The same push in the published agent's JSON: nine gauges, integers as numbers."""
-    told = report(number, cluster)
-    stamp = str(told.time_unix_nano)
+    node_report = report(number, cluster)
+    stamp = str(node_report.time_unix_nano)
     common = [_text(attributes.NODE_STATE, "active"), _text(attributes.WORKLOAD_TYPE, "training")]
-    score = [*common, _text(attributes.CGROUP_PATH_HASH, told.cgroup_path_hash)]
+    score = [*common, _text(attributes.CGROUP_PATH_HASH, node_report.cgroup_path_hash)]
     mode = [_text(attributes.DETECTION_MODE_VALUE, "fleet")]
 
     def gauge(name: str, value: float | int, pairs: list[object]) -> object:
@@ -52,14 +52,14 @@ def stock_json(number: int, cluster: str) -> bytes:
         }
 
     gauges = [
-        gauge(metrics.HEALTH_SCORE, told.score, list(score)),
+        gauge(metrics.HEALTH_SCORE, node_report.score, list(score)),
         *(gauge(row.metric, 0.9, list(common)) for row in SIGNALS),
         gauge(metrics.DEGRADATION_WARNING, 0, list(common)),
         gauge(metrics.DETECTION_MODE, 1, list(mode)),
         gauge(metrics.FLEET_REACHABLE, 1, []),
         gauge(metrics.WORLD_SIZE_GAUGE, 0, []),
     ]
-    resource = [_text(attributes.NODE_ID, told.node_id), _text(attributes.CLUSTER_ID, cluster)]
+    resource = [_text(attributes.NODE_ID, node_report.node_id), _text(attributes.CLUSTER_ID, cluster)]
     scope = {"scope": {"name": "ingero.health", "version": "0.10.0"}, "metrics": gauges}
     return orjson.dumps({"resourceMetrics": [{"resource": {"attributes": resource}, "scopeMetrics": [scope]}]})
 

@@ -40,7 +40,7 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
     help="The detector, or the published rule for comparison.",
 )  # fmt: skip
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (PNG).")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot (PNG).")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def command(
     files: tuple[str, ...],

@@ -55,13 +55,13 @@ def draw(done: Replay, file: Path) -> None:
     ground = 0.0 if not done.history.calendar else float(times[0])
     hours = (times - ground) / 3600 if done.history.calendar else times
     top = axes[0, 0]
-    picture = top.imshow(
+    heatmap = top.imshow(
         np.clip(grid[shown], 0, 1.25), aspect="auto", interpolation="nearest", cmap="RdYlGn", vmin=0.4, vmax=1.1,
         extent=(hours[0], hours[-1], len(shown), 0),
     )  # fmt: skip
     top.set_yticks(np.arange(len(shown)) + 0.5, [names[place][1] for place in shown], fontsize=6)
     top.set_title("speed of nodes relative to what was expected of them; black bars: accused")
-    figure.colorbar(picture, ax=top, pad=0.01)
+    figure.colorbar(heatmap, ax=top, pad=0.01)
     scale = 3600.0 if done.history.calendar else 1.0
     for episode in done.episodes:
         name = (episode.first.cluster, episode.first.node)

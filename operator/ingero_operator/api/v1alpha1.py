@@ -471,7 +471,7 @@ class Ingress(Part):
     annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=1024)]], Field(max_length=16)] = Field(
         default_factory=dict
     )
-    """Annotations for its controller, which must be told that Echo speaks HTTPS, such as
+    """Annotations for its controller, which must state that Echo serves HTTPS, such as
     `nginx.ingress.kubernetes.io/backend-protocol: HTTPS`."""
     namespace: Labels = Field(default={"kubernetes.io/metadata.name": "ingress-nginx"})
     """Labels of the namespace that its controller runs in."""
