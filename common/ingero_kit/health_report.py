@@ -72,7 +72,7 @@ class DecodedReports:
     repaired: bytes | None = None
     """The payload without its unreadable parts; `None` if there were none."""
     sender: NodeKey | None = None
-    """The node that all resources name; `None` if they name several, and for a payload that is only a report."""
+    """The node that all resources of a payload without reports name; `None` if they name several."""
 
     def reject(self, reason: str, count: int = 1) -> None:
         """Count points that are left out."""

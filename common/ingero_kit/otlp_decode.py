@@ -140,6 +140,8 @@ class ReportDecoder:
             builder = ReportBuilder(template, decoded, now, cluster)
             self._walk(block, builder, decoded)
             builder.finish()
+        if decoded.reports:
+            decoded.sender = None
         if tail and _is_learnable(decoded):
             self._learn(body, tail, encoding, request.resource_metrics[0])
         return decoded
