@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ingero_agent.cli import main
 from ingero_agent.trace.capabilities import Facts, evaluate
 from ingero_agent.trace.gpu_stats import GpuSample
 from ingero_agent.trace.problems import TerminationLog, find_problems
@@ -62,6 +64,22 @@ def test_the_termination_log_has_the_problems_of_now_and_is_never_created(tmp_pa
     assert (parse_problems(before), file.read_text()) == (
         {TraceProblem.NO_BTF: "x", TraceProblem.NO_NVML: "y"}, ""
     )  # fmt: skip
+
+
+def test_a_check_that_fails_does_not_keep_the_tracer_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> Facts:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr("ingero_agent.trace.check.collect_facts", fail)
+    monkeypatch.setattr("ingero_agent.trace.check.machine_facts", lambda: replace(GOOD, btf=False))
+    file = tmp_path / "termination-log"
+    done = CliRunner().invoke(main, ["check", "--termination-log", str(file)])
+
+    assert (done.exit_code, set(parse_problems(file.read_text()))) == (0, {TraceProblem.NO_BTF})
+    assert "not tried: RuntimeError: unexpected" in done.output
+    assert isinstance(CliRunner().invoke(main, ["check"]).exception, RuntimeError)
 
 
 @pytest.mark.ebpf
