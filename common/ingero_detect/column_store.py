@@ -180,16 +180,21 @@ class ColumnStore:
     def forget(self, before: float) -> list[NodeKey]:
         """Free the slots of nodes not seen since `before`, then unused cohorts and groups. Returns the nodes."""
         gone = np.flatnonzero(self.node("used") & (self.node("seen") < before))
+        names = self._release(gone)
+        self.forgotten += len(names)
+        if names:
+            self._last_names, self._last_slots = (), np.zeros(0, np.int64)
+        self._compact()
+        return names
+
+    def _release(self, gone: Ints) -> list[NodeKey]:
+        """Free these slots; returns the names of their nodes."""
         names = [self.names[slot] for slot in gone.tolist()]
         for slot, name in zip(gone.tolist(), names, strict=True):
             del self._slots[name]
             self._free.append(slot)
         self.clear(gone)
         self._columns["used"][gone] = False
-        self.forgotten += len(names)
-        if names:
-            self._last_names, self._last_slots = (), np.zeros(0, np.int64)
-        self._compact()
         return names
 
     def _compact(self) -> None:
@@ -221,7 +226,10 @@ class ColumnStore:
         return file.getvalue()
 
     def restore(self, data: bytes) -> dict[str, Any]:
-        """Load a snapshot; returns the facts. `SnapshotError` if it is damaged or of another shape."""
+        """Load a snapshot; returns the facts. `SnapshotError` if it is damaged or of another shape.
+
+        Of more than `max_nodes` nodes those seen last are kept; the others are counted as dropped.
+        """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -253,7 +261,7 @@ class ColumnStore:
             and (columns["group"] < len(groups)).all()
             and (columns["filled"] <= self.warmup).all()
         )
-        if not fits or len(names) - len(free_slots) > self.max_nodes:
+        if not fits:
             raise SnapshotError("the snapshot's parts do not fit one another")
         self.names, self.homes, self.groups, self._free, self._roster = names, homes, groups, free, None
         self._slots = {name: slot for slot, name in enumerate(names) if slot not in free_slots}
@@ -263,7 +271,16 @@ class ColumnStore:
         self._window = _room(window, 64)
         self._group_columns = {name: _room(column, 8) for name, column in by_group.items()}
         self._last_names, self._last_slots = (), np.zeros(0, np.int64)
+        self._drop_excess()
         return facts
+
+    def _drop_excess(self) -> None:
+        """Drop the nodes beyond `max_nodes`, those seen longest ago first."""
+        used = np.flatnonzero(self.node("used"))
+        excess = len(used) - self.max_nodes
+        if excess > 0:
+            self._release(used[np.argsort(self.node("seen")[used], kind="stable")[:excess]])
+            self.dropped_nodes += excess
 
 
 def _archived(name: str) -> str:

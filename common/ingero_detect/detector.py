@@ -6,9 +6,9 @@ every cohort (`cohort_levels`). The formulas are in docs/detection.md.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ingero_detect.column_store import ColumnStore, SnapshotError
 from ingero_detect.digest import DigestChain
 from ingero_detect.grouped import Bools, Floats, Groups, Ints
 from ingero_detect.observation import ACTIVE, HELD, IDLE, Codes, Edge, Observation, Outcome
-from ingero_detect.parameters import Parameters
+from ingero_detect.parameters import ADJUSTABLE, Parameters
 from ingero_detect.reference import Reference
 from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
@@ -173,15 +173,18 @@ class Detector:
         return self.memory.snapshot(facts)
 
     def restore(self, data: bytes, *, continued: bool = False) -> float:
-        """Continue from a snapshot taken with the same parameters; returns the time of its last tick, seconds.
+        """Continue from a snapshot; returns the time of its last tick, seconds. Parameters that are not `ADJUSTABLE`,
+        and all of them if it is `continued` at once, must be the same; a smaller `max_nodes` keeps the latest nodes.
 
         Unless the snapshot is `continued` at once, the time until the next tick is the detector's own absence, which
         does not count as silence of the nodes. `SnapshotError` leaves the detector as it was.
         """
         memory = self._fresh()
         facts = memory.restore(data)
-        if facts.get("parameters") != asdict(self.parameters) or facts.get("mergeable") != list(self.mergeable):
-            raise SnapshotError("the snapshot was taken under other parameters")
+        changed = self._changed_parameters(facts)
+        lasting = [text for name, text in changed.items() if continued or name not in ADJUSTABLE]
+        if lasting:
+            raise SnapshotError(f"the snapshot was taken under other parameters: {'; '.join(lasting)}")
         try:
             ticks, node_hours, now = int(facts["ticks"]), float(facts["node_hours"]), float(facts["now"])
             digest = bytes.fromhex(facts["digest"])
@@ -189,6 +192,8 @@ class Detector:
             raise SnapshotError(f"the snapshot is damaged: {type(error).__name__}") from error
         self.memory, self.ticks, self.node_hours, self._now = memory, ticks, node_hours, now
         self._chain.restore(digest)
+        if changed:
+            self._chain.fold_text("; ".join(changed.values()))
         self._continues = continued and bool(facts.get("continues"))
         self._assignment.forget()
         return self._now
@@ -196,6 +201,17 @@ class Detector:
     def interrupted(self) -> None:
         """The time until the next tick is the detector's own absence, and no silence of the nodes."""
         self._continues = False
+
+    def _changed_parameters(self, facts: Mapping[str, Any]) -> dict[str, str]:
+        """What differs between a snapshot's parameters and one's own, by name, in words."""
+        known, own = facts.get("parameters"), {**asdict(self.parameters), "mergeable": list(self.mergeable)}
+        if not isinstance(known, dict):
+            raise SnapshotError("the snapshot is damaged: it names no parameters")
+        known = {**known, "mergeable": facts.get("mergeable")}
+        return {
+            name: f"{name} was {known.get(name)} and is {own.get(name)}"
+            for name in sorted(own.keys() | known.keys()) if name not in known or known[name] != own.get(name)
+        }  # fmt: skip
 
     def present(self) -> int:
         """How many nodes are not silent."""

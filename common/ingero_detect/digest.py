@@ -24,6 +24,10 @@ class DigestChain:
         """Continue from the digest of a snapshot."""
         self.digest, self._hashed = digest, ()
 
+    def fold_text(self, text: str) -> None:
+        """Add something other than a tick, such as new parameters."""
+        self.digest = hashlib.blake2b(self.digest + text.encode(), digest_size=16).digest()
+
     def fold(self, now: float, seen: Observation) -> None:
         """Add the inputs of a tick."""
         chain = hashlib.blake2b(self.digest, digest_size=16)

@@ -5,6 +5,9 @@ from typing import Final
 
 SECONDS_PER_HOUR: Final = 3600.0
 
+ADJUSTABLE: Final = ("budget", "max_nodes")
+"""Parameters that may differ from those of a snapshot: they change no meaning of what was learnt."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:

@@ -1,5 +1,6 @@
 """Who is accused, when, on what evidence, and who is not."""
 
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -317,6 +318,56 @@ def test_a_restored_detector_goes_on_as_if_nothing_had_happened() -> None:
 
     assert rest.digest == whole.digest
     assert first.whats("n4") + rest.whats("n4") == whole.whats("n4")
+
+
+def test_a_snapshot_survives_settings_that_change_no_meaning_of_what_was_learnt() -> None:
+    rates = healthy(300, 8)
+    rates[260:, 4] *= 0.5
+    data = play(rates[:250]).detector.snapshot()
+
+    second = Detector(Parameters(tick_seconds=TICK, budget=1e-3, max_nodes=50))
+    second.restore(data)
+    rest = play(rates[250:], detector=second, first=250)
+
+    assert [node for _, node in rest.accused()] == ["n4"] and rest.accused()[0][0] < 265  # without learning anew
+    same = Detector(Parameters(tick_seconds=TICK))
+    same.restore(data)
+    assert play(rates[250:], detector=same, first=250).digest != rest.digest
+
+
+def test_fewer_nodes_than_in_a_snapshot_are_those_seen_last_and_the_rest_is_counted() -> None:
+    rates = healthy(100, 8)
+    rates[90:, :3] = np.nan
+    smaller = Detector(Parameters(tick_seconds=TICK, max_nodes=5))
+
+    smaller.restore(play(rates).detector.snapshot())
+
+    assert {node for _, node in smaller.memory._slots} == {f"n{number}" for number in range(3, 8)}
+    assert (len(smaller.memory), smaller.memory.dropped_nodes) == (5, 3)
+    again = Detector(Parameters(tick_seconds=TICK, max_nodes=5))
+    again.restore(smaller.snapshot())
+    assert again.snapshot() == smaller.snapshot()
+    assert not play(healthy(100, 8)[:, 3:], detector=smaller, first=100).accused()
+
+
+@pytest.mark.parametrize(
+    ("other", "continued", "words"),
+    [
+        ({"tick_seconds": 2 * TICK}, False, f"tick_seconds was {TICK} and is {2 * TICK}"),
+        ({"own_band": 0.1}, False, "own_band was 0.05 and is 0.1"),
+        ({"max_nodes": 50}, True, "max_nodes was 200000 and is 50"),
+    ],
+)
+def test_a_snapshot_of_another_meaning_is_refused_with_what_changed(
+    other: dict[str, Any], continued: bool, words: str
+) -> None:
+    detector = Detector(Parameters(**{"tick_seconds": TICK, **other}))
+    before = detector.snapshot()
+
+    with pytest.raises(SnapshotError, match=re.escape(words)):
+        detector.restore(play(healthy(50, 8)).detector.snapshot(), continued=continued)
+
+    assert detector.snapshot() == before
 
 
 def test_the_time_between_a_snapshot_and_the_next_tick_is_no_silence_of_nodes() -> None:
