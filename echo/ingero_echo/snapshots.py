@@ -35,7 +35,7 @@ class Version:
     log_bytes: int
 
 
-class Reader(Protocol):
+class SnapshotReader(Protocol):
     """A process that may have the file open."""
 
     version: Version | None
@@ -55,13 +55,13 @@ class SnapshotRegistry:
         self._log = path.with_name(path.name + ".wal")
         self._lock = threading.Lock()
         self._checkpoints = 0
-        self._readers: set[Reader] = set()
+        self._readers: set[SnapshotReader] = set()
         self._shared: int | None = None
         self.checkpoint_wanted = False
         """Whether readers would gain from a checkpoint: they replay the log whenever they open."""
 
     @contextlib.contextmanager
-    def opening(self, reader: Reader) -> Iterator[Version]:
+    def opening(self, reader: SnapshotReader) -> Iterator[Version]:
         """While a reader opens the file; it counts as a reader until `left`."""
         with self._lock:
             self._readers.add(reader)
@@ -69,7 +69,7 @@ class SnapshotRegistry:
             self.checkpoint_wanted = self.checkpoint_wanted or length > REPLAY_BYTES
             yield Version(self._checkpoints, length)
 
-    def remove(self, reader: Reader) -> None:
+    def remove(self, reader: SnapshotReader) -> None:
         """A reader that has ended."""
         with self._lock:
             self._readers.discard(reader)
@@ -119,10 +119,10 @@ class SnapshotRegistry:
         except OSError as error:
             log.warning("database_not_locked", reason=str(error), hint="let no other program write to the file")
 
-    def _is_stale(self, reader: Reader) -> bool:
+    def _is_stale(self, reader: SnapshotReader) -> bool:
         """Whether it reads an older version; an idle reader opens the present version before it reads again."""
         return reader.busy and reader.version is not None and reader.version.checkpoints < self._checkpoints
 
-    def _end(self, reader: Reader) -> None:
+    def _end(self, reader: SnapshotReader) -> None:
         reader.end()
         self._readers.discard(reader)
