@@ -1,4 +1,4 @@
-"""The folders of components are no packages (`operator/__init__.py` would shadow the standard library); names are unique."""
+"""The layout of the tree. A folder of a component is no package: `operator/__init__.py` would shadow `operator`."""
 
 import re
 from collections import defaultdict
