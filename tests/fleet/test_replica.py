@@ -5,9 +5,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from ingero_contract.identifiers import node_key
 from ingero_fleet.engine import Engine
 from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig
+from ingero_fleet.replication.agreement import Agreement
+from ingero_fleet.replication.log_bodies import BatchHead, Marker
 from ingero_fleet.replication.replica import Replica
 from ingero_fleet.replication.replicated_state import HASH_TICKS, ReplicatedState
 from ingero_fleet.score_table import ScoreTable
@@ -267,3 +271,36 @@ def test_late_ranks_are_found_through_the_log() -> None:
             assert same(a, b)
 
     run(story())
+
+
+def test_a_message_on_which_a_step_fails_is_left_out_by_every_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        a, b = Member(shared, "a"), Member(shared, "b")
+        async with following(a, b):
+            await rounds(a, [a, b], 3)
+            with monkeypatch.context() as broken:
+                broken.setattr(ScoreTable, "expire", lambda table, now: 1 // 0)
+                assert await a.replica._log.cut("a-x", Marker("tick", 4, "a", "v1", 0).encode(), a.replica.at.marker)
+                await a.level()
+                await b.level()
+            await rounds(b, [a, b], 2)
+            assert a.replica.outcomes["failed_messages"] == b.replica.outcomes["failed_messages"] == 1
+            assert a.state.machine.ticks == 5 and a.state.markers == 6 and same(a, b)
+
+    run(story())
+
+
+def test_states_are_compared_once_all_that_judge_were_heard() -> None:
+    agreement = Agreement()
+    for name, state_hash in (("a", "1"), ("b", "2")):
+        agreement.note(BatchHead(name, 12, 12, state_hash), 0.0)
+    agreement.note(BatchHead("parked", 5), 0.0)
+    agreement.note(BatchHead("c", 12), 0.0)
+    assert not agreement.differs(BatchHead("b", 12, 12, "2"), 0.0)
+    agreement.note(BatchHead("c", 12, 12, "1"), 1.0)
+    assert agreement.differs(BatchHead("b", 12, 12, "2"), 0.0)
+    assert not agreement.differs(BatchHead("a", 12, 12, "1"), 0.0)
+    assert not agreement.differs(BatchHead("new", 3), 0.0)

@@ -40,7 +40,8 @@ class Agreement:
         return Counter(hashes.values()).most_common(1)[0][0] if hashes else ""
 
     def differs(self, head: BatchHead, since: float) -> bool:
-        """Whether the replica of a head has another state than most, as far as all living ones were heard."""
+        """Whether the replica of a head has another state than most; not before all that judge were heard."""
         hashes = self._hashes.get(head.hashed, {})
-        heard = self.alive(since).keys() - {head.replica} <= hashes.keys()
+        judging = {name for name, other in self.alive(since).items() if other.ticks >= head.hashed}
+        heard = judging - {head.replica} <= hashes.keys()
         return bool(head.state_hash) and heard and head.state_hash != (self.chosen(head.hashed) or head.state_hash)

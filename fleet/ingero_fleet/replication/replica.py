@@ -156,9 +156,18 @@ class Replica:
         while not await self._load(lambda ticks, state_hash: True):
             await asyncio.sleep(self._interval / FLUSHES_PER_TICK)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_publishing())
-            group.create_task(self.keep_following())
-            group.create_task(self._keep_cutting())
+            for task in (self._keep_publishing, self.keep_following, self._keep_cutting):
+                group.create_task(self._persist(task))
+
+    async def _persist(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task until cancelled; when it fails, that is logged and counted, and it begins again."""
+        while True:
+            try:
+                await task()
+            except Exception:
+                self.outcomes["failed_tasks"] += 1
+                log.exception("replica_task_failed", task=task.__name__)
+                await asyncio.sleep(self._interval / FLUSHES_PER_TICK)
 
     async def keep_following(self) -> None:
         """Apply what the log returns until cancelled."""
@@ -183,7 +192,13 @@ class Replica:
                 return
 
     def _step(self, message: LogMessage) -> tuple[Applied, Position]:
-        applied = self.state.apply(message)
+        try:
+            applied = self.state.apply(message)
+        except Exception:
+            # It fails alike on every replica, and the next message is tried.
+            self.outcomes["failed_messages"] += 1
+            log.exception("log_message_failed", sequence=message.sequence, kind=message.kind)
+            applied = Applied()
         ticks = self.state.machine.ticks
         if applied.result and ticks % HASH_TICKS == 0:
             self._head = BatchHead(self.name, ticks, ticks, self.state.state_hash())
