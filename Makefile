@@ -14,6 +14,9 @@ setup: ## install everything the repository needs into .venv
 demo: setup ## the main job on this machine: Fleet, agents and a straggler, found and named
 	@$(BIN)/python -m scripts.demo $(ARGS)
 
+demo-ha: setup ## three Fleets on three NATS servers; each is killed while a straggler is named; two minutes
+	@$(BIN)/python -m scripts.demo_ha $(ARGS)
+
 e2e: setup ## the published scenario and harder cases with real processes, expected and actual results; five minutes
 	@$(BIN)/python -m scripts.e2e $(ARGS)
 
@@ -73,5 +76,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: help setup demo demo-ha e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: bench-collectives bench-page fix generate lock

@@ -14,7 +14,7 @@ import pytest
 from ingero_fleet.log_settings import NatsConfig
 from ingero_fleet.replication.jetstream import JetStreamLog
 from ingero_fleet.replication.ordered_log import LogAway, LogGap, LogMessage
-from ingero_testing.nats_servers import NatsServers, nats_servers
+from scripts.nats_servers import NatsServers, nats_servers
 
 SECONDS = 60.0
 

@@ -19,7 +19,7 @@ from ingero_fleet.replication.jetstream import JetStreamLog
 from ingero_fleet.replication.ordered_log import LogMessage
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
-from ingero_testing.nats_servers import nats_servers
+from scripts.nats_servers import nats_servers
 
 PERMISSIONS = """permissions: {
   publish: ["locked.>", "$JS.API.>", "$JS.FC.>", "$O.>"], subscribe: ["_INBOX.>"]

@@ -12,9 +12,9 @@ from typing import Any
 from ingero_contract import headers, routes
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_testing.nats_servers import NatsServers, nats_servers
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.web import web
+from scripts.nats_servers import NatsServers, nats_servers
 
 TOKEN = "secret-of-the-state"
 PROTOBUF = {"content-type": "application/x-protobuf"}

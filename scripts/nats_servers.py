@@ -1,15 +1,19 @@
-"""Real NATS servers with JetStream on free ports, which tests kill, stop and start again."""
+"""Real NATS servers with JetStream on free ports, which demos and tests kill, stop and start again."""
 
 import contextlib
 import json
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ingero_testing.processes import BIN, free_port, wait_until
-from scripts.controlplane import MORTAL
+from scripts.controlplane import MORTAL, free_ports
+
+BIN = Path(sys.executable).parent
+START_SECONDS = 60.0
 
 
 class NatsServers:
@@ -18,8 +22,8 @@ class NatsServers:
     def __init__(self, folder: Path, count: int, extra: str) -> None:
         """`extra` is added to every configuration file."""
         self._folder, self._extra = folder, extra
-        self._ports = [free_port() for _ in range(count)]
-        self._routes = [free_port() for _ in range(count)]
+        ports = free_ports(2 * count)
+        self._ports, self._routes = ports[:count], ports[count:]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     @property
@@ -37,7 +41,11 @@ class NatsServers:
             self._processes[number] = subprocess.Popen(
                 [*MORTAL, str(BIN / "nats-server"), "-c", str(config)], stdout=log, stderr=log
             )
-        wait_until(lambda: self._listens(number), f"NATS server {number} to listen")
+        deadline = time.monotonic() + START_SECONDS
+        while not self._listens(number):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"NATS server {number} does not listen after {START_SECONDS:.0f} s")
+            time.sleep(0.02)
 
     def kill(self, number: int) -> None:
         """End one server at once."""
@@ -56,7 +64,8 @@ class NatsServers:
         return list(self._processes)
 
     def _listens(self, number: int) -> bool:
-        assert self._processes[number].poll() is None, (self._folder / f"n{number}/log").read_text()
+        if self._processes[number].poll() is not None:
+            raise RuntimeError((self._folder / f"n{number}/log").read_text())
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._ports[number]), 1):
             return True
         return False
