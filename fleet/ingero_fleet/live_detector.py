@@ -18,6 +18,7 @@ from ingero_detect.codes import STATES as VERDICT_STATES
 from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.detector import Detector
+from ingero_detect.fingerprint import state_hash
 from ingero_detect.observation import (
     ABSENT,
     ACTIVE,
@@ -56,6 +57,9 @@ NOISE_DEVIATIONS: Final = 5.0
 
 LATEST_EARLY_POLL: Final = 0.9
 """An early poll counts as at most this long after a tick, in ticks."""
+
+STATE_TICKS: Final = 12
+"""Ticks between two state hashes of a recording."""
 
 MAX_HELD_TICKS: Final = 1.5
 """Ticks after which a report is too old to represent its node in an early poll."""
@@ -220,6 +224,8 @@ class LiveDetector:
                 self.delay_seconds += max(0.0, edge.verdict.time - (edge.verdict.since or edge.verdict.time))
         if self._recorder:
             self._recorder.write(now, seen)
+            if self.detector.ticks % STATE_TICKS == 0:
+                self._recorder.note_state(outcome.digest, state_hash(self.detector.memory))
         return outcome
 
     def fallen(self, table: ScoreTable) -> npt.NDArray[np.int64]:

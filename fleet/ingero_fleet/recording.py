@@ -11,6 +11,7 @@ import numpy as np
 
 from ingero_contract.values import NodeState
 from ingero_detect.cohorts import CohortKey
+from ingero_detect.fingerprint import processor_text
 from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, HELD, IDLE, Observation
 from ingero_kit.logs import get
 
@@ -28,6 +29,12 @@ STATES: Final = {
 
 RECORDED: Final = "recorded"
 """Column that only recordings have: `whole` or `early` tick. All rows of a recorded tick have the same time."""
+
+STATES_SUFFIX: Final = ".states"
+"""Ending of the file with state hashes: a line of digest, state hash and processor for every twelfth tick."""
+
+MAX_STATES_BYTES: Final = 16 << 20
+"""Size at which it begins anew."""
 
 HEADER: Final = ("time", "cluster", "node", *PARTS, "state", "rate", RECORDED)
 
@@ -65,6 +72,18 @@ class TickRecorder:
             self.failures += 1
             log.warning("history_not_written", file=str(self._file), reason=str(error))
             self._take_back()
+
+    def note_state(self, digest: str, state_hash: str) -> None:
+        """Append the state hash after a tick to `FILE.states`, so that `replay` can compare its own."""
+        file = self._file.with_name(self._file.name + STATES_SUFFIX)
+        try:
+            if file.exists() and file.stat().st_size > MAX_STATES_BYTES:
+                file.unlink()
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(f"{digest},{state_hash},{processor_text()}\n")
+        except OSError as error:
+            self.failures += 1
+            log.warning("history_not_written", file=str(file), reason=str(error))
 
     def _take_back(self) -> None:
         """Remove a partly written tick."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import io
 import json
 import math
 import os
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 from ingero_analyze.replay.judge import replay
 from ingero_analyze.replay.recorded_history import RecordedHistory
+from ingero_analyze.replay.report import print_table
 from ingero_contract import attributes, headers, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import parse_verdict
@@ -476,3 +479,28 @@ def test_an_edge_is_a_log_record_with_everything_that_decided(tmp_path: Path) ->
     assert json.loads(values[attributes.VERDICT_EVIDENCE].string_value)["level"] > 0
     assert values[attributes.VERDICT_DIGEST].string_value == edge.verdict.digest
     assert verdict_records.encode([]) is None
+
+
+def test_a_replay_says_whether_its_results_are_those_of_the_recording(tmp_path: Path) -> None:
+    """A state hash that differs stands for a processor on which NumPy's functions differ in the last bits."""
+    detector, _ = judged(tmp_path)
+    history = [str(tmp_path / "record.csv")]
+
+    def again() -> tuple[Any, str]:
+        done = replay(RecordedHistory(history, 10.0), "ingero", detector.detector.parameters)
+        printed = io.StringIO()
+        print_table(done, Console(file=printed, width=400))
+        return done.summary()["recorded_states"], printed.getvalue()
+
+    equal, printed = again()
+    assert equal["compared"] == 9 and equal["differ"] == 0 and equal["replayed_with"].startswith("numpy ")
+    assert "results are equal: all 9 recorded states are" in printed
+    states = tmp_path / "record.csv.states"
+    lines = states.read_text().splitlines()
+    digest, _, processor = lines[-1].split(",")
+    states.write_text("\n".join([*lines[:-1], f"{digest},{'0' * 32},{processor} other", "rubbish", ""]))
+    differing, printed = again()
+    assert differing == equal | {"differ": 1, "recorded_with": f"{processor} other"}
+    assert "results may differ on this processor: 1 of 9" in printed
+    states.unlink()
+    assert again()[0] is None

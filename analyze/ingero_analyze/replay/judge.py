@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import RecordedHistory, RecordedTick
+from ingero_analyze.replay.recorded_states import RecordedStates
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.detector import Detector
 from ingero_detect.episodes import Episode, Episodes
+from ingero_detect.fingerprint import state_hash
 from ingero_detect.observation import Edge, JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Verdict
@@ -46,6 +48,7 @@ class DetectorJudge:
     def __init__(self, parameters: Parameters, mergeable: tuple[int, ...]) -> None:
         self.detector = Detector(parameters, mergeable)
         self.digest = ""
+        self.states = RecordedStates()
         self.jobs: dict[tuple[str, ...], JobSlow] = {}
 
     @property
@@ -57,6 +60,7 @@ class DetectorJudge:
         """Judge one tick."""
         outcome = self.detector.tick(moment.now, moment.seen)
         self.digest = outcome.digest
+        self.states.compare(outcome.digest, self.detector.memory)
         for job in outcome.jobs:
             self.jobs.setdefault((*job.cohort, str(job.since)), job)
         return outcome.edges
@@ -89,6 +93,8 @@ class DetectorJudge:
             "estimated_false_alarms": float(f"{rate * self.node_hours:.4g}"),
             "parameters": asdict(self.detector.parameters),
             "digest": self.digest,
+            "state_hash": state_hash(self.detector.memory),
+            "recorded_states": self.states.summary(),
             "job_slow": [
                 {"cohort": "/".join(job.cohort), "since": job.since, "severity": round(job.severity, 4)}
                 for job in self.jobs.values()
@@ -134,6 +140,7 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
         if judge is None:
             if rule == "ingero":
                 judge = DetectorJudge(replace(parameters, tick_seconds=history.tick_seconds), history.mergeable)
+                judge.states = RecordedStates.read(history.files)
             else:
                 judge = PublishedRuleJudge(history.measure, history.tick_seconds, parameters.warmup)
         episodes.add(judge.tick(moment))

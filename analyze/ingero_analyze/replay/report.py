@@ -88,6 +88,17 @@ def print_table(done: Replay, console: Console) -> None:
         )
     if about["digest"]:
         console.print(f"digest {about['digest']}", style="dim")
+    if states := about.get("recorded_states"):
+        console.print(_states_sentence(states), style="dim")
+
+
+def _states_sentence(states: dict[str, Any]) -> str:
+    if states["differ"]:
+        return (
+            f"results may differ on this processor: {states['differ']} of {states['compared']} recorded states "
+            f"differ (recorded with {states['recorded_with']}, replayed with {states['replayed_with']})"
+        )
+    return f"results are equal: all {states['compared']} recorded states are"
 
 
 def _counted(number: int, what: str) -> str:
