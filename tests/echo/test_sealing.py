@@ -28,7 +28,7 @@ from ingero_echo.lake.sealer import open_lake
 from ingero_echo.settings import RetentionConfig, TableConfig
 from ingero_echo.window import Window
 from ingero_testing import telemetry
-from ingero_testing.lakes import TABLES, Shard, seal_until_killed, seen, table_config
+from ingero_testing.lakes import TABLES, Shard, open_reader, seal_until_killed, seen, table_config
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.processes import wait_until
 from ingero_testing.web import web
@@ -264,6 +264,55 @@ def test_while_the_catalog_is_away_events_are_taken_and_sealed_later(tmp_path: P
 
     assert (repeats, LakeCatalog(config).pin("events").boundaries["0"].sealed) == (0, 2)
     shard.close()
+
+
+class Unclear(Fragile):
+    """Shared tables whose commit is lost on the way, once."""
+
+    def _pass(self, step: str, table: str) -> None:
+        if (step, table) == self._at:
+            self._at = ("", "")
+            raise LakeError("the connection was closed")
+
+
+@pytest.mark.parametrize("step", ["before commit", "after commit"])
+@pytest.mark.parametrize("table", ["events", "node_rollups"])
+def test_a_commit_with_an_unknown_outcome_is_found_or_repeated(tmp_path: Path, step: str, table: str) -> None:
+    config = table_config(tmp_path / "lake")
+    made = iter([lambda config: Unclear(open_lake(config), step, table), open_lake])
+    shard = Shard(tmp_path / "e.duckdb", config, lambda config: next(made)(config))
+    shard.put(telemetry.numbered(5)[1])
+    with pytest.raises(LakeError):
+        shard.seal()
+    shard.put(telemetry.numbered(5)[1])
+    shard.sealer._lake = None
+
+    shard.seal()
+
+    found = seen(config, shard.store.cursor())
+    assert (len(found), sum(found.values())) == (10, 10)
+    assert sum(row[5] * times for row, times in seen(config, shard.store.cursor(), "node_rollups").items()) == 10
+    shard.close()
+
+
+def test_under_a_new_name_a_database_does_not_seal_again_what_it_sealed(tmp_path: Path) -> None:
+    first = Shard(tmp_path / "e.duckdb", table_config(tmp_path / "lake", "old", keep=3600.0))
+    first.put(telemetry.numbered(5)[1])
+    first.seal()
+    first.close()
+    tables = table_config(tmp_path / "lake", "new", keep=3600.0)
+    second = Shard(tmp_path / "e.duckdb", tables)
+    second.put(telemetry.numbered(3)[1])
+    with open_reader(tmp_path, tables, {"new": second}) as reader, reader.store.pinned(Window()) as sources:
+        before = reader.store.cursor().execute(f"SELECT count(*) FROM {sources.tables['events']}").fetchall()
+    second.seal()
+    second.close()
+
+    pinned = LakeCatalog(tables).pin("events")
+
+    assert before == [(8,)]
+    assert sorted(file.rows for file in pinned.files) == [3, 5]
+    assert {name: boundary.sealed for name, boundary in pinned.boundaries.items()} == {"old": 1, "new": 2}
 
 
 def test_retention_by_size_spares_what_is_not_sealed(shard: Shard) -> None:

