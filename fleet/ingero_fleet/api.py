@@ -1,5 +1,6 @@
 """The HTTP APIs: threshold and stragglers for agents and operator, diagnostics, health, zPages, metrics pages."""
 
+import base64
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -42,8 +43,30 @@ def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
     return check
 
 
-def _app(title: str) -> FastAPI:
-    return FastAPI(title=title, docs_url=None, redoc_url=None)
+def browser_bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
+    """Like `bearer`, and for browsers: HTTP Basic authentication with the token as password and any user."""
+
+    def check(authorization: Annotated[str | None, Header()] = None) -> None:
+        if not authenticator.admit(as_bearer(authorization)):
+            raise HTTPException(401, "a token is required", {"www-authenticate": 'Basic realm="ingero Fleet"'})
+
+    return check
+
+
+def as_bearer(authorization: str | None) -> str | None:
+    """An Authorization header with the password of a Basic one as bearer token."""
+    scheme, _, text = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        return authorization
+    try:
+        _, separator, password = base64.b64decode(text, validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return f"Bearer {password}" if separator else None
+
+
+def _app(title: str, *dependencies: Any) -> FastAPI:
+    return FastAPI(title=title, docs_url=None, redoc_url=None, dependencies=dependencies)
 
 
 def agent_api(
@@ -90,9 +113,11 @@ def agent_api(
     return app
 
 
-def admin_api(engine: Engine, collectives: CollectivesTracker, taints: TaintTracker) -> FastAPI:
-    """Port 8081, loopback only: diagnostics for people."""
-    app = _app("ingero Fleet diagnostics")
+def admin_api(
+    engine: Engine, collectives: CollectivesTracker, taints: TaintTracker, authenticator: Authenticator
+) -> FastAPI:
+    """Port 8081: diagnostics for people, on loopback or with a token."""
+    app = _app("ingero Fleet diagnostics", Depends(browser_bearer(authenticator)))
 
     @app.get(routes.FLEET_WHY)
     def why(node_id: Node, cluster_id: OptionalCluster = None) -> dict[str, Any]:

@@ -161,8 +161,12 @@ class Fleet:
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",
-                add_page(api.admin_api(engine, self._collectives, self._taints), self._live),
+                add_page(
+                    api.admin_api(engine, self._collectives, self._taints, make_authenticator(threshold.admin_auth)),
+                    self._live,
+                ),
                 threshold.admin_endpoint,
+                threshold.admin_tls,
             )
         if "healthee" in wanted:
             healthee = extensions.healthee

@@ -16,7 +16,11 @@ class ThresholdExtensionConfig(Settings):
     agent_endpoint: Endpoint = "127.0.0.1:8080"
     """Threshold, stragglers and verdicts, for agents and the operator."""
     admin_endpoint: Endpoint = "127.0.0.1:8081"
-    """Diagnostics without authentication: loopback addresses only."""
+    """Live page and diagnostics; on loopback addresses only, unless `admin_auth` has a token."""
+    admin_auth: ListenerAuthConfig = ListenerAuthConfig()
+    """Authentication of the admin endpoint: a bearer token, or for browsers the token as password with any user."""
+    admin_tls: ServerTls | None = None
+    """TLS of the admin endpoint."""
     tls: ServerTls | None = None
     """TLS of the agent endpoint."""
     auth: ListenerAuthConfig = ListenerAuthConfig()
@@ -25,8 +29,8 @@ class ThresholdExtensionConfig(Settings):
     @model_validator(mode="after")
     def _loopback(self) -> Self:
         host, _ = parse_endpoint(self.admin_endpoint)
-        if host not in ("127.0.0.1", "::1", "localhost"):
-            raise ValueError("admin_endpoint has no authentication and must be a loopback address")
+        if host not in ("127.0.0.1", "::1", "localhost") and self.admin_auth.bearer_token_file is None:
+            raise ValueError("without admin_auth.bearer_token_file admin_endpoint must be a loopback address")
         return self
 
 

@@ -436,3 +436,18 @@ def test_the_exit_status_says_whose_fault_it_is(arguments: list[str], status: in
 
     assert done.exit_code == status
     assert problem in done.stderr
+
+
+def test_fleet_s_panic_is_replayed_with_the_fraction_of_the_fleet_cluster() -> None:
+    def by_setting(*values: str) -> ReplaySetup:
+        settings = [{"name": "processors.ingero.panic.straggler_fraction", "value": value} for value in values]
+        tree = {"clusterId": "prod", "taints": {"mode": "NoSchedule"}, "fleet": {"settings": settings}}
+        return ReplaySetup.from_spec(FleetClusterSpec.model_validate(tree))
+
+    past = history(*(edge(name, MINUTE) for name in NAMES[:4]))  # a fifth of the nodes
+
+    assert (by_setting().panic_fraction, by_setting("0.1").panic_fraction) == (0.5, 0.1)
+    assert replay(by_setting(), past, {}).taints and not replay(by_setting("0.1"), past, {}).taints
+    for text in ("0", "1.5", "many"):
+        with pytest.raises(SettingsError, match=r"straggler_fraction"):
+            by_setting(text)

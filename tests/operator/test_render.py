@@ -132,6 +132,34 @@ def test_an_ingress_reaches_the_api_of_echo_and_nothing_else() -> None:
     assert rule["ports"] == [{"port": 8080, "protocol": "TCP"}]
 
 
+def test_an_ingress_reaches_page_and_api_of_fleet_by_token_and_tls(tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {
+        "host": "fleet.example.com", "tlsSecret": "public-tls", "namespace": {"kubernetes.io/metadata.name": "edge"}
+    }  # fmt: skip
+    found = children(tokenSecret={"name": "t"}, tlsSecret="tls", fleet={"ingress": wanted})
+
+    (rule,) = found["Ingress", "prod-fleet"]["spec"]["rules"]
+    ports = {item["path"]: item["backend"]["service"]["port"]["name"] for item in rule["http"]["paths"]}
+    assert ports == {
+        "/api/v1/threshold": "api", "/api/v1/stragglers": "api", "/api/v1/verdicts": "api", "/api/v1/cost": "api",
+        "/": "page",
+    }  # fmt: skip
+    service = {port["name"]: port["port"] for port in found["Service", "prod-fleet"]["spec"]["ports"]}
+    assert (service["api"], service["page"]) == (8080, 8081)
+    edge = [{"namespaceSelector": {"matchLabels": wanted["namespace"]}}]
+    (rule,) = [
+        rule for rule in found["NetworkPolicy", "prod-fleet"]["spec"]["ingress"] if rule["from"] == edge
+    ]  # fmt: skip
+    assert [port["port"] for port in rule["ports"]] == [8080, 8081]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"])
+    config = load(FleetConfig, file=file, prefix="INGERO_FLEET_", flags={}).extensions.ingero_threshold
+    assert config.admin_endpoint == "0.0.0.0:8081" and config.admin_auth == config.auth and config.admin_tls
+    without = children(tokenSecret={"name": "t"}, tlsSecret="tls")
+    assert ("Ingress", "prod-fleet") not in without
+    assert "page" not in {port["name"] for port in without["Service", "prod-fleet"]["spec"]["ports"]}
+
+
 def test_what_is_not_wanted_is_not_made() -> None:
     found = children(
         agents={"source": "Stub"}, network={"enabled": False}, serviceMonitors={"enabled": False}

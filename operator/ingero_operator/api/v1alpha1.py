@@ -213,6 +213,24 @@ class CostSpec(Part):
     `providerID` of every watched Node names, if they agree."""
 
 
+class Ingress(Part):
+    """An Ingress with TLS. Every client needs a token."""
+
+    host: Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_PATTERN)]
+    """DNS name by which clients outside of the cluster call."""
+    tls_secret: ObjectName
+    """Secret of type kubernetes.io/tls with the certificate for that name."""
+    class_name: ObjectName | None = None
+    """IngressClass; the cluster's default without it."""
+    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=1024)]], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    """Annotations for its controller, which must state that its backend serves HTTPS, such as
+    `nginx.ingress.kubernetes.io/backend-protocol: HTTPS`."""
+    namespace: Labels = Field(default={"kubernetes.io/metadata.name": "ingress-nginx"})
+    """Labels of the namespace that its controller runs in."""
+
+
 class FleetSpec(Confinement):
     """The receiving side."""
 
@@ -238,6 +256,9 @@ class FleetSpec(Confinement):
     """Which rank a synchronised job waits for."""
     cost: CostSpec = CostSpec()
     """What nodes cost."""
+    ingress: Ingress | None = None
+    """An Ingress for Fleet's page and API; none without it. It needs spec.tlsSecret and spec.tokenSecret. Browsers
+    ask for the token as password, with any user."""
     settings: Settings = ()
     """Further settings of Fleet's processors, for what has no field here. Fleet checks them: one that it does not
     know keeps the new pod from starting, and the old one goes on."""
@@ -416,7 +437,9 @@ class FleetClusterSpec(Part):
     service_monitors: ServiceMonitors = ServiceMonitors()
     """ServiceMonitors."""
 
-    model_config = rules(("self.clusterId == oldSelf.clusterId", "spec.clusterId cannot be changed", ".clusterId"))
+    model_config = rules(
+        ("self.clusterId == oldSelf.clusterId", "spec.clusterId cannot be changed", ".clusterId"),
+    )
 
 
 class Encryption(Part):
@@ -457,24 +480,6 @@ class Storage(Part):
             "",
         ),
     )
-
-
-class Ingress(Part):
-    """An Ingress for the API, with TLS. Echo asks every client for a token."""
-
-    host: Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_PATTERN)]
-    """DNS name by which clients outside of the cluster call."""
-    tls_secret: ObjectName
-    """Secret of type kubernetes.io/tls with the certificate for that name."""
-    class_name: ObjectName | None = None
-    """IngressClass; the cluster's default without it."""
-    annotations: Annotated[dict[LabelKey, Annotated[str, Field(max_length=1024)]], Field(max_length=16)] = Field(
-        default_factory=dict
-    )
-    """Annotations for its controller, which must state that Echo serves HTTPS, such as
-    `nginx.ingress.kubernetes.io/backend-protocol: HTTPS`."""
-    namespace: Labels = Field(default={"kubernetes.io/metadata.name": "ingress-nginx"})
-    """Labels of the namespace that its controller runs in."""
 
 
 class EchoStoreSpec(Confinement):

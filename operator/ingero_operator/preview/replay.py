@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_contract.values import NodeState
+from ingero_kit.settings import SettingsError
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Taints
 from ingero_operator.preview.history import COLLECTIVES, FLEET, Accusation, History, longest_gap
@@ -22,7 +23,9 @@ from ingero_operator.taints.tracking import after_write
 
 OWNER: Final = "preview"
 PANIC_FRACTION: Final = 0.5
-"""Fleet's default: the share of accused nodes from which it panics."""
+"""Fleet's default of `PANIC_SETTING`."""
+PANIC_SETTING: Final = "processors.ingero.panic.straggler_fraction"
+"""The share of accused nodes beyond which Fleet panics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class ReplaySetup:
     actionable: bool
     """Whether late ranks count."""
     selector: Mapping[str, str]
+    panic_fraction: float = PANIC_FRACTION
     paused: str = ""
 
     @classmethod
@@ -51,8 +55,23 @@ class ReplaySetup:
             expected=spec.fleet.quorum.expected_nodes,
             actionable=spec.fleet.collectives.actionable,
             selector=spec.agents.node_selector,
+            panic_fraction=_panic_fraction(spec),
             paused="; ".join([*spec.taints.pause_requests, *([paused] if paused else [])]),
         )
+
+
+def _panic_fraction(spec: FleetClusterSpec) -> float:
+    """Fleet's setting, as in `spec.fleet.settings`. Raises `SettingsError` for a value that Fleet refuses."""
+    text = next((item.value for item in spec.fleet.settings if item.name == PANIC_SETTING), None)
+    if text is None:
+        return PANIC_FRACTION
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = math.nan
+    if not 0 < fraction <= 1:
+        raise SettingsError(f"spec.fleet.settings: {PANIC_SETTING} is {text!r} instead of a number above 0, up to 1")
+    return fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +273,7 @@ class _Replay:
             received=self._heard,
             interval=setup.interval,
             quorum=active >= setup.least_active or not complete,
-            panic=complete and by_detector > PANIC_FRACTION * max(1, active),
+            panic=complete and by_detector > setup.panic_fraction * max(1, active),
             coverage_low=complete and len(states) < setup.coverage * (setup.expected or self._peak),
             accused={name: self._finding(name, items, now) for name, items in accused.items()},
             healthy=frozenset(

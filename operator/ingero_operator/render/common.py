@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
 from ingero_operator.api.base import Confinement, LocalName, Resources, Toleration
-from ingero_operator.api.v1alpha1 import ServiceMonitors
+from ingero_operator.api.v1alpha1 import Ingress, ServiceMonitors
 from ingero_operator.kinds import Manifest
 from ingero_operator.render.images import COMPONENTS, image_name, is_allowed
 from ingero_operator.settings import OperatorConfig
@@ -21,6 +21,7 @@ USER: Final = 65532
 """User and group of every container that needs no privileges."""
 
 OTLP_GRPC, OTLP_HTTP, API, FINDINGS, VITALS, HEALTH = 4317, 4318, 8080, 9090, 8888, 8088
+PAGE = 8081
 SINK_PORT: Final = 9464
 PUSH_PORT: Final = 9465
 TRACE_PORT: Final = 9466
@@ -254,6 +255,25 @@ def service(owner: Owner, component: str, ports: dict[str, tuple[int, str]], *, 
         spec["clusterIP"] = "None"
     suffix = f"{component}-pods" if headless else component
     return manifest(owner, "v1", "Service", suffix, component, {"spec": spec})
+
+
+def ingress(owner: Owner, component: str, wanted: Ingress, paths: Mapping[str, str]) -> Manifest:
+    """The Ingress for a component's Service: its ports by path."""
+    routed = [
+        {
+            "path": path, "pathType": "Prefix",
+            "backend": {"service": {"name": owner.child(component), "port": {"name": port}}},
+        }
+        for path, port in paths.items()
+    ]  # fmt: skip
+    body = {
+        "tls": [{"hosts": [wanted.host], "secretName": wanted.tls_secret}],
+        "rules": [{"host": wanted.host, "http": {"paths": routed}}],
+        **({"ingressClassName": wanted.class_name} if wanted.class_name else {}),
+    }
+    child = manifest(owner, "networking.k8s.io/v1", "Ingress", component, component, {"spec": body})
+    child["metadata"]["annotations"] |= wanted.annotations
+    return sealed(child)
 
 
 def service_monitor(

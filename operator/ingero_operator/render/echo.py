@@ -5,7 +5,7 @@ from typing import Final
 
 from ingero_contract import echo as names
 from ingero_contract.kubernetes import PROOF_LABEL
-from ingero_operator.api.v1alpha1 import EchoStoreSpec, Ingress, OnDelete
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import quantity
 from ingero_operator.render.common import (
@@ -18,6 +18,7 @@ from ingero_operator.render.common import (
     container,
     digest,
     disruption_budget,
+    ingress,
     manifest,
     placed,
     probe,
@@ -91,23 +92,9 @@ def children(
         service(owner, COMPONENT, PORTS, headless=True),
         stateful_set(owner, spec, platform, digest([text])),
         disruption_budget(owner, COMPONENT),
-        ingress(owner, spec.ingress) if spec.ingress else None,
+        ingress(owner, COMPONENT, spec.ingress, {"/": "api"}) if spec.ingress else None,
         service_monitor(owner, platform, COMPONENT, ("api",), spec.service_monitors, **_scraped(owner, spec)),
     ]
-
-
-def ingress(owner: Owner, wanted: Ingress) -> Manifest:
-    """The Ingress for the API; the receiver of events stays inside of the cluster."""
-    backend = {"service": {"name": owner.child(COMPONENT), "port": {"name": "api"}}}
-    path = {"path": "/", "pathType": "Prefix", "backend": backend}
-    body = {
-        "tls": [{"hosts": [wanted.host], "secretName": wanted.tls_secret}],
-        "rules": [{"host": wanted.host, "http": {"paths": [path]}}],
-        **({"ingressClassName": wanted.class_name} if wanted.class_name else {}),
-    }
-    child = manifest(owner, "networking.k8s.io/v1", "Ingress", COMPONENT, COMPONENT, {"spec": body})
-    child["metadata"]["annotations"] |= wanted.annotations
-    return sealed(child)
 
 
 def _scraped(owner: Owner, spec: EchoStoreSpec) -> Manifest:

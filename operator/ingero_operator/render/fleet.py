@@ -13,6 +13,7 @@ from ingero_operator.render.common import (
     HEALTH,
     OTLP_GRPC,
     OTLP_HTTP,
+    PAGE,
     VITALS,
     Owner,
     Platform,
@@ -20,6 +21,7 @@ from ingero_operator.render.common import (
     container,
     digest,
     disruption_budget,
+    ingress,
     manifest,
     placed,
     probe,
@@ -50,6 +52,16 @@ PORTS: Final = {
     "vitals": (VITALS, "http"),
     "health": (HEALTH, "http"),
 }
+
+
+_API_ROUTES: Final = (routes.FLEET_THRESHOLD, routes.FLEET_STRAGGLERS, routes.FLEET_VERDICTS, routes.FLEET_COST)
+PUBLIC: Final = {**dict.fromkeys(_API_ROUTES, "api"), "/": "page"}
+"""Ports by path of the Ingress: the API, and the page with its own data."""
+
+
+def ports(spec: FleetClusterSpec) -> dict[str, tuple[int, str]]:
+    """Ports of the Service, with their application protocol."""
+    return {**PORTS, **({"page": (PAGE, "http")} if spec.fleet.ingress else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +109,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
             **_cost(spec.fleet.cost, around),
         },
         "extensions": {
-            "ingero_threshold": {"agent_endpoint": f"0.0.0.0:{API}", **tls, **auth},
+            "ingero_threshold": {"agent_endpoint": f"0.0.0.0:{API}", **tls, **auth, **_page(spec, tls, auth)},
             "healthee": {"endpoint": f"0.0.0.0:{HEALTH}", **tls, **auth},
         },
         "exporters": {"prometheus": {"endpoint": f"0.0.0.0:{FINDINGS}"}},
@@ -111,6 +123,13 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
             "traces": {"exporters": ["otlp"]},
         }
     return tree
+
+
+def _page(spec: FleetClusterSpec, tls: Manifest, auth: Manifest) -> Manifest:
+    """The page's settings where an Ingress leads to it: otherwise it listens on loopback."""
+    if spec.fleet.ingress is None:
+        return {}
+    return {"admin_endpoint": f"0.0.0.0:{PAGE}", **{f"admin_{name}": value for name, value in (tls | auth).items()}}
 
 
 def _cost(cost: CostSpec, around: FleetInputs) -> Manifest:
@@ -145,9 +164,10 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
         claim(owner, spec) if spec.fleet.snapshots.size else None,
-        service(owner, COMPONENT, PORTS),
+        service(owner, COMPONENT, ports(spec)),
         deployment(owner, spec, platform, around, digest([text, around.price_digest])),
         disruption_budget(owner, COMPONENT),
+        ingress(owner, COMPONENT, spec.fleet.ingress, PUBLIC) if spec.fleet.ingress else None,
         service_monitor(owner, platform, COMPONENT, ("findings", "vitals"), spec.service_monitors),
     ]
 
@@ -173,7 +193,7 @@ def deployment(
         COMPONENT,
         platform.image_of("fleet", spec.version, spec.images.fleet),
         ["serve", "--config", f"{CONFIG}/fleet.yaml", *settings],
-        {name: port for name, (port, _) in PORTS.items()},
+        {name: port for name, (port, _) in ports(spec).items()},
         spec.fleet.resources,
         mounts,
         startupProbe=probe(routes.FLEET_HEALTH, "health", period=1, failures=60, scheme=scheme),

@@ -1,6 +1,6 @@
 """NetworkPolicies that allow only the traffic that each pod needs."""
 
-from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Network, Peer, Source
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Ingress, Network, Peer, Source
 from ingero_operator.kinds import Manifest
 from ingero_operator.render import agents, echo, fleet
 from ingero_operator.render.common import (
@@ -11,6 +11,7 @@ from ingero_operator.render.common import (
     NAME,
     OTLP_GRPC,
     OTLP_HTTP,
+    PAGE,
     PUSH_PORT,
     SINK_PORT,
     TRACE_PORT,
@@ -50,6 +51,13 @@ def _operator(platform: Platform) -> Manifest:
     }
 
 
+def _from_outside(wanted: Ingress | None, *ports: int) -> list[Manifest]:
+    """The controller of an Ingress, where there is one."""
+    if wanted is None:
+        return []
+    return [{"from": [{"namespaceSelector": {"matchLabels": dict(wanted.namespace)}}], "ports": _ports(*ports)}]
+
+
 def _dns() -> Manifest:
     return {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
 
@@ -86,6 +94,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
                 *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
                 {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # taint events and polls
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS, HEALTH)},
+                *_from_outside(spec.fleet.ingress, API, PAGE),
             ],
             onward,
         ),
@@ -121,13 +130,10 @@ def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list
     if not spec.network.enabled:
         return []
     peers: list[Manifest] = [{"from": [_peer(peer)], "ports": _ports(OTLP_GRPC, API)} for peer in spec.peers]
-    if spec.ingress:
-        peers.append(
-            {"from": [{"namespaceSelector": {"matchLabels": dict(spec.ingress.namespace)}}], "ports": _ports(API)}
-        )
     ingress = [
         {"from": [_pods({NAME: "ingero-fleet"})], "ports": _ports(OTLP_GRPC)},
         *peers,
+        *_from_outside(spec.ingress, API),
         {"from": [_operator(platform)], "ports": _ports(API)},
         {"from": [_monitoring(spec.network)], "ports": _ports(API)},
     ]
