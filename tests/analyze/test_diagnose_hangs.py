@@ -16,6 +16,7 @@ from ingero_analyze.diagnose.flight_recorder_dumps import dump_of, read_dumps
 from ingero_analyze.diagnose.hangs import HangKind, find_hang
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_fleet.cli import main
+from ingero_testing.hang_jobs import hang_jobs, outcome
 
 WORLD = 4
 
@@ -287,3 +288,117 @@ def test_dumps_with_any_values_give_an_answer_or_a_refusal(entries: Any, config:
 
     json.dumps(find_hang(dumps).kind)
     rows.recorded()
+
+
+def collectives(
+    count: int, group: str = "0", *, pending: int = 0, first: int = 1, **more: Any
+) -> list[dict[str, Any]]:
+    """Collectives of a group, the last `pending` of which have not ended."""
+    numbers = range(first, first + count)
+    return [
+        entry(seq, group=group, ended=seq < first + count - pending, record_id=seq - first, **more) for seq in numbers
+    ]
+
+
+def test_a_gpu_that_stops_within_what_all_others_have_ended_is_named_and_not_those_that_went_on() -> None:
+    hang = told(*((rank, dump(collectives(6, pending=3 if rank == 2 else 2))) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("hang", (2,), ())
+    assert "GPU" in hang.why[2]
+
+
+def test_two_gpus_that_do_not_end_the_same_are_listed_and_neither_is_named() -> None:
+    hang = told(*((rank, dump(collectives(6, pending=3 if rank in (1, 2) else 2))) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("stuck", (), (1, 2))
+
+
+def test_a_dump_written_early_is_told_from_a_rank_that_stopped() -> None:
+    """Rank 1's dump has not ended number 2, but others have ended number 5, which needed it; rank 3 did not come."""
+    hang = told(
+        *((rank, dump(collectives(6, pending=1))) for rank in (0, 2)),
+        (1, dump(collectives(3, pending=2))),
+        (3, dump(collectives(5))),
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible, hang.early) == ("unknown", (3,), (1,), (1,))
+
+
+def test_a_dump_written_early_is_named_when_nothing_else_explains_the_hang() -> None:
+    hang = told(
+        *((rank, dump(collectives(6, pending=1))) for rank in (0, 2, 3)), (1, dump(collectives(3, pending=2)))
+    )
+
+    assert (hang.kind, hang.ranks, hang.early) == ("hang", (1,), (1,))
+
+
+def test_a_missing_dump_beside_a_proven_cause_is_not_excluded() -> None:
+    hang = told(*((rank, dump(collectives(5 + (rank != 3), pending=int(rank != 3)))) for rank in (0, 1, 3)))
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (3,), (2,))
+
+
+def test_a_kernel_that_does_not_start_is_told_from_those_that_wait_in_it_where_starts_were_recorded() -> None:
+    started = {"state": "started", "time_discovered_started_ns": 5}
+    dumps = []
+    for rank in range(WORLD):
+        entries = [entry(1, record_id=0, time_discovered_started_ns=4), entry(2, record_id=1, ended=False)]
+        entries[1] |= {"state": "scheduled"} if rank == 1 else started
+        dumps.append((rank, dump(entries)))
+
+    hang = told(*dumps)
+
+    assert (hang.kind, hang.ranks) == ("hang", (1,))
+
+
+def test_a_host_that_stopped_while_its_gpu_waits_for_another_rank_is_listed() -> None:
+    """Rank 2's GPU stopped; rank 1's host called less than the others with the same calls pending."""
+    ahead = {0: 3, 1: 1, 2: 4, 3: 3}
+    hang = told(
+        *((rank, dump(collectives(5 + ahead[rank] - (rank == 2), pending=ahead[rank]))) for rank in range(WORLD))
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (2,), (1,))
+
+
+def test_sends_called_together_have_the_state_of_their_batch() -> None:
+    """Calls of a batch are recorded as scheduled for ever; the entry after them says that they ended."""
+
+    def batch(name: str, seq: int, ended: bool) -> list[dict[str, Any]]:
+        one = entry(0, op=name, is_p2p=True, p2p_seq_id=seq, ended=False, state="scheduled", record_id=2 * seq - 2)
+        last = one | {"profiling_name": "nccl:coalesced", "state": "completed" if ended else "started"}
+        return [one, last | {"retired": ended, "record_id": 2 * seq - 1}]
+
+    groups = {"0": [0, 1]}
+    sender = dump(batch("send 0->1", 1, True), groups)
+    receiver = dump(batch("recv 1<-0", 1, True) + batch("recv 1<-0", 2, False), groups)
+
+    hang = told((0, sender), (1, receiver))
+
+    assert (hang.kind, hang.ranks, hang.pairs) == ("hang", (0,), ((1, 0),))
+
+
+def test_numbers_of_a_status_are_not_used_where_they_count_sends_too() -> None:
+    """The library keeps one status for sends and collectives; this 40 is a send's."""
+    status = {"0": {"last_enqueued_collective": 40, "last_completed_collective": 40}}
+    sent = entry(2, op="send 0->1", is_p2p=True)
+    hang = told(
+        *((rank, dump([*collectives(1 + (rank != 1), pending=int(rank != 1)), sent], pg_status=status))
+          for rank in range(WORLD))
+    )  # fmt: skip
+
+    assert (hang.kind, hang.ranks) == ("hang", (1,))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_simulated_hangs_name_all_causes_and_nobody_else_or_say_unknown(seed: int) -> None:
+    results = []
+    for job in hang_jobs(8, seed, sizes=(16,)):
+        problems = Problems()
+        dumps = [dump_of(value, rank, f"rank{rank}", problems, OperationRows()) for rank, value in job.dumps.items()]
+        hang = find_hang(dumps)
+        results.append(outcome(job, hang.kind, hang.ranks, hang.possible + hang.cycle))
+        assert not problems.count
+
+    assert set(results) <= {"right", "unknown"}
+    assert results.count("right") >= 4

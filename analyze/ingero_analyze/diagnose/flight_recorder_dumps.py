@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -17,16 +17,31 @@ MAX_ENTRIES: Final = 1_000_000
 MAX_TENSORS: Final = 16
 """Most tensors, and dimensions, of one call that are compared."""
 
+NEEDS_ALL: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|barrier")
+"""Collectives that end on no rank before all members have entered them."""
+
 _PAIR: Final = re.compile(r"(send|recv)\s+(\d{1,7})\s*(?:->|<-)\s*(\d{1,7})")
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operation that has not ended."""
+    """An operation that was called. `order`: its place among all calls of the rank; `started`: its kernel runs."""
 
     op: str
     sizes: str
     created_ns: int
+    order: int = -1
+    started: bool = False
+
+
+@dataclass
+class PeerCalls:
+    """Sends to, or receives from, one peer: how many are in the ring buffer, and those that have not ended."""
+
+    called: int = 0
+    pending: list[Call] = field(default_factory=list)
+    orders: list[int] = field(default_factory=list)
+    """Places of these calls among all calls of the rank."""
 
 
 @dataclass
@@ -36,9 +51,11 @@ class DumpPart:
     desc: str = ""
     enqueued: int = 0
     completed: int = 0
+    ended_by_all: int = 0
+    """Last number of a collective that ends nowhere before all members have entered it, and that ended here."""
     open: dict[int, Call] = field(default_factory=dict)
-    pairs: set[tuple[str, int]] = field(default_factory=set)
-    """Pending sends and receives: the operation, and the peer's index in the group."""
+    peers: dict[tuple[str, int], PeerCalls] = field(default_factory=dict)
+    """By operation (send or recv) and the peer's index in the group."""
 
 
 @dataclass
@@ -46,7 +63,9 @@ class Dump:
     """The dump of one rank. `members` are the ranks of the groups that it knows.
 
     `status` holds the last number called and ended by the group's handle on this rank, `names` the groups of handles,
-    as far as entries show them; `full`: the ring buffer has dropped entries.
+    as far as entries show them; `full`: the ring buffer has dropped entries; `timed`: the recorder saw kernels start;
+    `ended`: how many entries have ended; `calls`: group, number (0 for a send or receive) and operation, in order;
+    `collectives`: places of collectives among all calls.
     """
 
     rank: int
@@ -55,6 +74,20 @@ class Dump:
     status: dict[str, tuple[int, int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     full: bool = False
+    timed: bool = False
+    ended: int = 0
+    calls: list[tuple[str, int, str]] = field(default_factory=list)
+    collectives: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _PeerEntry:
+    group: str
+    what: str
+    peer: int
+    seq: int
+    ended: bool
+    call: Call
 
 
 def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], OperationRows]:
@@ -107,11 +140,16 @@ def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Operatio
             elif members:
                 dump.members[text(key)] = members
     dump.status = _status(value.get("pg_status"))
+    between: list[_PeerEntry] = []
+    batches: dict[tuple[str, int], tuple[bool, bool]] = {}
     for place, entry in enumerate(entries[:MAX_ENTRIES]):
         try:
-            _take(dump, entry, rows)
+            _take(dump, entry, place, rows, between, batches)
         except SourceError as error:
             problems.add(file, f"entries[{place}]: {error}")
+    _add_between(dump, between, batches)
+    for part in dump.parts.values():
+        part.open = {seq: call for seq, call in part.open.items() if seq > part.completed}
     if len(entries) > MAX_ENTRIES:
         problems.add(file, f"only the first {MAX_ENTRIES} entries were looked at", len(entries) - MAX_ENTRIES)
     first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
@@ -119,8 +157,11 @@ def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Operatio
     return dump
 
 
-def _take(dump: Dump, entry: Any, rows: OperationRows) -> None:
-    """Add one entry."""
+def _take(
+    dump: Dump, entry: Any, order: int, rows: OperationRows, between: list[_PeerEntry],
+    batches: dict[tuple[str, int], tuple[bool, bool]],
+) -> None:  # fmt: skip
+    """Add one entry; sends and receives to `between`, the state of those that were called together to `batches`."""
     if not isinstance(entry, dict):
         raise SourceError("a dictionary was expected")
     handle, pair = str(whole(entry.get("pg_id"))), entry.get("process_group")
@@ -135,20 +176,50 @@ def _take(dump: Dump, entry: Any, rows: OperationRows) -> None:
     part = dump.parts.setdefault(name, DumpPart(desc))
     dump.names.setdefault(handle, name)
     ended = entry.get("state") == "completed" or entry.get("retired") is True
+    started = entry.get("state") == "started" or (whole(entry.get("time_discovered_started_ns")) or 0) > 0
+    dump.timed |= started
+    op = op.split(":", 1)[-1]
+    sizes = _shape(entry.get("input_sizes")) + _shape(entry.get("input_dtypes"))
+    created = whole(entry.get("time_created_ns")) or 0
+    call = Call(op, sizes, created, order, started)
     if two or entry.get("is_p2p") is True:
-        if two and not ended:
-            part.pairs.add((two[1], int(two[3])))
+        number_of_pair = whole(entry.get("p2p_seq_id")) or 0
+        if two:
+            dump.calls.append((name, 0, two[1]))
+            between.append(_PeerEntry(name, two[1], int(two[3]), number_of_pair, ended, call))
+        else:
+            batches[name, number_of_pair] = ended, started
         return
     part.enqueued = max(part.enqueued, seq)
-    op = op.split(":", 1)[-1]
-    if ended or seq <= dump.status.get(handle, (0, 0))[1]:
+    dump.calls.append((name, seq, op))
+    dump.collectives.setdefault((name, seq), order)
+    if ended:
+        dump.ended += 1
         part.completed = max(part.completed, seq)
-        created, spent = whole(entry.get("time_created_ns")), number(entry.get("duration_ms"))
-        if created and created > 0 and spent is not None and spent > 0:
+        if NEEDS_ALL.search(op):
+            part.ended_by_all = max(part.ended_by_all, seq)
+        spent = number(entry.get("duration_ms"))
+        if created > 0 and spent is not None and spent > 0:
             rows.add(str(dump.rank), op, created / 1e9, spent / 1e3, group=name, seq=seq)
     elif seq not in part.open:
-        sizes = _shape(entry.get("input_sizes")) + _shape(entry.get("input_dtypes"))
-        part.open[seq] = Call(op, sizes, whole(entry.get("time_created_ns")) or 0)
+        part.open[seq] = call
+
+
+def _add_between(
+    dump: Dump, between: list[_PeerEntry], batches: dict[tuple[str, int], tuple[bool, bool]]
+) -> None:  # fmt: skip
+    """Add sends and receives. Those called together have no state of their own: that of the batch counts."""
+    for item in between:
+        ended, started = batches.get((item.group, item.seq), (False, False)) if item.seq else (False, False)
+        peers = dump.parts[item.group].peers.setdefault((item.what, item.peer), PeerCalls())
+        peers.called += 1
+        peers.orders.append(item.call.order)
+        if ended or item.ended:
+            # One peer's sends, and its receives, end in the order of the calls.
+            peers.pending.clear()
+            dump.ended += 1
+        else:
+            peers.pending.append(replace(item.call, started=item.call.started or started))
 
 
 def _shape(value: Any) -> str:

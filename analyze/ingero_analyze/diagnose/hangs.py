@@ -1,29 +1,25 @@
-"""Finds where a job hangs, from the dumps of all its ranks. Pure.
+"""Finds where a job hangs, from the dumps of all its ranks, and says it. Pure.
 
-A rank that entered a collective which has not ended waits for the members that have not come. The job hangs at a rank
-that others wait for and that waits for no other; one that is missing because it waits elsewhere is a victim.
+`pending_operations` joins the dumps into operations that have not ended, `hang_causes` finds who causes that.
 """
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
+from ingero_analyze.diagnose.flight_recorder_dumps import Dump, DumpPart
+from ingero_analyze.diagnose.hang_causes import Causes, Why, find_causes, operations_called
+from ingero_analyze.diagnose.pending_operations import JobState, join_dumps
 from ingero_analyze.diagnose.sources import Claims
 from ingero_kit.clock import rfc3339
 
 SHOWN: Final = 20
 SHOWN_RANKS: Final = 64
-SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"})
-"""Collectives whose input sizes must agree on all ranks."""
-
-_DEFAULT: Final = "default_pg"
-
 CLAIMS: Final = Claims(
     can=(
         "which ranks are missing from which collective, and who waits for them",
+        "that the GPU of a rank does not end what all others have ended",
+        "that a dump was written before those of others, because others have ended since what needed the rank",
         "that ranks call different collectives, or with different sizes, under one number",
         "who is late, where timing was recorded (TORCH_NCCL_ENABLE_TIMING)",
     ),
@@ -35,12 +31,12 @@ CLAIMS: Final = Claims(
 )
 
 HANGS: Final = {
-    "hang": "the job waits for rank {ranks}, which came to no collective that others are in",
+    "hang": "the job waits for rank {ranks}, which waits for no other",
     "no_dump": "everybody who left a dump waits; rank {ranks} left none",
-    "unknown": "the dumps do not tell: too much is missing, unreadable, or gone from the rings",
+    "unknown": "the dumps do not show every cause; certain: {ranks}; the others that are possible are listed",
     "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
-    "order": "ranks wait for each other: they call collectives in different orders, or one waits elsewhere",
-    "stuck": "everybody has come and nobody goes on: the transport or a GPU, not a rank's program",
+    "order": "ranks wait for each other: they call collectives in different orders",
+    "stuck": "all members have entered an operation that does not end: the transport or the GPU of one of them",
     "none": "no collective is under way in these dumps",
 }
 """The verdicts as sentences."""
@@ -71,7 +67,7 @@ class Front:
     without_dump: tuple[int, ...]
     ended: tuple[int, ...]
     unknown: tuple[int, ...] = ()
-    """Ranks whose dump no longer holds anything about the group."""
+    """Ranks whose dump does not show how far they came: it is too old, or its ring buffer has dropped the group."""
     odd: tuple[int, ...] = ()
     """Ranks that called another operation under this number than most."""
     since: float | None = None
@@ -101,6 +97,14 @@ class Hang:
     pairs: tuple[tuple[int, int], ...] = ()
     """Who waits for whom in a send or receive."""
     dumps: int = 0
+    possible: tuple[int, ...] = ()
+    """Ranks that may be causes too, or instead: the dumps do not exclude them."""
+    cycle: tuple[int, ...] = ()
+    """Ranks that wait for each other and for no other rank."""
+    why: dict[int, str] = field(default_factory=dict)
+    """Why each of `ranks` and `possible` is listed."""
+    early: tuple[int, ...] = ()
+    """Ranks whose dumps were written before those of others: others have ended since what needed them."""
 
     def answer(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -116,85 +120,70 @@ class Hang:
                 "collectives": [front.answer() for front in self.fronts[:SHOWN]],
                 "collectives_count": len(self.fronts),
                 "waiting_pairs": [list(pair) for pair in self.pairs[:SHOWN]],
+                "why": {str(rank): self.why[rank] for rank in self.ranks[:SHOWN_RANKS]},
+                "possible": {str(rank): self.why[rank] for rank in self.possible[:SHOWN_RANKS]},
+                "possible_count": len(self.possible),
+                "cycle": list(self.cycle[:SHOWN_RANKS]),
+                "early_dumps": list(self.early[:SHOWN_RANKS]),
             },
         }
 
 
 def find_hang(dumps: list[Dump]) -> Hang:
     """Where the job hangs, from all dumps together."""
-    _apply_status(dumps)
-    by_rank = {dump.rank: dump for dump in dumps}
-    members = _members(dumps)
+    state = join_dumps(dumps)
+    causes = find_causes(state)
     fronts = tuple(
-        front for group in sorted(members) if (front := _front(group, members[group], by_rank)) is not None
+        front for group in sorted(state.members) if (front := _front(group, state.members[group], state)) is not None
     )
-    pairs = _waiting_pairs(by_rank, members)
-    waiting = {rank for front in fronts for rank in front.entered} | {one for one, _ in pairs}
-    wanted = {rank for front in fronts for rank in front.missing} | {other for _, other in pairs}
-    silent = {rank for front in fronts for rank in front.without_dump} | (wanted - set(by_rank))
-    roots = sorted(wanted & set(by_rank) - waiting)
-    none = Hang(HangKind.NONE, (), fronts, tuple(pairs), len(dumps))
-    odd = sorted({rank for front in fronts for rank in front.odd})
-    if roots:
-        return replace(none, kind=HangKind.HANG, ranks=tuple(roots))
-    if silent and len(silent) <= len(dumps):
-        return replace(none, kind=HangKind.NO_DUMP, ranks=tuple(sorted(silent)))
-    if silent or any(front.unknown for front in fronts):
-        # Where most ranks left no dump, the dumps were probably not collected: a missing dump is no evidence then.
-        return replace(none, kind=HangKind.UNKNOWN)
-    if any(len(front.ops) > 1 for front in fronts):
-        return replace(none, kind=HangKind.MISMATCH, ranks=tuple(odd))
-    if wanted & set(by_rank):
-        return replace(none, kind=HangKind.ORDER)
-    return replace(none, kind=HangKind.STUCK) if fronts or pairs else none
+    pairs = tuple(sorted(_waiting_pairs(state)))
+    hang = Hang(
+        HangKind.NONE, tuple(sorted(causes.certain)), fronts, pairs, len(dumps), tuple(sorted(causes.possible)),
+        causes.cycle, {rank: str(why) for rank, why in sorted((causes.possible | causes.certain).items())},
+        tuple(sorted(state.early)),
+    )  # fmt: skip
+    return replace(hang, kind=_kind(hang, causes, state))
 
 
-def _apply_status(dumps: list[Dump]) -> None:
-    """Use each rank's status for the groups whose entries its ring buffer has dropped.
-
-    A handle that the rank's own entries do not name is the group that all other ranks know by it, if they agree.
-    """
-    known: dict[str, set[str]] = {}
-    for dump in dumps:
-        for handle, name in dump.names.items():
-            known.setdefault(handle, set()).add(name)
-    for dump in dumps:
-        for handle, (enqueued, completed) in dump.status.items():
-            agreed = known.get(handle, set())
-            group = dump.names.get(handle) or (next(iter(agreed)) if len(agreed) == 1 else "")
-            if not group:
-                continue
-            part = dump.parts.setdefault(group, DumpPart())
-            part.enqueued, part.completed = max(part.enqueued, enqueued), max(part.completed, completed)
-
-
-def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
-    """The ranks of every group in use: as its members report them, otherwise the ranks that used it."""
-    reported: dict[str, Counter[tuple[int, ...]]] = {}
-    used: dict[str, set[int]] = {}
-    everybody: set[int] = {dump.rank for dump in dumps}
-    defaults: set[str] = set()
-    for dump in dumps:
-        for group, ranks in dump.members.items():
-            reported.setdefault(group, Counter())[ranks] += 1
-            everybody.update(ranks)
-        for group, part in dump.parts.items():
-            used.setdefault(group, set()).add(dump.rank)
-            if part.desc == _DEFAULT:
-                defaults.add(group)
-    found: dict[str, tuple[int, ...]] = {}
-    for group, users in used.items():
-        most = reported[group].most_common(1)[0][0] if group in reported else ()
-        if not users <= set(most):
-            # The reported members lack ranks that used the group.
-            most = tuple(sorted(everybody if group in defaults else users | set(most)))
-        found[group] = most
-    return found
+def _kind(hang: Hang, causes: Causes, state: JobState) -> HangKind:
+    """The kind of the verdict."""
+    silent = {rank for rank in hang.ranks + hang.possible if rank not in state.by_rank}
+    if len(silent) > len(state.by_rank):
+        # The dumps were probably not collected: a missing dump is no evidence then.
+        return HangKind.UNKNOWN
+    if causes.cycle:
+        return HangKind.ORDER
+    reasons = set(causes.possible.values())
+    if reasons:
+        if causes.certain or reasons > {Why.STUCK}:
+            return HangKind.UNKNOWN
+        if reasons == {Why.STUCK}:
+            return HangKind.STUCK
+        return HangKind.MISMATCH if reasons == {Why.DIFFERS} else HangKind.UNKNOWN
+    if causes.certain:
+        found = set(causes.certain.values())
+        if found == {Why.NO_DUMP}:
+            return HangKind.NO_DUMP
+        return HangKind.MISMATCH if found == {Why.DIFFERS} else HangKind.HANG
+    return HangKind.NONE if not state.operations else HangKind.UNKNOWN
 
 
-def _front(group: str, members: tuple[int, ...], by_rank: Mapping[int, Dump]) -> Front | None:
+def _waiting_pairs(state: JobState) -> set[tuple[int, int]]:
+    """Pairs of ranks that wait in a send or receive of which the peer has not called the counterpart."""
+    return {
+        (rank, other)
+        for key, operation in state.operations.items() if key.source >= 0
+        for rank in operation.inside | operation.behind
+        for other in operation.missing | operation.unseen
+    }  # fmt: skip
+
+
+def _front(group: str, members: tuple[int, ...], state: JobState) -> Front | None:
+    by_rank = state.by_rank
     unknown = tuple(
-        rank for rank in members if rank in by_rank and by_rank[rank].full and group not in by_rank[rank].parts
+        rank
+        for rank in members
+        if rank in state.early or (rank in by_rank and by_rank[rank].full and group not in by_rank[rank].parts)
     )
     known = [rank for rank in members if rank in by_rank and rank not in unknown]
     parts = {rank: by_rank[rank].parts.get(group, DumpPart()) for rank in known}
@@ -204,7 +193,7 @@ def _front(group: str, members: tuple[int, ...], by_rank: Mapping[int, Dump]) ->
     seq = min(seqs)
     calls = {rank: part.open[seq] for rank, part in parts.items() if seq in part.open}
     entered = tuple(sorted(rank for rank, part in parts.items() if part.enqueued >= seq > part.completed))
-    ops, odd = _operations(calls)
+    ops, odd = operations_called(calls)
     return Front(
         group=group,
         desc=next((part.desc for part in parts.values() if part.desc), ""),
@@ -218,35 +207,3 @@ def _front(group: str, members: tuple[int, ...], by_rank: Mapping[int, Dump]) ->
         odd=odd,
         since=min((call.created_ns for call in calls.values() if call.created_ns > 0), default=0) / 1e9 or None,
     )
-
-
-def _operations(calls: Mapping[int, Call]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """What was called under one number, the most frequent first, and which ranks called another one."""
-    most = Counter(call.op for call in calls.values()).most_common(2)
-    sizes = Counter(call.sizes for call in calls.values()).most_common(2)
-    ops = tuple(op for op, _ in most)
-    odd: tuple[int, ...] = ()
-    if len(most) > 1 and most[0][1] > most[1][1]:
-        odd = tuple(sorted(rank for rank, call in calls.items() if call.op != most[0][0]))
-    elif len(most) == 1 and most[0][0] in SAME_SIZES and len(sizes) > 1:
-        ops = (ops[0], f"{ops[0]} of another size")
-        if sizes[0][1] > sizes[1][1]:
-            odd = tuple(sorted(rank for rank, call in calls.items() if call.sizes != sizes[0][0]))
-    return ops, odd
-
-
-def _waiting_pairs(by_rank: Mapping[int, Dump], members: Mapping[str, tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Pairs of ranks that wait in a send or receive of which the peer has not called the counterpart."""
-    found = []
-    for rank, dump in sorted(by_rank.items()):
-        for group, part in dump.parts.items():
-            ranks = members[group]
-            for what, place in sorted(part.pairs):
-                peer = ranks[place] if place < len(ranks) else place
-                other = by_rank[peer].parts.get(group, DumpPart()) if peer in by_rank else DumpPart()
-                answers = {
-                    ranks[place] if place < len(ranks) else place for kind, place in other.pairs if kind != what
-                }
-                if rank not in answers:
-                    found.append((rank, peer))
-    return found

@@ -1,0 +1,251 @@
+"""Finds which ranks are the cause of a hang, from the operations that have not ended. Pure.
+
+Ranks and what they wait for form a graph. A rank that waits for another one is a victim. The cause is a rank that
+others wait for and that waits for nobody: its host calls nothing, its GPU does not end what all have entered, or it
+has left no dump and nobody remains that it could wait for. Where the dumps allow several sets of causes, the ranks
+that belong to some of them are `possible`, and only those that belong to all of them are `certain`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump
+from ingero_analyze.diagnose.pending_operations import JobState, Operation, OperationKey
+from ingero_analyze.diagnose.unseen_ranks import could_wait_for
+
+SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"})
+"""Collectives whose input sizes must agree on all ranks."""
+
+
+class Why(StrEnum):
+    """Why a rank is a cause, or may be one."""
+
+    HOST = "its host calls nothing more, and it waits for nothing"
+    GPU = "its GPU does not end an operation that all its members have entered"
+    GPU_BEFORE = "its GPU has not begun an operation before which it waits for no other rank"
+    NO_DUMP = "it left no dump"
+    EARLY_DUMP = "its dump was written before those of others"
+    FORGOTTEN = "its ring buffer no longer holds what it waits for"
+    DIFFERS = "it called another operation, or another size, than most under one number"
+    STUCK = "all members have entered an operation that does not end"
+    BEHIND = "its host called less than a peer could call while the same operations were pending"
+    CYCLE = "ranks wait for each other"
+
+
+@dataclass
+class Causes:
+    """The causes of a hang. `cycle`: ranks that wait for each other and for no other rank."""
+
+    certain: dict[int, Why] = field(default_factory=dict)
+    possible: dict[int, Why] = field(default_factory=dict)
+    cycle: tuple[int, ...] = ()
+
+
+def find_causes(state: JobState) -> Causes:
+    """Which ranks cause the hang for certain, and which may."""
+    found = Causes()
+    operations = sorted(state.operations.values(), key=lambda operation: not operation.sure)
+    for operation in operations:
+        _add_certain(found, state, operation)
+    for operation in operations:
+        stuck = _stuck(operation)
+        if len(stuck) > 1 and not stuck & (set(found.certain) | set(found.possible)):
+            found.possible |= dict.fromkeys(sorted(stuck), Why.STUCK)
+    edges = _edges(state, operations, found)
+    for cycle in _cycles(state, edges, found):
+        found.cycle = cycle
+        found.possible |= dict.fromkeys(cycle, Why.CYCLE)
+    if state.early:
+        _doubt(found, state, edges)
+    unseen = {rank for operation in operations for rank in operation.unseen} - set(found.certain)
+    candidates = set(found.certain) | set(found.possible) | unseen
+    for rank in sorted(unseen):
+        why = _why_unseen(state, rank)
+        if why is not Why.FORGOTTEN and not _reachable(edges, rank) & (candidates - {rank}):
+            found.certain[rank] = why
+        else:
+            found.possible[rank] = why
+    for operation in operations:
+        if operation.unseen and operation.waited_for() <= state.forgotten:
+            found.possible |= dict.fromkeys(sorted(operation.inside), Why.STUCK)
+    for rank in stopped_hosts(state):
+        found.possible.setdefault(rank, Why.BEHIND)
+    for rank in state.blind:
+        found.possible.setdefault(rank, Why.FORGOTTEN)
+    causes = set(found.certain) | set(found.possible)
+    lost = [rank for rank in edges if rank not in causes and not _reachable(edges, rank) & causes]
+    found.possible |= dict.fromkeys(_terminal(edges, lost) if lost else (), Why.CYCLE)
+    for rank in found.certain:
+        found.possible.pop(rank, None)
+    if found.certain or set(found.possible) != set(found.cycle):
+        found.cycle = ()
+    return found
+
+
+def _doubt(found: Causes, state: JobState, edges: Mapping[int, set[int]]) -> None:
+    """Where some dumps are older than others, a cause by its own dump may be a victim whose dump is a little older.
+
+    It remains certain if nothing else explains the hang.
+    """
+    doubtful = {}
+    for rank, why in found.certain.items():
+        others = (set(found.certain) | set(found.possible)) - {rank}
+        later = could_wait_for(state, rank)
+        if why in (Why.GPU, Why.HOST) and (later | set().union(*(_reachable(edges, one) for one in later))) & others:
+            doubtful[rank] = why
+    for rank, why in doubtful.items():
+        del found.certain[rank]
+        found.possible[rank] = why
+
+
+def operations_called(calls: Mapping[int, Call]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What was called under one number, the most frequent first, and which ranks called another one."""
+    most = Counter(call.op for call in calls.values()).most_common(2)
+    sizes = Counter(call.sizes for call in calls.values()).most_common(2)
+    ops = tuple(op for op, _ in most)
+    odd: tuple[int, ...] = ()
+    if len(most) > 1 and most[0][1] > most[1][1]:
+        odd = tuple(sorted(rank for rank, call in calls.items() if call.op != most[0][0]))
+    elif len(most) == 1 and most[0][0] in SAME_SIZES and len(sizes) > 1:
+        ops = (ops[0], f"{ops[0]} of another size")
+        if sizes[0][1] > sizes[1][1]:
+            odd = tuple(sorted(rank for rank, call in calls.items() if call.sizes != sizes[0][0]))
+    return ops, odd
+
+
+def _add_certain(found: Causes, state: JobState, operation: Operation) -> None:
+    """Add the ranks that one operation proves to be causes."""
+    for rank in operation.missing:
+        if state.pending.get(rank) or rank in state.forgotten or rank in found.certain:
+            continue
+        if operation.sure:
+            found.certain[rank] = Why.HOST
+        elif operation.inside - set(found.certain):
+            # The counterpart may have ended on this rank and been dropped from its ring buffer.
+            found.possible |= {rank: Why.HOST, **dict.fromkeys(sorted(operation.inside), Why.GPU)}
+    found.certain |= dict.fromkeys(operation.halted, Why.GPU_BEFORE)
+    stuck = _stuck(operation)
+    if operation.key.source < 0 and operation.inside:
+        ops, odd = operations_called(operation.calls)
+        if len(ops) > 1:
+            if odd:
+                found.certain |= dict.fromkeys(odd, Why.DIFFERS)
+            else:
+                found.possible |= dict.fromkeys(sorted(operation.calls), Why.DIFFERS)
+            return
+    if len(stuck) == 1:
+        found.certain |= dict.fromkeys(stuck, Why.GPU)
+
+
+def _stuck(operation: Operation) -> set[int]:
+    """The members that have entered an operation and not ended it, if it lacks no member."""
+    return set() if operation.waited_for() else operation.inside
+
+
+def _why_unseen(state: JobState, rank: int) -> Why:
+    if rank not in state.by_rank:
+        return Why.NO_DUMP
+    return Why.EARLY_DUMP if rank in state.early else Why.FORGOTTEN
+
+
+def _edges(state: JobState, operations: list[Operation], found: Causes) -> dict[int, set[int]]:
+    """For which ranks each rank waits; for one whose state no dump shows, all for which it could wait."""
+    edges: dict[int, set[int]] = {}
+    for rank, keys in state.pending.items():
+        if rank in state.early or rank in found.certain or not keys:
+            continue
+        waits = edges.setdefault(rank, set())
+        for key in keys if rank in state.blind else keys[:1]:
+            operation = state.operations[key]
+            waits |= operation.waited_for() or operation.inside
+    for rank in {rank for operation in operations for rank in operation.unseen}:
+        edges.setdefault(rank, set()).update(could_wait_for(state, rank))
+    return {rank: others - {rank} for rank, others in edges.items()}
+
+
+def _cycles(state: JobState, edges: Mapping[int, set[int]], found: Causes) -> list[tuple[int, ...]]:
+    """Ranks that provably wait for each other, whatever those do whose state no dump shows."""
+    sure: dict[int, set[int]] = {}
+    for rank in edges:
+        keys = state.pending.get(rank, [])
+        if not keys or rank in state.early | state.blind or rank in found.possible:
+            continue
+        operation = state.operations[keys[0]]
+        if operation.sure and operation.waited_for():
+            sure[rank] = operation.missing | operation.behind
+    reach = {rank: _reachable(sure, rank) for rank in sure}
+    cycles = {tuple(sorted(one for one in reach[rank] if rank in reach.get(one, ()))) for rank in sure}
+    return sorted(cycle for cycle in cycles if cycle)
+
+
+def _reachable(edges: Mapping[int, set[int]], start: int) -> set[int]:
+    """All ranks for which one waits directly or through others."""
+    found: set[int] = set()
+    open_ranks = [start]
+    while open_ranks:
+        following = edges.get(open_ranks.pop(), set()) - found
+        found |= following
+        open_ranks += following
+    return found
+
+
+def _terminal(edges: Mapping[int, set[int]], ranks: Iterable[int]) -> tuple[int, ...]:
+    """Ranks that wait for each other and for no other rank."""
+    smallest = min((_reachable(edges, rank) for rank in ranks), key=len)
+    return tuple(sorted(smallest))
+
+
+def stopped_hosts(state: JobState) -> list[int]:
+    """Ranks that wait, and whose hosts seem to have stopped too.
+
+    Such a rank has not called a collective that another member has called after the same calls, while the same was
+    pending and with no shorter queue: neither its queue nor waiting for the GPU keeps its host from calling it.
+    """
+    longest = max((len(keys) for keys in state.pending.values()), default=0)
+    found: set[int] = set()
+    for operation in state.operations.values():
+        if operation.key.source >= 0 or not operation.missing or not operation.calls:
+            continue
+        for rank in operation.missing - found:
+            waiting = state.pending.get(rank, [])
+            if not waiting or len(waiting) >= longest or rank in state.blind:
+                continue
+            if any(_goes_on(state, operation.key, rank, peer) for peer in operation.calls):
+                found.add(rank)
+    together: dict[OperationKey, list[int]] = {}
+    for rank in set(state.pending) - state.early - state.blind:
+        for key in state.pending[rank][:1]:
+            together.setdefault(key, []).append(rank)
+    for key, ranks in together.items():
+        pending = {rank: _pending_calls(state, rank) for rank in ranks if key.source < 0}
+        longer = {calls[:length] for calls in set(pending.values()) for length in range(1, len(calls))}
+        found |= {rank for rank, calls in pending.items() if calls in longer and len(calls) < longest}
+    return sorted(found)
+
+
+def _pending_calls(state: JobState, rank: int) -> tuple[tuple[str, str], ...]:
+    """What a rank waits in, in the order of its calls: the kind of group, and the operation without its ranks."""
+    parts = state.by_rank[rank].parts
+    calls = ((key, state.operations[key].calls[rank]) for key in state.pending[rank])
+    return tuple((parts[key.group].desc, call.op.split(" ")[0]) for key, call in calls)
+
+
+def _goes_on(state: JobState, key: OperationKey, rank: int, peer: int) -> bool:
+    """Whether a peer with the same program went on calling where the rank did not, with the same calls pending."""
+    own, other = (_calls_since(state.by_rank[one], key.group, key.seq - 1) for one in (rank, peer))
+    if own is None or other is None or own != other[: len(own)]:
+        return False
+    after = len(other) - len(own)
+    pending_there = len(state.pending[peer]) - after
+    return 0 < pending_there >= len(state.pending[rank])
+
+
+def _calls_since(dump: Dump, group: str, seq: int) -> list[tuple[str, str]] | None:
+    """What a rank called after one collective: the kind of group, and the operation; `None` if it is not recorded."""
+    for place in range(len(dump.calls) - 1, -1, -1):
+        if dump.calls[place][:2] == (group, seq):
+            return [(dump.parts[name].desc, op) for name, _, op in dump.calls[place + 1 :]]
+    return None

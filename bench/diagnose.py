@@ -1,0 +1,56 @@
+"""What `diagnose` says of simulated jobs: `make bench-diagnose`, or ARGS="--jobs 100"."""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
+
+from ingero_analyze.diagnose.flight_recorder_dumps import dump_of  # noqa: E402
+from ingero_analyze.diagnose.hangs import Hang, find_hang  # noqa: E402
+from ingero_analyze.diagnose.sources import OperationRows, Problems  # noqa: E402
+from ingero_testing.hang_jobs import HangJob, hang_jobs, outcome  # noqa: E402
+
+OUTCOMES = ("right", "unknown", "innocent", "missed", "lacking")
+
+
+def hang_of(job: HangJob) -> Hang:
+    """The verdict on a job's dumps."""
+    problems, rows = Problems(), OperationRows()
+    return find_hang([dump_of(value, rank, f"rank {rank}", problems, rows) for rank, value in job.dumps.items()])
+
+
+def hangs(jobs: int, seed: int) -> bool:
+    """Print who is named in jobs that hang; whether nobody innocent was and no cause was left out."""
+    table: dict[str, Counter[str]] = {}
+    spent = 0.0
+    for job in hang_jobs(jobs, seed):
+        begin = time.perf_counter()
+        found = hang_of(job)
+        spent += time.perf_counter() - begin
+        result = outcome(job, found.kind, found.ranks, found.possible + found.cycle)
+        happened = sorted(fault.kind for fault in job.faults if fault.rank in job.culprits)
+        complete = "all dumps at the end" if not job.missing | job.early else "dumps absent or early"
+        for row in (" and ".join(happened) or job.kind, complete, "all"):
+            table.setdefault(row, Counter())[result] += 1
+        if result not in OUTCOMES[:2]:
+            print(f"job {job.number}: {result}: {found.kind} {found.ranks} {found.possible}, causes {job.culprits}")
+    print(f"hangs of 16 to 128 ranks, {1000 * spent / jobs:.0f} ms a job")
+    print(f"{'causes':28}{''.join(f'{name:>10}' for name in OUTCOMES)}")
+    for row in sorted(table, key=lambda name: (name == "all", name)):
+        print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}")
+    return not sum(table["all"][name] for name in OUTCOMES[2:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    sys.exit(0 if hangs(chosen.jobs, chosen.seed) else 1)
+
+
+if __name__ == "__main__":
+    main()
