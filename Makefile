@@ -49,6 +49,9 @@ bench-detection: setup ## false alarms, delays and cost of the detector compared
 bench-diagnose: setup ## who is named in 1,000 simulated hangs with known causes
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/diagnose.py $(ARGS)
 
+bench-audit: setup ## false discoveries and power of the audit on simulated fleets; ARGS=--quick: a minute
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/audit.py $(ARGS)
+
 bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs; ARGS="--job N": in N real ones
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/collectives.py $(ARGS)
 
@@ -86,4 +89,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: bench-collectives bench-diagnose bench-page fix generate lock
+.PHONY: bench-audit bench-collectives bench-diagnose bench-page fix generate lock

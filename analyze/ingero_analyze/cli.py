@@ -7,6 +7,7 @@ import click
 from ingero_kit.lazy_commands import LazyGroup
 
 COMMANDS: Final = {
+    "audit": "ingero_analyze.audit.command:command",
     "bench": "ingero_analyze.loadgen.command:bench",
     "diagnose": "ingero_analyze.diagnose.command:command",
     "replay": "ingero_analyze.replay.command:command",

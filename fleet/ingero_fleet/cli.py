@@ -15,6 +15,7 @@ from ingero_kit.settings import SettingsError
 CONFIG_VARIABLE = "INGERO_FLEET_CONFIG"
 
 LAZY_COMMANDS: Final = {
+    "audit": "ingero_analyze.audit.command:command",
     "bench": "ingero_analyze.loadgen.command:bench",
     "diagnose": "ingero_analyze.diagnose.command:command",
     "rates": "ingero_fleet.cost.command:rates",

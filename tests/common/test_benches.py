@@ -9,7 +9,9 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 
 
-@pytest.mark.parametrize("name", ["collectives", "detection", "echo", "fleet", "operator_bench", "page", "trace"])
+@pytest.mark.parametrize(
+    "name", ["audit", "collectives", "detection", "echo", "fleet", "operator_bench", "page", "trace"]
+)
 def test_a_bench_starts_and_says_what_it_takes(name: str) -> None:
     done = subprocess.run([sys.executable, BENCH / f"{name}.py", "--help"], capture_output=True, text=True)
 

@@ -1,0 +1,231 @@
+"""The `audit` command."""
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+ROLES = (
+    "gpu",
+    "node",
+    "group",
+    "value",
+    "run",
+    "time",
+    "clock",
+    "power",
+    "temperature",
+    "model",
+    "benchmark",
+    "unit",
+)
+
+
+@click.command("audit")
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.option(
+    "--fdr", type=click.FloatRange(min=0, max=0.5, min_open=True, max_open=True), default=0.05, show_default=True,
+    help="Rate of false discoveries; in a healthy fleet, the chance that anything is named.",
+)  # fmt: skip
+@click.option(
+    "--min-loss", type=click.FloatRange(min=0, max=0.9), default=0.02, show_default=True,
+    help="Share of the usual speed below which a loss is not reported.",
+)  # fmt: skip
+@click.option(
+    "--lower-is-better/--higher-is-better", "lower", default=None, help="[default: by unit and column names]"
+)
+@click.option("--value", "-v", metavar="COLUMN", help="Column of the measured value.")
+@click.option("--gpu", metavar="COLUMN", help="Column of the GPU.")
+@click.option("--node", metavar="COLUMN", help="Column of the node.")
+@click.option("--group", metavar="COLUMN", help="Column of a group of nodes, such as the rack.")
+@click.option("--run", metavar="COLUMN", help="Column of the run.")
+@click.option(
+    "--column", multiple=True, metavar="ROLE=COLUMN", help=f"Any other column; ROLE is one of {', '.join(ROLES)}."
+)
+@click.option(
+    "--run-effects/--no-run-effects", default=True, show_default=True, help="Remove what all chips of a run share."
+)
+@click.option(
+    "--ledger", type=click.Path(dir_okay=False, path_type=Path),
+    help="File of JSON lines with all audits: says who is new, still on the list, or back.",
+)  # fmt: skip
+@click.option(
+    "--repaired", multiple=True, metavar="NAME", help="Note a repair in the ledger, such as 'gpu GPU-8a1c'."
+)
+@click.option(
+    "--at", metavar="TIME", help="Time of this audit for the ledger (RFC 3339).  [default: latest in FILE, or now]"
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (PNG).")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def command(
+    files: tuple[str, ...],
+    fdr: float,
+    min_loss: float,
+    lower: bool | None,
+    column: tuple[str, ...],
+    run_effects: bool,
+    ledger: Path | None,
+    repaired: tuple[str, ...],
+    at: str | None,
+    as_json: bool,
+    plot: Path | None,
+    quiet: bool,
+    **columns: str | None,
+) -> None:
+    """Name chips and nodes that are chronically slower than their like.
+
+    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, also packed with gzip; `-` is standard input. A row is
+    one result: a GPU or a node, and a value; optional run or time, model, benchmark, unit, group (rack), clock, power
+    and temperature. Columns are recognised by their names, with units in them; others are named and left out. Models
+    and benchmarks are judged apart.
+
+    A chip is slow if it is an outlier among all chips of its model over its runs. A node most of whose chips are slow
+    is one finding. Populations that are too small are refused with the reason.
+
+    Exit status 0 whether or not anything is named, 2 when a file cannot be used.
+
+    \b
+    ingero-fleet audit gemm.csv
+    ingero-fleet audit --value 'Perf (ms)' --fdr 0.01 --plot fleet.png 2026-*.csv
+    ingero-fleet audit --ledger lemons.jsonl acceptance.parquet --json | jq '.findings[].name'
+    ingero-fleet audit --ledger lemons.jsonl --repaired 'gpu node-7/3'
+    """
+    from ingero_analyze.audit.ledger import append
+    from ingero_kit.clock import rfc3339
+
+    chosen = {role: name for role, name in columns.items() if name} | _columns(column)
+    moment = _time(at)
+    if repaired and ledger is None:
+        raise click.UsageError("--repaired needs --ledger")
+    if not files and not repaired:
+        raise click.UsageError("a FILE is needed")
+    if repaired and ledger is not None:
+        try:
+            append(ledger, {"time": rfc3339(moment or time.time()), "repaired": list(repaired)})
+        except OSError as error:
+            _end(2, f"{ledger}: {error.strerror or error}")
+    if files:
+        answer = _audit(files, fdr, min_loss, chosen, lower, run_effects, ledger, moment, plot, quiet)
+        _show(answer, as_json)
+
+
+def _columns(given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for one in given:
+        role, equal, name = one.partition("=")
+        if not equal or role not in ROLES or not name:
+            raise click.UsageError(f"--column {one}: ROLE=COLUMN is needed, ROLE one of {', '.join(ROLES)}")
+        found[role] = name
+    return found
+
+
+def _time(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--at {text}: not an RFC 3339 time") from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _audit(
+    files: tuple[str, ...],
+    fdr: float,
+    min_loss: float,
+    chosen: dict[str, str],
+    lower: bool | None,
+    run_effects: bool,
+    ledger: Path | None,
+    moment: float | None,
+    plot: Path | None,
+    quiet: bool,
+) -> dict[str, Any]:
+    from ingero_analyze.audit import plot as plots
+    from ingero_analyze.audit.ledger import read_ledger
+    from ingero_analyze.audit.measurements import Measurements, ReadingOptions
+    from ingero_analyze.audit.report import to_json
+    from ingero_analyze.file_progress import progress_over_files
+    from ingero_analyze.replay.plot import PlotError
+    from ingero_detect.audit import audit
+
+    with progress_over_files("audit", files, "reading", quiet) as advance:
+        measured = Measurements(ReadingOptions(chosen, lower, run_effects))
+        for file in files:
+            measured.read(file, advance)
+        inputs = measured.populations()
+        result = audit([given.population for given in inputs], fdr, min_loss)
+        answer = to_json(result, inputs, fdr, min_loss)
+        answer["summary"] |= measured.summary()
+        if ledger is not None:
+            known = read_ledger(ledger)
+            answer["summary"]["ledger"] = _record(known, ledger, answer, measured, inputs, moment)
+        try:
+            if plot:
+                plots.draw(result, inputs, plot)
+        except PlotError as error:
+            _end(1, str(error))
+    return answer
+
+
+def _record(
+    known: Any, file: Path, answer: dict[str, Any], measured: Any, inputs: Any, moment: float | None
+) -> dict[str, Any]:
+    """Say of every finding what the ledger knows, and add this audit to it, once."""
+    from ingero_analyze.audit.ledger import append, audit_line
+    from ingero_analyze.audit.report import identities
+
+    for one in answer["findings"]:
+        one["ledger"] = known.story(f"{one['kind']} {one['name']}")
+    losses = {f"{one['kind']} {one['name']}": one["loss"] for one in reversed(answer["findings"])}
+    judged = {
+        name
+        for given, found in zip(inputs, answer["summary"]["populations"], strict=True)
+        if not found["refused"]
+        for name in identities(given)
+    }
+    cleared = known.cleared_by(judged, losses)
+    new = measured.digest not in known.digests
+    if new:
+        time_of_audit = moment or measured.latest or time.time()
+        append(
+            file,
+            audit_line(time_of_audit, measured.digest, answer["summary"]["fdr"], len(judged), losses, cleared),
+        )
+    return {"audits_before": known.audits, "recorded": new, "cleared": cleared, "unreadable_lines": known.unreadable}
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    from ingero_analyze.audit.report import print_table
+
+    problems = answer["summary"]["problems"]
+    for line in problems["first"]:
+        click.echo(f"ingero-fleet audit: {line}", err=True)
+    if as_json:
+        print(json.dumps(answer, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    print_table(answer, console)
+    about = answer["summary"]
+    left = [f"{problems['count']} values or rows could not be used"] if problems["count"] else []
+    left += [f"{about['repeated_rows']} repeated rows counted once"] if about["repeated_rows"] else []
+    left += [f"columns not used: {', '.join(about['unknown_columns'][:20])}"] if about["unknown_columns"] else []
+    if about.get("ledger", {}).get("unreadable_lines"):
+        left.append(f"{about['ledger']['unreadable_lines']} lines of the ledger could not be read")
+    if about.get("ledger", {}).get("cleared"):
+        left.append(f"no longer on the list: {', '.join(about['ledger']['cleared'][:20])}")
+    if "ledger" in about and not about["ledger"]["recorded"]:
+        left.append("these rows are in the ledger already; not recorded again")
+    for line in left:
+        console.print(line, style="dim", markup=False)
+
+
+def _end(status: int, reason: str) -> None:
+    click.echo(f"ingero-fleet audit: {reason}", err=True)
+    sys.exit(status)

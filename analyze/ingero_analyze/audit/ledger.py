@@ -1,0 +1,111 @@
+"""Keeps audits in a file of JSON lines: whether a chip is new on the list, still on it, or back after a repair."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ingero_analyze.tables import TableError
+from ingero_kit.clock import rfc3339
+
+MAX_BYTES: Final = 256 << 20
+
+
+@dataclass
+class LedgerEntry:
+    """What earlier audits said about one chip, node or group. `cleared`: since when it is no longer on the list."""
+
+    first: str
+    named: int = 0
+    last: str = ""
+    cleared: str = ""
+    repairs: int = 0
+    returned: int = 0
+
+
+@dataclass
+class AuditLedger:
+    """All entries by identity, how many lines could not be read, and the digests of the audits."""
+
+    entries: dict[str, LedgerEntry] = field(default_factory=dict)
+    unreadable: int = 0
+    audits: int = 0
+    digests: set[str] = field(default_factory=set)
+
+    def apply(self, line: Mapping[str, Any]) -> None:
+        """Take one line into account."""
+        time = str(line["time"])
+        for name in line.get("repaired", ()):
+            entry = self.entries.setdefault(name, LedgerEntry(time))
+            entry.repairs, entry.cleared = entry.repairs + 1, time
+        for name in line.get("cleared", ()):
+            if name in self.entries and not self.entries[name].cleared:
+                self.entries[name].cleared = time
+        for name in line.get("named", ()):
+            entry = self.entries.setdefault(name, LedgerEntry(time))
+            entry.returned += bool(entry.cleared and entry.named)
+            entry.named, entry.last, entry.cleared = entry.named + 1, time, ""
+        if "digest" in line:
+            self.audits += 1
+            self.digests.add(str(line["digest"]))
+
+    def story(self, name: str) -> dict[str, Any]:
+        """What to say about an identity that is named now, before this audit is applied."""
+        entry = self.entries.get(name)
+        if entry is None or not entry.named:
+            return {"state": "new", "named_before": 0}
+        story: dict[str, Any] = {"state": "returned" if entry.cleared else "still", "named_before": entry.named,
+                                 "first": entry.first, "last": entry.last, "repairs": entry.repairs}  # fmt: skip
+        if entry.cleared:
+            story |= {"cleared": entry.cleared, "returned": entry.returned + 1}
+        return story
+
+    def cleared_by(self, judged: Iterable[str], named: Iterable[str]) -> list[str]:
+        """Identities on the list that were judged now and not named."""
+        present, again = set(judged), set(named)
+        return sorted(
+            name
+            for name, entry in self.entries.items()
+            if name in present - again and entry.named and not entry.cleared
+        )
+
+
+def read_ledger(file: Path) -> AuditLedger:
+    """The ledger in a file; an empty one if there is none. Lines that cannot be read are counted."""
+    ledger = AuditLedger()
+    if not file.exists():
+        return ledger
+    if file.stat().st_size > MAX_BYTES:
+        raise TableError(str(file), f"a ledger of more than {MAX_BYTES >> 20} MiB")
+    for text in file.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+            ledger.apply(line)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            ledger.unreadable += bool(text.strip())
+    return ledger
+
+
+def append(file: Path, line: Mapping[str, Any]) -> None:
+    """Add one line, durably. A last line that was cut off is ended first."""
+    data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+    with file.open("ab+") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        size = stream.seek(0, os.SEEK_END)
+        if size:
+            stream.seek(size - 1)
+            data = data if stream.read(1) == b"\n" else b"\n" + data
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def audit_line(
+    time: float, digest: str, fdr: float, judged: int, losses: Mapping[str, float], cleared: Sequence[str]
+) -> dict[str, Any]:  # fmt: skip
+    """The line of one audit; `losses` are those of what it names."""
+    return {"time": rfc3339(time), "digest": digest, "fdr": fdr, "judged": judged, "named": list(losses),
+            "losses": {name: round(loss, 4) for name, loss in losses.items()}, "cleared": list(cleared)}  # fmt: skip

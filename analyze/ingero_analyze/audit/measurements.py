@@ -1,0 +1,293 @@
+"""Turns rows of results into populations that can be compared, with the physical values of every chip."""
+
+import hashlib
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_analyze.audit.columns import SECONDS, lower_is_better, recognised, split_unit, words_of
+from ingero_analyze.audit.rows import MISSING, Row, number_of, read_rows
+from ingero_analyze.diagnose.sources import Problems
+from ingero_analyze.tables import TableError
+from ingero_detect.audit import Population
+from ingero_detect.grouped import Floats, Ints, grouped_median
+
+PHYSICAL: Final = ("clock", "power", "temperature")
+MAX_ROWS: Final = 5_000_000
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """What the user says about the columns. `lower`: smaller values are better; None: as the names say."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    lower: bool | None = None
+    run_effects: bool = True
+
+
+@dataclass(frozen=True)
+class AuditInput:
+    """One population, the names of its chips, nodes and groups, and medians of physical values by chip (or NaN)."""
+
+    population: Population
+    chips: Sequence[str]
+    nodes: Sequence[str]
+    groups: Sequence[str]
+    physical: Mapping[str, Floats]
+    by: str
+
+
+class _Texts:
+    """Numbers for texts, in the order in which they first appear."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.column = array("q")
+
+    def add(self, text: str) -> None:
+        """Append a text; one that is missing is -1."""
+        known = text.lower() not in MISSING
+        self.column.append(self.numbers.setdefault(text, len(self.numbers)) if known else -1)
+
+    @property
+    def codes(self) -> Ints:
+        """The column as numbers."""
+        return np.array(self.column, np.int64)
+
+    @property
+    def names(self) -> list[str]:
+        """Texts by number."""
+        return list(self.numbers)
+
+
+class Measurements:
+    """All rows that can be used, from all files."""
+
+    def __init__(self, options: ReadingOptions) -> None:
+        self.options = options
+        self.problems = Problems()
+        self.unused: Counter[str] = Counter()
+        self.rows = self.repeated = 0
+        self.latest: float | None = None
+        self._texts = {
+            name: _Texts() for name in ("gpu", "node", "group", "model", "benchmark", "unit", "run", "time")
+        }
+        self._slowness = array("d")
+        self._physical = {name: array("d") for name in PHYSICAL}
+        self._seen: set[bytes] = set()
+        self._hash = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """Of all rows used."""
+        return self._hash.hexdigest()[:16]
+
+    def read(self, file: str, advance: Callable[[int], None]) -> None:
+        """Add the rows of one file. `TableError` names the file and line when nothing of it can be used."""
+        columns, rows = read_rows(file, advance)
+        for name in self.options.columns.values():
+            if name not in columns:
+                raise TableError(file, f"there is no column {name!r} (there are: {', '.join(columns)[:200]})")
+        try:
+            roles, unused = recognised(columns, self.options.columns)
+        except ValueError as error:
+            raise TableError(file, str(error)) from None
+        self.unused.update(unused)
+        if "gpu" not in roles and "node" not in roles:
+            raise TableError(
+                file, f"no column names a GPU or a node (there are: {', '.join(columns)[:200]}); see --gpu"
+            )
+        if "value" not in roles:
+            raise TableError(
+                file, f"no column is known as the value (there are: {', '.join(columns)[:200]}); see --value"
+            )
+        used, before = 0, self.problems.count
+        for line, row in rows:
+            self.rows += 1
+            if self.rows > MAX_ROWS:
+                raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
+            used += self._add(file, line, row, roles)
+        if not used:
+            first = self.problems.shown[-1] if self.problems.count > before else f"{file}: there are no rows"
+            raise TableError(first, "nothing can be used")
+
+    def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str]) -> bool:
+        place = f"{file}:{line}"
+        cells = {role: row.get(column, "") for role, column in roles.items()}
+        if not row:
+            return self._refuse(place, "more values than columns, or no object")
+        if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
+            return self._refuse(place, "neither a GPU nor a node")
+        try:
+            value = number_of(cells["value"])
+        except ValueError as error:
+            return self._refuse(place, str(error))
+        if value is None or value <= 0:
+            return self._refuse(place, "no value" if value is None else f"the value {value:g} is not positive")
+        name, in_name = split_unit(roles["value"])
+        unit = words_of(cells.get("unit", "")) or in_name
+        lower = self.options.lower
+        if lower is None:
+            lower = lower_is_better(
+                *(cells.get("direction", ""), unit, f"{name} {in_name}", cells.get("benchmark", ""))
+            )
+        if lower is None:
+            raise TableError(place, f"nothing says whether a larger {roles['value']!r} is better; "
+                                    "use --higher-is-better or --lower-is-better")  # fmt: skip
+        identity = "\0".join(f"{role}={cells[role]}" for role in sorted(cells)).encode()
+        key = hashlib.blake2b(identity, digest_size=12).digest()
+        if ("run" in roles or "time" in roles) and key in self._seen:
+            self.repeated += 1
+            return True
+        self._seen.add(key)
+        self._hash.update(key)
+        logarithm = math.log(value * SECONDS.get(unit, 1.0))
+        self._slowness.append(logarithm if lower else -logarithm)
+        cells["unit"] = f"{'s' if unit in SECONDS else unit}\0{'lower' if lower else 'higher'}"
+        for role, texts in self._texts.items():
+            texts.add(cells.get(role, ""))
+        for role, numbers in self._physical.items():
+            numbers.append(self._reading(place, role, cells.get(role, "")))
+        self._note_time(cells.get("time", ""))
+        return True
+
+    def _refuse(self, place: str, text: str) -> bool:
+        self.problems.add(place, text)
+        return False
+
+    def _reading(self, place: str, role: str, text: str) -> float:
+        try:
+            value = number_of(text)
+        except ValueError as error:
+            self.problems.add(place, f"{role}: {error}")
+            return math.nan
+        return math.nan if value is None or value <= 0 else value
+
+    def _note_time(self, text: str) -> None:
+        if not text:
+            return
+        try:
+            moment = datetime.fromisoformat(text)
+            found = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except ValueError:
+            try:
+                found = float(text)
+            except ValueError:
+                return
+        if 1e8 < found < 1e11:
+            self.latest = max(found, self.latest or 0.0)
+
+    def populations(self) -> list[AuditInput]:
+        """What can be compared: rows of one model, benchmark and unit each."""
+        model, benchmark, unit = (self._texts[name].codes for name in ("model", "benchmark", "unit"))
+        chip, chips, node, nodes = self._places()
+        run = self._runs()
+        found = []
+        for key in sorted(set(zip(model.tolist(), benchmark.tolist(), unit.tolist(), strict=True))):
+            here = np.flatnonzero((model == key[0]) & (benchmark == key[1]) & (unit == key[2]))
+            name = self._name(key)
+            found.append(self._population(name, here, chip, chips, node, nodes, run))
+        return found
+
+    def _name(self, key: tuple[int, int, int]) -> str:
+        model, benchmark = (self._texts[name] for name in ("model", "benchmark"))
+        parts = [texts.names[number] for texts, number in ((model, key[0]), (benchmark, key[1])) if number >= 0]
+        unit, _, direction = self._texts["unit"].names[key[2]].partition("\0")
+        if len(self._texts["unit"].names) > 1:
+            parts.append(f"{unit or direction}")
+        return ", ".join(parts)
+
+    def _places(self) -> tuple[Ints, list[str], Ints, list[str]]:
+        """By row: chip and node, with their names. GPU names that several nodes have are numbers within a node."""
+        gpu, node = self._texts["gpu"], self._texts["node"]
+        pairs = {pair for pair in zip(gpu.column, node.column, strict=True) if pair[0] >= 0}
+        local = len({one for one, _ in pairs}) < 0.8 * len(pairs)
+        numbers: dict[str, int] = {}
+        gpus, nodes = gpu.names, node.names
+        chip = np.zeros(len(self._slowness), np.int64)
+        for place, (one, where) in enumerate(zip(gpu.column, node.column, strict=True)):
+            if one < 0:
+                name = nodes[where]
+            elif local and where >= 0:
+                name = f"{nodes[where]}/{gpus[one]}"
+            else:
+                name = gpus[one]
+            chip[place] = numbers.setdefault(name, len(numbers))
+        return chip, list(numbers), np.where(gpu.codes < 0, -1, node.codes), nodes
+
+    def _runs(self) -> Ints:
+        """By row, the run; times are runs if several chips share them."""
+        runs = self._texts["run"].codes
+        if not self.options.run_effects:
+            return np.full(len(runs), -1)
+        if (runs >= 0).any():
+            return runs
+        times = self._texts["time"]
+        if times.names and 3 * len(times.names) <= len(times.column):
+            return times.codes
+        return runs
+
+    def _population(
+        self, name: str, here: Ints, chip: Ints, chips: list[str], node: Ints, nodes: list[str], run: Ints
+    ) -> AuditInput:
+        known, unit = np.unique(chip[here], return_inverse=True)
+        slowness = np.array(self._slowness)[here]
+        rounds = np.unique(run[here][run[here] >= 0])
+        number = np.where(run[here] >= 0, np.searchsorted(rounds, run[here]), -1)
+        slowness, unit, number = _joined(slowness, unit, number, len(known))
+        of_chip = _most_frequent(np.unique(chip[here], return_inverse=True)[1], node[here], len(known))
+        some, place = np.unique(of_chip, return_inverse=True)
+        offset = int(some[0] < 0)
+        names = [nodes[one] for one in some[offset:].tolist()]
+        group = self._texts["group"].codes[here]
+        of_node = _most_frequent(place[np.unique(chip[here], return_inverse=True)[1]] - offset, group, len(names))
+        kinds, rank = np.unique(of_node, return_inverse=True)
+        lowest = int(len(kinds) > 0 and kinds[0] < 0)
+        labels = self._texts["group"].names
+        physical = {
+            role: _medians(np.array(values)[here], np.unique(chip[here], return_inverse=True)[1], len(known))
+            for role, values in self._physical.items()
+        }
+        population = Population(name, slowness, unit, number, place - offset, rank - lowest)
+        groups = [labels[one] for one in kinds[lowest:].tolist()]
+        by = "gpu" if self._texts["gpu"].names else "node"
+        return AuditInput(population, [chips[one] for one in known.tolist()], names, groups, physical, by)
+
+    def summary(self) -> dict[str, Any]:
+        """What was read, and what could not be used."""
+        return {
+            "rows": self.rows, "repeated_rows": self.repeated, "unknown_columns": sorted(self.unused),
+            "problems": self.problems.answer(),
+        }  # fmt: skip
+
+
+def _joined(slowness: Floats, unit: Ints, run: Ints, units: int) -> tuple[Floats, Ints, Ints]:
+    """Several values of a chip in one run become their median."""
+    labelled = run >= 0
+    pairs, place = np.unique(run[labelled] * units + unit[labelled], return_inverse=True)
+    median = grouped_median(slowness[labelled], place, len(pairs))[1]
+    rest = ~labelled
+    return (
+        np.concatenate((median, slowness[rest])), np.concatenate((pairs % units, unit[rest])),
+        np.concatenate((pairs // units, run[rest])),
+    )  # fmt: skip
+
+
+def _most_frequent(item: Ints, value: Ints, items: int) -> Ints:
+    """By item, the value that most of its rows have; -1 if none."""
+    found = np.full(items, -1)
+    counts = Counter(pair for pair in zip(item.tolist(), value.tolist(), strict=True) if min(pair) >= 0)
+    for (one, of_it), _ in reversed(counts.most_common()):
+        found[one] = of_it
+    return found
+
+
+def _medians(values: Floats, item: Ints, items: int) -> Floats:
+    finite = np.isfinite(values)
+    return grouped_median(values[finite], item[finite], items)[1]

@@ -1,0 +1,135 @@
+"""Prints an audit as JSON for programs and as tables for people."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ingero_analyze.audit.evidence import compared, likely_cause, says
+from ingero_analyze.audit.measurements import AuditInput
+from ingero_detect.audit import AuditLevel, AuditResult, PopulationResult, SlowUnit
+
+MOST_ROWS: Final = 200
+"""Most findings in the table; JSON has all of them."""
+
+SINGLE: Final = (
+    "one run a chip: noise and chip cannot be separated, and slow means an outlier among the chips of this run"
+)
+
+
+def identity(one: SlowUnit, given: AuditInput) -> str:
+    """The name of what a finding is about, as the ledger knows it."""
+    names = {AuditLevel.CHIP: given.chips, AuditLevel.NODE: given.nodes, AuditLevel.GROUP: given.groups}[one.level]
+    kind = given.by if one.level is AuditLevel.CHIP else str(one.level)
+    return f"{kind} {names[one.number]}"
+
+
+def identities(given: AuditInput) -> list[str]:
+    """Everything that an audit of this population could name."""
+    kinds = ((given.by, given.chips), (str(AuditLevel.NODE), given.nodes), (str(AuditLevel.GROUP), given.groups))
+    return [f"{kind} {name}" for kind, names in kinds for name in names]
+
+
+def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_loss: float) -> dict[str, Any]:
+    """Findings and populations; the ledger's and the reader's parts are added by the command."""
+    named = [
+        np.array([unit for one in result.findings if one.population == number for unit in one.members], np.int64)
+        for number in range(len(inputs))
+    ]
+    findings = [_finding(one, inputs[one.population], named[one.population]) for one in result.findings]
+    populations = [_population(found, given) for found, given in zip(result.populations, inputs, strict=True)]
+    summary = {"fdr": fdr, "min_loss": min_loss, "findings": len(findings), "hypotheses": result.hypotheses,
+               "populations": populations}  # fmt: skip
+    return {"findings": findings, "summary": summary}
+
+
+def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
+    members = np.array(one.members, np.int64)
+    healthy = np.setdiff1d(np.arange(len(given.chips)), named)
+    evidence = compared(given.physical, members, healthy)
+    name = identity(one, given)
+    node = given.population.node[one.number] if one.level is AuditLevel.CHIP else -1
+    return {
+        "kind": name.partition(" ")[0], "name": name.partition(" ")[2],
+        "node": given.nodes[node] if node >= 0 else None,
+        "population": given.population.name, "loss": round(one.loss, 4),
+        "loss_low": round(one.loss_low, 4), "loss_high": round(one.loss_high, 4),
+        "p_value": float(f"{one.chance:.3g}"), "adjusted_p_value": float(f"{one.adjusted:.3g}"),
+        "chips": [given.chips[number] for number in one.members], "measurements": one.measurements,
+        "slow_share": None if one.chronic is None else round(one.chronic, 3),
+        "cause": likely_cause(says(evidence)), "evidence": evidence,
+    }  # fmt: skip
+
+
+def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
+    count = found.fit.count[found.fit.count > 0]
+    runs = float(np.median(count)) if len(count) else 0.0
+    notes = list(found.notes) + ([SINGLE] if runs == 1 and not found.refused else [])
+    return {
+        "name": given.population.name, "chips": found.units, "nodes": found.nodes, "groups": found.groups,
+        "measurements": int(count.sum()), "runs_of_a_chip": runs, "refused": found.refused or None,
+        "spread": round(found.spread, 5), "noise": None if math.isnan(found.fit.noise) else round(found.fit.noise, 5),
+        "run_spread": round(found.fit.run_spread, 5), "run_effects_removed": found.fit.runs > 0, "notes": notes,
+    }  # fmt: skip
+
+
+def print_table(answer: Mapping[str, Any], console: Console) -> None:
+    """The findings, then what was judged and what was not."""
+    findings = answer["findings"]
+    if findings:
+        table = Table()
+        for name in ("slow", "on", "loss", "95 %", "slow in", "p", "likely cause", "ledger"):
+            table.add_column(name, justify="right" if name in ("loss", "95 %", "slow in", "p") else "left")
+        for one in findings[:MOST_ROWS]:
+            where = ", ".join(filter(None, (one["node"], one["population"])))
+            share = "one run" if one["slow_share"] is None else f"{100 * one['slow_share']:.0f} % of runs"
+            table.add_row(
+                escape(f"{one['kind']} {one['name']}"), escape(where), _percent(one["loss"]),
+                f"{_percent(one['loss_low'])} to {_percent(one['loss_high'])}", share, f"{one['p_value']:.1g}",
+                escape(_cause(one)), escape(_story(one.get("ledger"))),
+            )  # fmt: skip
+        console.print(table)
+        if len(findings) > MOST_ROWS:
+            console.print(f"and {len(findings) - MOST_ROWS} more; --json has them all")
+    judged = any(not found["refused"] for found in answer["summary"]["populations"])
+    if not findings and judged:
+        console.print("[bold]no chip and no node is slower than its like[/]")
+    for found in answer["summary"]["populations"]:
+        console.print(escape(_sentence(found)))
+        for note in found["notes"]:
+            console.print(f"  {escape(note)}", style="dim")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _cause(one: Mapping[str, Any]) -> str:
+    values = [f"{name} {found['value']:g} (usual {found['usual']:g})" for name, found in one["evidence"].items()]
+    return "; ".join((str(one["cause"]), *values))
+
+
+def _story(story: Mapping[str, Any] | None) -> str:
+    if not story:
+        return ""
+    if story["state"] == "new":
+        return "new"
+    if story["state"] == "still":
+        return f"on the list since {story['first'][:10]}"
+    repaired = " after a repair" if story["repairs"] else ""
+    return f"back{repaired}: named {story['named_before']} times before, cleared {story['cleared'][:10]}"
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    name = f"{found['name']}: " if found["name"] else ""
+    if found["refused"]:
+        return f"{name}not judged: {found['refused']}"
+    text = f"{name}{found['chips']} chips"
+    text += f" on {found['nodes']} nodes" if found["nodes"] else ""
+    text += f", {found['measurements']} measurements; healthy chips spread by {_percent(found['spread'])}"
+    text += f", one measurement by {_percent(found['noise'])}" if found["noise"] is not None else ""
+    return text + (f", runs by {_percent(found['run_spread'])} (removed)" if found["run_effects_removed"] else "")

@@ -1,0 +1,169 @@
+"""Reads results of a benchmark, row by row, from CSV, JSON, JSON lines and Parquet, however they are delimited."""
+
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from ingero_analyze.tables import TableError, read_batches
+
+Row = dict[str, str]
+MAX_BYTES: Final = 1 << 30
+"""Largest file, unpacked."""
+
+DELIMITERS: Final = ",;\t|"
+MISSING: Final = frozenset(
+    ("", "-", "na", "n/a", "nan", "null", "none", "[n/a]", "[not supported]", "not available", "?")
+)
+_NUMBER: Final = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?")
+_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
+
+
+def number_of(text: str) -> float | None:
+    """The finite number in a cell, which a unit may follow; None if it is missing. `ValueError` if it is none."""
+    text = text.strip()
+    if text.lower() in MISSING:
+        return None
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    elif _DECIMAL_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    found = _NUMBER.fullmatch(text)
+    value = float(found.group(1)) if found else math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]!r} is not a number")
+    return value
+
+
+def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+    """The columns of a file, and its rows with their line numbers (numbers of rows in JSON arrays and Parquet).
+
+    `TableError` if it holds no table, `OSError` as usual.
+    """
+    if Path(file).suffix.lower() in (".parquet", ".pq"):
+        return _parquet(file, advance)
+    data = sys.stdin.buffer.read(MAX_BYTES + 1) if file == "-" else _unpacked(file)
+    if len(data) > MAX_BYTES:
+        raise TableError(file, f"more than {MAX_BYTES >> 20} MiB")
+    try:
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise TableError(file, "neither text nor Parquet") from None
+    if file != "-":
+        advance(Path(file).stat().st_size)
+    start = text.lstrip()[:1]
+    if not start:
+        raise TableError(file, "the file is empty")
+    return _json(file, text) if start in "[{" else _csv(file, text)
+
+
+def _unpacked(file: str) -> bytes:
+    with Path(file).open("rb") as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+        stream.seek(0)
+        try:
+            return gzip.GzipFile(fileobj=stream).read(MAX_BYTES + 1) if packed else stream.read(MAX_BYTES + 1)
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise TableError(file, f"not whole: {error}") from None
+
+
+def _csv(file: str, text: str) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+    lines = io.StringIO(text, newline="")
+    skipped = 0
+    header = lines.readline()
+    while header and (not header.strip() or header.startswith("#")):
+        skipped, header = skipped + 1, lines.readline()
+    delimiter = max(DELIMITERS, key=header.count)
+    reader = csv.reader(chain([header], lines), delimiter=delimiter, skipinitialspace=True)
+    try:
+        columns = [name.strip() for name in next(reader)]
+    except (csv.Error, StopIteration) as error:
+        raise TableError(file, f"line {skipped + 1}: {error}") from None
+    if len(columns) < 2:
+        raise TableError(file, f"line {skipped + 1}: one column, {columns[0][:40]!r}; a unit and a value are needed")
+    if len(set(columns)) < len(columns):
+        columns = [
+            name if columns.index(name) == place else f"{name} {place + 1}" for place, name in enumerate(columns)
+        ]
+    return columns, _csv_rows(file, reader, columns, skipped)
+
+
+def _csv_rows(file: str, reader: Any, columns: Sequence[str], skipped: int) -> Iterator[tuple[int, Row]]:
+    while True:
+        line = skipped + reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise TableError(file, f"line {line}: {error}") from None
+        if cells is None:
+            return
+        if not any(map(str.strip, cells)) or cells[0].startswith("#"):
+            continue
+        if len(cells) > len(columns) and any(map(str.strip, cells[len(columns) :])):
+            yield line, {}
+            continue
+        yield line, dict(zip(columns, map(str.strip, cells), strict=False))
+
+
+def _json(file: str, text: str) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+    found: list[tuple[int, Any]] = []
+    try:
+        whole = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        whole = None
+        for line, one in enumerate(text.splitlines(), 1):
+            try:
+                found += [(line, json.loads(one))] if one.strip() else []
+            except (json.JSONDecodeError, RecursionError):
+                found.append((line, None))
+    if isinstance(whole, dict):
+        lists = [value for value in whole.values() if isinstance(value, list)]
+        whole = lists[0] if len(lists) == 1 else [whole]
+    if isinstance(whole, list):
+        found = list(enumerate(whole, 1))
+    rows = [(line, _flat(item) if isinstance(item, dict) else {}) for line, item in found]
+    columns = list(dict.fromkeys(name for _, row in rows for name in row))
+    if not columns:
+        raise TableError(file, "no JSON object with values")
+    return columns, iter(rows)
+
+
+def _flat(item: dict[str, Any], before: str = "") -> Row:
+    """Values of an object as text; those of objects in it with both names."""
+    found = Row()
+    for name, value in item.items():
+        if isinstance(value, dict) and not before:
+            found |= _flat(value, f"{name} ")
+        elif value is not None and not isinstance(value, list | dict):
+            found[before + name] = str(value)
+    return found
+
+
+def _parquet(file: str, advance: Callable[[int], None]) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise TableError(file, "reading Parquet needs pyarrow: pip install 'ingero[analyze]'") from None
+    try:
+        columns = list(parquet.read_schema(file).names)
+    except ArrowInvalid as error:
+        raise TableError(file, f"not a Parquet file: {str(error)[:200]}") from None
+    return columns, _parquet_rows(file, columns, advance)
+
+
+def _parquet_rows(file: str, columns: Sequence[str], advance: Callable[[int], None]) -> Iterator[tuple[int, Row]]:
+    consumed = 0
+    for batch in read_batches(file, (), columns):
+        texts = {name: batch.text(name) for name in batch.columns}
+        for index in range(batch.rows):
+            yield batch.first_row + index, {name: values[index] for name, values in texts.items()}
+        advance(batch.consumed - consumed)
+        consumed = batch.consumed

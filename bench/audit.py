@@ -1,0 +1,131 @@
+"""Measures the audit on simulated fleets: false discoveries, and its power beside a test that knows the noise.
+
+`make bench-audit` prints it in some minutes of processor time, with `ARGS=--quick` in one. The bound knows the
+distribution of healthy chips, the effects of runs and the usual speed, and applies the same false-discovery rate. All
+parameters of the audit are the defaults. Rows that miss their target are flagged.
+"""
+
+import argparse
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
+
+from ingero_detect.audit import AuditLevel, adjusted_chances, audit
+from ingero_detect.grouped import Bools, Floats
+from ingero_detect.healthy_spread import normal_upper_tail
+from ingero_testing.audit_fleets import NOISES, SimulatedFleet, huber_of_rows
+
+FDR: Final = 0.05
+NEAR: Final = 0.05
+"""How far the power may be below the bound."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Over all fleets of a row: share with a false finding, false discovery proportion, power, the bound's power."""
+
+    fleets: int
+    wrong_fleets: float
+    false_share: float
+    false_error: float
+    power: float | None
+    bound: float | None
+
+    @property
+    def within(self) -> bool:
+        """Whether false discoveries are within the rate (by two standard errors), and the power near the bound."""
+        kept = self.false_share <= FDR + 2 * max(self.false_error, np.sqrt(FDR * (1 - FDR) / self.fleets))
+        return kept and (self.power is None or self.bound is None or self.power >= self.bound - NEAR)
+
+
+def bound_power(fleet: SimulatedFleet, known: Floats, values: Floats, slow: Bools) -> float:
+    """Share of slow chips that the test with the known distribution names."""
+    chance = (len(known) - np.searchsorted(known, values) + 0.5) / (len(known) + 1)
+    if fleet.noise in ("normal", "lognormal"):
+        chance = normal_upper_tail((values - np.median(known)) / known.std())
+    return float((adjusted_chances(chance)[slow] <= FDR).mean())
+
+
+def measure(fleet: SimulatedFleet, fleets: int, seed: int) -> Tally:
+    """Judge `fleets` simulated fleets."""
+    random = np.random.default_rng(seed)
+    known = fleet.known(random)
+    false, power, bound = [], list[float](), list[float]()
+    for _ in range(fleets):
+        population, slow, slow_node = fleet.draw(random)
+        found = audit([population], FDR).findings
+        right = {(AuditLevel.CHIP, int(chip)) for chip in np.flatnonzero(slow)}
+        right |= {(AuditLevel.NODE, int(node)) for node in np.flatnonzero(slow_node)}
+        named = {(one.level, one.number) for one in found}
+        false.append(len(named - right) / max(1, len(named)))
+        if right:
+            power.append(len(named & right) / len(right))
+        if slow.any() and not slow_node.any() and not fleet.missing:
+            table = population.slowness.reshape(fleet.chips, fleet.runs)
+            table = table - np.median(table[~slow], axis=0) if fleet.runs > 1 else table - np.median(table[~slow])
+            bound.append(bound_power(fleet, known, huber_of_rows(table), slow))
+    return Tally(
+        fleets, float(np.mean(np.array(false) > 0)), float(np.mean(false)), float(np.std(false) / np.sqrt(fleets)),
+        float(np.mean(power)) if power else None, float(np.mean(bound)) if bound else None,
+    )  # fmt: skip
+
+
+def rows(quick: bool) -> list[tuple[str, SimulatedFleet]]:
+    """Every row of the table."""
+    found = []
+    for noise in NOISES:
+        for chips in (200,) if quick else (100, 200, 400):
+            for runs in (1, 10) if quick else (1, 3, 10, 100):
+                base = SimulatedFleet(chips=chips, runs=runs, noise=noise)
+                label = f"{noise}; {chips} GPUs; {runs} runs"
+                found.append((f"healthy; {label}", base))
+                found.append((f"3 % of chips slow; {label}", replace(base, slow_share=0.03)))
+    for runs in (1, 10):
+        base = SimulatedFleet(runs=runs)
+        found += [
+            (f"2 slow nodes of 25; {runs} runs", replace(base, slow_nodes=2)),
+            (f"2 slow nodes and 3 % of chips; {runs} runs", replace(base, slow_nodes=2, slow_share=0.03)),
+            (f"nodes differ by 2 %; {runs} runs", replace(base, node_spread=0.02)),
+            (f"half of all values missing; {runs} runs", replace(base, runs=2 * runs, missing=0.5)),
+            (f"10 % of chips slow; {runs} runs", replace(base, slow_share=0.1)),
+        ]
+    return found
+
+
+def main() -> int:
+    """Print the table; 1 if a row misses its target."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rows and fleets")
+    parser.add_argument("--family", default="", help="only rows whose name contains this")
+    parser.add_argument("--fleets", type=int, default=0, help="fleets of a row")
+    asked = parser.parse_args()
+    fleets = asked.fleets or (40 if asked.quick else 200)
+    chosen = [row for row in rows(asked.quick) if asked.family in row[0]]
+    table = Table(title=f"audit at a false-discovery rate of {FDR:g}, {fleets} fleets a row")
+    for name in ("fleet", "fleets with a false finding", "false discoveries", "power", "bound", ""):
+        table.add_column(name, justify="left" if name in ("fleet", "") else "right")
+    missed = 0
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        tallies = [pool.submit(measure, fleet, fleets, seed) for seed, (_, fleet) in enumerate(chosen)]
+        for (name, _), waiting in zip(chosen, tallies, strict=True):
+            tally = waiting.result()
+            missed += not tally.within
+            shares = [tally.wrong_fleets, tally.false_share, tally.power, tally.bound]
+            shown = ["-" if share is None else f"{100 * share:.1f} %" for share in shares]
+            table.add_row(name, *shown, "" if tally.within else "missed")
+    Console().print(table)
+    print(f"{len(chosen) - missed} of {len(chosen)} rows within their target")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

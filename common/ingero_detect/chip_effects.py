@@ -1,0 +1,156 @@
+"""How slow each unit is over all runs, with the effects of the runs removed, robustly. Pure.
+
+The model is additive on the log scale: a measurement is the effect of its unit, plus that of its run, plus noise.
+Both effects are Huber's M-estimates, so that a bad run of a unit or a few slow units in a run move neither far.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.threshold import MAD_TO_SIGMA
+
+HUBER: Final = 1.5
+"""Residuals beyond this many standard deviations count less."""
+
+HUBER_VARIANCE: Final = 1.04
+"""Variance of Huber's estimate relative to the mean, for normal noise."""
+
+SHARED_UNITS: Final = 3
+"""Fewest units of a run whose effect can be separated from theirs."""
+
+CONNECTED_SHARE: Final = 0.8
+"""Share of units that runs have to connect with each other; otherwise the effects of runs are not removed."""
+
+ROUNDS: Final = 100
+SETTLED: Final = 1e-7
+OWN_NOISE_RUNS: Final = 5
+"""Fewest runs from which a unit's own noise is estimated; below, that of all units is used."""
+
+
+@dataclass(frozen=True)
+class UnitEffects:
+    """By unit: effect, standard error (NaN if unknown), number of measurements, share of them that are as slow.
+
+    `noise` is the standard deviation of one measurement, NaN if no unit has two. `run_spread` is the spread of the
+    effects of runs, 0 if these were not removed. `apart`: measurements of runs that connect too few units, left out.
+    """
+
+    effect: Floats
+    error: Floats
+    count: Ints
+    chronic: Floats
+    noise: float
+    run_spread: float
+    runs: int
+    apart: int
+
+
+def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects:
+    """Fit the additive model. `slowness` is logarithmic, larger is slower; `run` is -1 where it is not known.
+
+    A unit without usable measurements has the effect NaN.
+    """
+    used, runs = _comparable(unit, run, units)
+    y, i = slowness[used], unit[used]
+    j = run[used] if runs else np.zeros(len(y), np.int64)
+    count = np.bincount(i, minlength=units)
+    of_run = grouped_median(y, j, max(runs, 1))[1] if runs else np.zeros(1)
+    effect = np.zeros(units)
+    noise = np.nan
+    for _ in range(ROUNDS):
+        before = effect
+        scale = _noise(y - effect[i] - of_run[j], count, max(runs, 1), i)
+        effect = _huber(y - of_run[j], i, units, before, scale)
+        if runs:
+            of_run = _huber(y - effect[i], j, runs, of_run, np.nan)
+            of_run = of_run - float(np.median(of_run))
+        noise = scale
+        if np.nanmax(np.abs(effect - before), initial=0.0) < SETTLED:
+            break
+    residual = y - effect[i] - of_run[j]
+    noise = _noise(residual, count, max(runs, 1), i)
+    error = _errors(residual, i, count, noise)
+    centre = float(np.nanmedian(effect))
+    slow = (y - of_run[j] - centre > 0.5 * (effect[i] - centre)).astype(np.float64)
+    chronic = np.bincount(i, slow, minlength=units) / np.maximum(count, 1)
+    spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
+    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()))
+
+
+def _comparable(unit: Ints, run: Ints, units: int) -> tuple[Bools, int]:
+    """Measurements to use, and the number of runs whose effects are removed (0 for none).
+
+    Runs are removed if at least two of them, each of several units, connect most units with each other.
+    """
+    everything = np.ones(len(unit), np.bool_)
+    runs = int(run.max(initial=-1)) + 1
+    if runs < 2:
+        return everything, 0
+    pairs = np.unique(np.stack((run, unit)), axis=1)
+    pairs = pairs[:, pairs[0] >= 0]
+    shared = np.bincount(pairs[0], minlength=runs) >= SHARED_UNITS
+    label = _components(unit, run, shared, units)
+    sizes = np.bincount(label[np.unique(unit)], minlength=units)
+    largest = int(sizes.argmax())
+    if shared.sum() < 2 or sizes[largest] < CONNECTED_SHARE * len(np.unique(unit)):
+        return everything, 0
+    usable = (run >= 0) & shared[run] & (label[unit] == largest)
+    return usable, runs
+
+
+def _components(unit: Ints, run: Ints, shared: Bools, units: int) -> Ints:
+    """The smallest unit that runs connect with each unit, directly or through others."""
+    label = np.arange(units)
+    edges = (run >= 0) & shared[run]
+    i, j = unit[edges], run[edges]
+    while True:
+        lowest = np.full(len(shared), units)
+        np.minimum.at(lowest, j, label[i])
+        found = label.copy()
+        np.minimum.at(found, i, lowest[j])
+        if np.array_equal(found, label):
+            return label
+        label = found
+
+
+def _noise(residual: Floats, count: Ints, runs: int, unit: Ints) -> float:
+    """Standard deviation of a measurement, from units with at least two; corrected for the fitted effects."""
+    several = count[unit] > 1
+    n = int(several.sum())
+    freedom = n - int((count > 1).sum()) - (runs - 1)
+    if n < 4 or freedom < 2:
+        return float("nan")
+    deviation = residual[several]
+    robust = MAD_TO_SIGMA * float(np.median(np.abs(deviation)))
+    clipped = np.clip(deviation, -3 * robust, 3 * robust) if robust > 0 else deviation
+    return float(np.sqrt((clipped**2).sum() / freedom))
+
+
+def _huber(values: Floats, group: Ints, groups: int, start: Floats, scale: float) -> Floats:
+    """One reweighting of Huber's estimate of each group's location; of groups with up to two values, the mean."""
+    count, median = grouped_median(values, group, groups)
+    distance = np.abs(values - median[group])
+    own = MAD_TO_SIGMA * grouped_median(distance, group, groups)[1]
+    scales = own if np.isnan(scale) else np.full(groups, scale)
+    origin = np.where(np.isfinite(start) & (np.abs(start - median) <= scales), start, median)
+    bound = HUBER * np.maximum(np.nan_to_num(scales), 1e-12)
+    weight = np.minimum(1.0, bound[group] / np.maximum(np.abs(values - origin[group]), 1e-12))
+    weight = np.where(count[group] <= 2, 1.0, weight)
+    total = np.bincount(group, weight, minlength=groups)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: Floats = np.bincount(group, weight * values, minlength=groups) / total
+    return np.where(total > 0, found, np.nan)
+
+
+def _errors(residual: Floats, unit: Ints, count: Ints, noise: float) -> Floats:
+    """Standard error of each effect; a unit that is noisier than the others has its own."""
+    bound = 4 * noise if np.isfinite(noise) else np.inf
+    own = np.sqrt(
+        np.bincount(unit, np.clip(residual, -bound, bound) ** 2, minlength=len(count)) / np.maximum(count - 1, 1)
+    )
+    usual = np.where(count >= OWN_NOISE_RUNS, np.maximum(own, noise), noise)
+    found: Floats = usual * np.sqrt(HUBER_VARIANCE / np.maximum(count, 1))
+    return found

@@ -1,0 +1,148 @@
+"""The chance of a value among healthy values, learnt from a population that contains some outliers. Pure.
+
+Larger values are worse. The healthy values come from a family of distributions, `(exp(g t) - 1) / g` of a
+Student-like `t`: normal, heavy-tailed, skewed or both. Outliers are a second, broad component above the healthy ones.
+Location, scale, shape and the share of outliers are all uncertain, so the chance is averaged over them (the posterior
+predictive distribution): a small population, or one whose tail is unclear, gives larger chances and names fewer.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Floats
+
+TAILS: Final = ((math.inf, 0.9), (15.0, 0.035), (8.0, 0.025), (5.0, 0.02), (3.0, 0.015), (2.0, 0.005))
+"""Degrees of freedom of the healthy values, and how likely each is before anything is known."""
+
+SKEWS: Final = ((-0.4, 0.02), (-0.15, 0.055), (0.0, 0.8), (0.15, 0.07), (0.3, 0.035), (0.6, 0.02))
+"""The same for the skew `g`."""
+
+OUTLIER_SHARES: Final = ((0.0, 0.5), (0.01, 0.2), (0.03, 0.2), (0.08, 0.1))
+"""The same for the share of outliers."""
+
+OUTLIERS_FROM: Final = 2.0
+"""Where outliers begin, in spreads of the bulk."""
+
+OUTLIER_REACH: Final = 6.0
+"""Mean distance of outliers from there."""
+
+QUANTILES: Final = (0.2, 0.5, 0.7)
+"""Quantiles that place the grid. Fewer outliers than three tenths do not move them far."""
+
+QUANTILE_DEVIATES: Final = (-0.8416, 0.0, 0.5244)
+GRID: Final = np.linspace(-3.2, 3.2, 7)
+MOST_POINTS: Final = 600
+"""More values than these are joined to blocks in the middle of the distribution, where each alone tells little."""
+
+NEGLIGIBLE: Final = 1e-6
+"""Weight, relative to the best fit, below which a fit is left out."""
+
+_TABLE: Final = np.linspace(-10.0, 37.0, 4701)
+_FARTHEST: Final = 37.0
+
+
+@cache
+def _log_upper_tail() -> Floats:
+    return np.array([math.log(0.5 * math.erfc(z / math.sqrt(2))) for z in _TABLE])
+
+
+def normal_upper_tail(z: Floats) -> Floats:
+    """The chance that a standard normal value exceeds `z`."""
+    found: Floats = np.exp(np.interp(z, _TABLE, _log_upper_tail()))
+    return found
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tail and skew of a distribution around 0 with scale 1."""
+
+    freedom: float
+    skew: float
+
+    @property
+    def _factor(self) -> float:
+        """Wallace's factor (1959), with which the transformed Student value is nearly normal."""
+        return 1.0 if math.isinf(self.freedom) else (8 * self.freedom + 1) / (8 * self.freedom + 3)
+
+    def value(self, deviate: float) -> float:
+        """The value that corresponds to a standard normal deviate."""
+        t = deviate
+        if not math.isinf(self.freedom):
+            t = math.copysign(math.sqrt(self.freedom * math.expm1((deviate / self._factor) ** 2 / self.freedom)), t)
+        return math.expm1(self.skew * t) / self.skew if self.skew else t
+
+    def deviates(self, x: Floats) -> tuple[Floats, Floats]:
+        """Standard normal deviates of values, and the derivative: 0 beyond the end of a skewed distribution."""
+        t, slope = x, np.ones(1)
+        inside = np.ones(1, np.bool_)
+        if self.skew:
+            inside = 1 + self.skew * x > 1e-9
+            base = np.where(inside, 1 + self.skew * x, 1.0)
+            t, slope = np.log(base) / self.skew, 1 / base
+        z = t
+        if not math.isinf(self.freedom):
+            factor, nu = self._factor, self.freedom
+            z = np.sign(t) * factor * np.sqrt(nu * np.log1p(t * t / nu))
+            small = np.abs(t) < 1e-6
+            slope = slope * np.where(small, factor, factor**2 * t / ((1 + t * t / nu) * np.where(small, 1.0, z)))
+        if not self.skew:
+            return z, np.broadcast_to(slope, z.shape)
+        return np.where(inside, z, -math.copysign(_FARTHEST, self.skew)), np.where(inside, slope, 0.0)
+
+
+def _condensed(ordered: Floats) -> tuple[Floats, Floats]:
+    """Sorted values with their weights; of many, those in the middle joined to blocks."""
+    n = len(ordered)
+    if n <= MOST_POINTS:
+        return ordered, np.ones(n)
+    ends = min(n // 10, MOST_POINTS // 4)
+    edges = np.unique(np.linspace(ends, n - ends, MOST_POINTS // 2).astype(int))
+    weight = np.diff(edges).astype(np.float64)
+    middle = np.add.reduceat(ordered[: n - ends], edges[:-1]) / weight
+    ones = np.ones(ends)
+    return np.concatenate((ordered[:ends], middle, ordered[n - ends :])), np.concatenate((ones, weight, ones))
+
+
+def outlier_chances(values: Floats, smallest_spread: float = 0.0) -> Floats:
+    """For every value the chance that a healthy one is at least as large. At least three values are needed."""
+    ordered = np.sort(values)
+    points, weight = _condensed(ordered)
+    low, middle, high = np.quantile(ordered, QUANTILES)
+    span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
+    spread = max((high - low) / span, smallest_spread, 1e-12)
+    beyond = np.maximum((points - middle) / spread - OUTLIERS_FROM, 0.0)
+    outlier = np.where(beyond > 0, np.exp(-beyond / OUTLIER_REACH) / OUTLIER_REACH, 0.0) / spread
+    width = GRID / math.sqrt(len(ordered))
+    weights, chances = [], []
+    for freedom, likely_tail in TAILS:
+        for skew, likely_skew in SKEWS:
+            shape = Shape(freedom, skew)
+            ends = [shape.value(deviate) for deviate in QUANTILE_DEVIATES]
+            scale = spread * span / (ends[2] - ends[0])
+            location, scales = (
+                grid.ravel()[:, None]
+                for grid in np.meshgrid(middle + 1.3 * scale * width, scale * np.exp(1.1 * width), indexing="ij")
+            )
+            z, slope = shape.deviates((points - location) / scales)
+            healthy = np.exp(-0.5 * np.minimum(z * z, 140.0)) * slope / (scales * math.sqrt(2 * math.pi))
+            logs = [
+                np.log((1 - share) * healthy + share * outlier + 1e-9 / spread) @ weight + math.log(likely)
+                for share, likely in OUTLIER_SHARES
+            ]
+            weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely_tail * likely_skew))
+            chances.append((shape, location, scales))
+    most = max(float(one.max()) for one in weights)
+    total, found = 0.0, np.zeros(len(ordered))
+    for logs_of, (shape, location, scales) in zip(weights, chances, strict=True):
+        share = np.exp(logs_of - most)
+        total += float(share.sum())
+        some = share > NEGLIGIBLE
+        if some.any():
+            found += share[some] @ normal_upper_tail(shape.deviates((ordered - location[some]) / scales[some])[0])
+    chance = np.empty(len(ordered))
+    chance[np.argsort(values, kind="stable")] = found / total
+    return np.clip(chance, 1e-300, 1.0)

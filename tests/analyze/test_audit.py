@@ -1,0 +1,255 @@
+"""The audit command: columns of many names, untidy files, errors with their place, the ledger, plots."""
+
+import gzip
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+
+from ingero_analyze.audit.columns import lower_is_better, recognised, split_unit
+from ingero_analyze.audit.evidence import likely_cause
+from ingero_analyze.audit.rows import number_of
+from ingero_fleet.cli import main
+
+HEADER = "Hostname,GPU Index,Perf (ms),SM Clock (MHz),Power Draw (W),GPU Temp (C),run,Driver"
+
+
+def results(slow: dict[tuple[int, int], float], runs: int = 4, seed: int = 1) -> list[str]:
+    """Results of 12 nodes with 8 GPUs; the named ones are slow, at a low clock."""
+    draw = random.Random(seed)
+    lines = [HEADER]
+    healthy = {(node, gpu): draw.gauss(0, 0.01) for node in range(12) for gpu in range(8)}
+    for run in range(runs):
+        common = draw.gauss(0, 0.05)
+        for (node, gpu), effect in healthy.items():
+            loss = slow.get((node, gpu), 0.0)
+            value = 1000 * math.exp(effect + common + loss + draw.gauss(0, 0.01))
+            clock = (1200 if loss else 1380) + draw.randint(-4, 4)
+            lines.append(f"node-{node},{gpu},{value:.2f},{clock},{300 + draw.gauss(0, 2):.1f},60,{run},550")
+    return lines
+
+
+def written(folder: Path, lines: list[str], name: str = "results.csv") -> Path:
+    file = folder / name
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def run(*arguments: str | Path, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["audit", *map(str, arguments)], input=text)
+
+
+def answer(*arguments: str | Path, text: str | None = None) -> dict[str, Any]:
+    done = run(*arguments, "--json", text=text)
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_slow_chip_is_named_with_its_evidence(tmp_path: Path) -> None:
+    found = answer(written(tmp_path, results({(4, 2): 0.15})))
+
+    (one,) = found["findings"]
+    assert (one["kind"], one["name"], one["node"]) == ("gpu", "node-4/2", "node-4")
+    assert one["loss_low"] < 1 - math.exp(-0.15) < one["loss_high"]
+    assert one["slow_share"] == 1.0
+    assert one["evidence"]["clock"]["state"] == "low"
+    assert "low clock at usual power" in one["cause"]
+    assert found["summary"]["unknown_columns"] == ["Driver"]
+
+
+def test_a_healthy_fleet_names_nobody(tmp_path: Path) -> None:
+    done = run(written(tmp_path, results({})))
+
+    assert done.exit_code == 0
+    assert "no chip and no node is slower than its like" in done.stdout
+
+
+def test_every_format_gives_the_same(tmp_path: Path) -> None:
+    lines = results({(4, 2): 0.15})
+    whole = answer(written(tmp_path, lines))["findings"]
+    names = HEADER.split(",")
+    rows = [dict(zip(names, line.split(","), strict=True)) for line in lines[1:]]
+    packed = tmp_path / "results.csv.gz"
+    packed.write_bytes(gzip.compress("\n".join(lines).encode()))
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "results.parquet")
+    semicolons = written(
+        tmp_path, [line.replace(".", "#").replace(",", ";").replace("#", ",") for line in lines], "de.csv"
+    )
+
+    assert answer("-", text="\ufeff" + "\r\n".join(lines))["findings"] == whole
+    for other in (
+        packed,
+        tmp_path / "results.parquet",
+        semicolons,
+        written(tmp_path, [json.dumps(row) for row in rows], "results.jsonl"),
+        written(tmp_path, [json.dumps({"results": rows})], "results.json"),
+    ):
+        assert answer(other)["findings"] == whole, other
+
+
+def test_rows_that_cannot_be_used_are_counted_with_their_line(tmp_path: Path) -> None:
+    lines = [*results({(4, 2): 0.15}), "node-1,2,oops,1380,300,60,0,550", "node-1,2,,1380,300,60,9,550",
+             "node-1,2,-4,1,1,1,9,550", ",,5,1,1,1,1,1", "# a comment", "", "node-1,2,1,2,3,4,5,6,7,8,9"]  # fmt: skip
+    file = written(tmp_path, [*lines, lines[5]])
+    found = answer(file)
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert found["summary"]["repeated_rows"] == 1
+    problems = found["summary"]["problems"]
+    assert problems["count"] == 5
+    assert problems["first"][0] == f"{file}:{12 * 8 * 4 + 2}: 'oops' is not a number"
+    assert "more values than columns" in problems["first"][-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the file is empty"),
+        ("a\n1\n", "one column"),
+        ("gpu,colour\n1,red\n", "no column is known as the value"),
+        ("value,colour\n1,red\n", "no column names a GPU or a node"),
+        ("gpu,gflops,runtime\n1,2,3\n", "could all be the value"),
+        ("gpu,value\n1,2\n", "use --higher-is-better or --lower-is-better"),
+        ("gpu,gflops\n1,x\n", "nothing can be used"),
+        ("gpu,gflops\n", "there are no rows"),
+        ("[1, 2", "no JSON object"),
+    ],
+)
+def test_a_file_without_use_is_an_error_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text(text)
+    done = run(file)
+
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert str(file) in done.stderr
+
+
+def test_a_missing_file_and_rubbish_are_errors(tmp_path: Path) -> None:
+    rubbish = tmp_path / "rubbish"
+    rubbish.write_bytes(bytes(range(128, 256)) * 9)
+
+    assert run(tmp_path / "none.csv").exit_code == 2
+    assert "neither text nor Parquet" in run(rubbish).stderr
+    assert run().exit_code == 2
+
+
+def test_models_are_judged_apart_and_few_of_one_are_refused(tmp_path: Path) -> None:
+    lines = [line + (",model" if line == HEADER else ",H100") for line in results({})]
+    lines += [f"old-{number},0,3000,900,250,60,0,550,V100" for number in range(3)]
+    found = answer(written(tmp_path, lines))
+
+    assert found["findings"] == []
+    refused = {one["name"]: one["refused"] for one in found["summary"]["populations"]}
+    assert refused["H100"] is None
+    assert "3 comparable chips" in refused["V100"]
+
+
+def test_a_single_run_says_what_it_cannot_separate(tmp_path: Path) -> None:
+    found = answer(written(tmp_path, results({(4, 2): 0.3}, runs=1)))
+
+    assert [one["slow_share"] for one in found["findings"]] == [None]
+    assert "noise and chip cannot be separated" in " ".join(found["summary"]["populations"][0]["notes"])
+
+
+def test_columns_can_be_chosen(tmp_path: Path) -> None:
+    lines = [line.replace("Perf (ms)", "x").replace("GPU Index", "y") for line in results({(4, 2): 0.15})]
+    found = answer(written(tmp_path, lines), "--value", "x", "--gpu", "y", "--lower-is-better")
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert run(tmp_path / "results.csv", "--value", "none").exit_code == 2
+    assert run(tmp_path / "results.csv", "--column", "colour=x").exit_code == 2
+
+
+def test_the_ledger_says_who_is_new_still_there_or_back_after_a_repair(tmp_path: Path) -> None:
+    ledger = tmp_path / "lemons.jsonl"
+    months = [{(4, 2): 0.15}, {(4, 2): 0.15}, {}, {(4, 2): 0.15, (7, 1): 0.2}]
+    files = [written(tmp_path, results(slow, seed=9 + n), f"{n}.csv") for n, slow in enumerate(months)]
+    stories = []
+    for month, file in enumerate(files):
+        found = answer(file, "--ledger", ledger, "--at", f"2026-0{month + 1}-01T00:00:00Z")
+        stories.append({one["name"]: one["ledger"] for one in found["findings"]})
+        if month == 1:
+            assert run("--ledger", ledger, "--repaired", "gpu node-4/2", "--at", "2026-02-10").exit_code == 0
+
+    assert stories[0]["node-4/2"]["state"] == "new"
+    assert stories[1]["node-4/2"]["state"] == "still"
+    assert stories[2] == {}
+    back = stories[3]["node-4/2"]
+    assert (back["state"], back["named_before"], back["repairs"], back["cleared"][:10]) == (
+        "returned",
+        2,
+        1,
+        "2026-02-10",
+    )
+    assert stories[3]["node-7/1"]["state"] == "new"
+
+
+def test_an_audit_is_recorded_once_and_a_torn_ledger_is_read(tmp_path: Path) -> None:
+    ledger = tmp_path / "lemons.jsonl"
+    file = written(tmp_path, results({(4, 2): 0.15}))
+    answer(file, "--ledger", ledger)
+    with ledger.open("a") as stream:
+        stream.write('{"time": "2026-')
+
+    again = answer(file, "--ledger", ledger)["summary"]["ledger"]
+    other = answer(written(tmp_path, results({}, seed=5)), "--ledger", ledger)["summary"]["ledger"]
+
+    assert (again["recorded"], again["unreadable_lines"]) == (False, 1)
+    assert (other["recorded"], other["audits_before"], other["cleared"]) == (True, 1, ["gpu node-4/2"])
+    assert len(ledger.read_text().splitlines()) == 3
+
+
+def test_a_plot_is_written(tmp_path: Path) -> None:
+    file = written(tmp_path, results({(4, 2): 0.15}))
+
+    assert run(file, "--plot", tmp_path / "fleet.png").exit_code == 0
+    assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
+    assert run(file, "--plot", tmp_path / "fleet.nothing").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "name", "unit"),
+    [("Perf (ms)", "perf", "ms"), ("gpuTemp[°C]", "gpu temp", "c"), ("power_draw_w", "power draw", "w"),
+     ("GB/s", "gb s", ""), ("Throughput (GB/s)", "throughput", "gb s"), ("node", "node", "")],
+)  # fmt: skip
+def test_units_in_headers_are_split_off(column: str, name: str, unit: str) -> None:
+    assert split_unit(column) == (name, unit)
+
+
+@pytest.mark.parametrize(
+    ("hints", "lower"),
+    [(("ms",), True), (("GB/s",), False), (("it/s",), False), (("step time",), True), (("higher", "ms"), False),
+     (("colour",), None), (("tokens per second",), False)],
+)  # fmt: skip
+def test_units_and_names_say_which_direction_is_better(hints: tuple[str, ...], lower: bool | None) -> None:
+    assert lower_is_better(*hints) is lower
+
+
+def test_time_is_the_value_unless_another_column_is() -> None:
+    assert recognised(["gpu", "time"], {})[0] == {"gpu": "gpu", "value": "time"}
+    assert recognised(["gpu", "time", "gflops"], {})[0]["time"] == "time"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1,380 ", 1380.0), ("12,5", 12.5), ("300 W", 300.0), ("[N/A]", None), ("1e3", 1000.0)]
+)
+def test_numbers_may_have_units_and_separators(text: str, value: float | None) -> None:
+    assert number_of(text) == value
+
+
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [({}, "no physical evidence"), ({"clock": "low", "power": "low"}, "power limit"),
+     ({"clock": "low", "temperature": "high"}, "hot: throttled"), ({"clock": "usual", "power": "usual"}, "as usual"),
+     ({"temperature": "high", "clock": "usual"}, "hot, though")],
+)  # fmt: skip
+def test_physical_values_lead_to_a_cause(states: dict[str, str], says: str) -> None:
+    assert says in likely_cause(states)

@@ -1,0 +1,187 @@
+"""The audit on simulated fleets: who is named, who is not, and how often chance names somebody."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ingero_detect.audit import AuditLevel, AuditResult, Population, adjusted_chances, audit
+from ingero_detect.chip_effects import unit_effects
+from ingero_detect.healthy_spread import normal_upper_tail, outlier_chances
+from ingero_testing.audit_fleets import NOISES, SimulatedFleet
+
+FLEET = SimulatedFleet(chips=160, runs=8)
+
+
+def named(result: AuditResult) -> set[tuple[str, int]]:
+    return {(str(one.level), one.number) for one in result.findings}
+
+
+def population(effect: np.ndarray, runs: int = 6, seed: int = 1, per_node: int = 8, group: int = 0) -> Population:
+    """Chips with given effects, noise of 1 % and runs that differ by 5 %."""
+    random = np.random.default_rng(seed)
+    chips = len(effect)
+    unit, run = np.divmod(np.arange(chips * runs), runs)
+    slowness = effect[unit] + 0.05 * random.normal(size=runs)[run] + 0.01 * random.normal(size=len(unit))
+    node = np.arange(chips) // per_node
+    nodes = int(node.max()) + 1
+    groups = np.arange(nodes) // group if group else np.full(nodes, -1)
+    return Population("", slowness, unit, run, node, groups)
+
+
+def spread(chips: int, seed: int = 2) -> np.ndarray:
+    return np.asarray(0.01 * np.random.default_rng(seed).normal(size=chips))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_chance_names_somebody_in_few_healthy_fleets(noise: str) -> None:
+    random = np.random.default_rng(7)
+    fleets = [replace(FLEET, noise=noise, runs=runs) for runs in (1, 3, 10) for _ in range(7)]
+
+    wrong = sum(bool(audit([fleet.draw(random)[0]]).findings) for fleet in fleets)
+
+    assert wrong <= 4
+
+
+def test_slow_chips_are_named_and_nearly_nobody_else() -> None:
+    random = np.random.default_rng(3)
+    found = right = false = 0
+    for _ in range(8):
+        given, slow, _ = replace(FLEET, slow_share=0.04).draw(random)
+        these = named(audit([given]))
+        truth = {("chip", int(chip)) for chip in np.flatnonzero(slow)}
+        found, right, false = found + len(these & truth), right + len(truth), false + len(these - truth)
+
+    assert found >= 0.95 * right
+    assert false <= 0.1 * found
+
+
+def test_a_node_whose_chips_are_all_slow_is_one_finding() -> None:
+    effect = spread(160)
+    effect[24:32] += 0.1
+
+    (one,) = audit([population(effect)]).findings
+
+    assert (one.level, one.number) == (AuditLevel.NODE, 3)
+    assert one.members == tuple(range(24, 32))
+    assert one.loss_low < 1 - np.exp(-0.1) < one.loss_high
+
+
+def test_a_chip_slower_than_the_others_of_a_slow_node_is_named_as_well() -> None:
+    effect = spread(160)
+    effect[24:32] += 0.1
+    effect[27] += 0.15
+
+    assert named(audit([population(effect)])) == {("node", 3), ("chip", 27)}
+
+
+def test_one_slow_chip_does_not_accuse_its_node() -> None:
+    for per_node in (2, 4, 8):
+        effect = spread(160)
+        effect[17] += 0.5
+
+        assert named(audit([population(effect, per_node=per_node)])) == {("chip", 17)}
+
+
+def test_most_chips_of_a_node_are_one_finding_where_nodes_are_too_few_to_compare() -> None:
+    effect = spread(40)
+    effect[8:13] += 0.15
+
+    assert named(audit([population(effect)])) == {("node", 1)}
+
+
+def test_a_slow_rack_is_one_finding() -> None:
+    effect = spread(640)
+    effect[64:128] += 0.12
+
+    assert named(audit([population(effect, group=8)])) == {("group", 1)}
+
+
+def test_a_bad_run_of_a_chip_is_not_chronic() -> None:
+    given = population(spread(64), runs=9)
+    bad = (given.unit == 5) & (given.run < 3)
+    given.slowness[bad] += 0.6
+
+    assert named(audit([given])) == set()
+
+
+def test_a_small_population_is_refused_with_the_reason() -> None:
+    effect = spread(8)
+    effect[2] += 1.0
+
+    result = audit([population(effect)])
+
+    assert not result.findings
+    assert "8 comparable chips" in result.populations[0].refused
+
+
+def test_a_loss_too_small_to_matter_is_not_reported() -> None:
+    effect = 0.1 * spread(160)
+    effect[9] += 0.03
+    given = population(effect, runs=60)
+
+    assert named(audit([given], min_loss=0.02)) == {("chip", 9)}
+    assert named(audit([given], min_loss=0.05)) == set()
+
+
+def test_populations_are_judged_apart_under_one_rate() -> None:
+    slower_model = population(spread(64, 5) + 0.4, seed=5)
+    effect = spread(64, 6)
+    effect[3] += 0.15
+    result = audit([slower_model, population(effect, seed=6)])
+
+    assert [(one.population, one.number) for one in result.findings] == [(1, 3)]
+
+
+def test_equal_values_name_nobody_and_a_lower_one_is_named() -> None:
+    node = np.full(40, -1)
+    none = np.full(40, -1)
+    values = np.zeros(40)
+    assert not audit([Population("", values, np.arange(40), none, node, none[:0])]).findings
+
+    values[7] = 0.1
+    assert named(audit([Population("", values, np.arange(40), none, node, none[:0])])) == {("chip", 7)}
+
+
+def test_an_implausibly_fast_chip_is_left_out_and_reported() -> None:
+    effect = spread(64)
+    effect[2] -= 3.0
+    result = audit([population(effect)])
+
+    assert not result.findings
+    assert any("implausible" in note for note in result.populations[0].notes)
+
+
+def test_effects_of_runs_are_removed_where_every_chip_has_other_runs() -> None:
+    random = np.random.default_rng(4)
+    unit = np.repeat(np.arange(50), 6)
+    run = random.integers(0, 30, 300)
+    effect, of_run = 0.02 * random.normal(size=50), 0.2 * random.normal(size=30)
+    fit = unit_effects(effect[unit] + of_run[run] + 0.005 * random.normal(size=300), unit, run, 50)
+
+    found = fit.effect - np.median(fit.effect)
+    assert fit.run_spread > 0.1
+    assert np.abs(found - effect + np.median(effect)).max() < 0.02
+
+
+def test_runs_that_connect_no_chips_are_not_removed() -> None:
+    unit = np.repeat(np.arange(24), 4)
+    fit = unit_effects(np.zeros(96), unit, unit // 8, 24)
+
+    assert fit.runs == 0
+    assert (fit.count == 4).all()
+
+
+def test_adjusted_chances_are_those_of_benjamini_and_hochberg() -> None:
+    assert adjusted_chances(np.array([0.01, 0.5, 0.02, 0.04])).tolist() == pytest.approx([0.04, 0.5, 0.04, 0.16 / 3])
+
+
+def test_chances_among_normal_values_are_near_the_normal_ones_and_larger_for_few() -> None:
+    random = np.random.default_rng(8)
+    values = random.normal(size=400)
+    values[0] = 5.0
+    many, few = outlier_chances(values)[0], outlier_chances(values[:20])[0]
+
+    assert 1e-7 < many < 1e-3
+    assert few > many
+    assert normal_upper_tail(np.array([0.0, 1.6449])).tolist() == pytest.approx([0.5, 0.05], rel=1e-3)
