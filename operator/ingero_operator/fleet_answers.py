@@ -190,6 +190,8 @@ def parse_response(
         accused=accused,
         healthy=(healthy & request.tainted) - set(accused),
     )
+    if before is not None and payload.generated_at < before.tick and not is_stale(before, now):
+        evidence = before  # from a replica that is behind the one that answered last
     counts = payload.nodes or _Counts()
     return PollResult(
         evidence=evidence,

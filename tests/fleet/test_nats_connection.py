@@ -3,11 +3,13 @@
 import asyncio
 import base64
 import os
+import subprocess
 from pathlib import Path
 
 import nkeys
 import pytest
 import trustme
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -19,11 +21,15 @@ from ingero_fleet.replication.jetstream import JetStreamLog
 from ingero_fleet.replication.ordered_log import LogMessage
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
-from scripts.nats_servers import nats_servers
+from scripts.nats_servers import BIN, nats_servers
 
-PERMISSIONS = """permissions: {
-  publish: ["locked.>", "$JS.API.>", "$JS.FC.>", "$O.>"], subscribe: ["_INBOX.>"]
-}"""
+EXAMPLE = Path(__file__).resolve().parents[2] / "manifests/examples/nats.yaml"
+
+
+def example_config() -> str:
+    """The settings of the NATS servers that the example for Kubernetes runs."""
+    found = next(item for item in yaml.safe_load_all(EXAMPLE.read_text()) if item["kind"] == "ConfigMap")
+    return str(found["data"]["nats.conf"])
 
 
 def nkey(folder: Path, name: str) -> tuple[Path, str]:
@@ -34,23 +40,22 @@ def nkey(folder: Path, name: str) -> tuple[Path, str]:
     return file, nkeys.from_seed(bytearray(seed)).public_key.decode()
 
 
-def test_a_server_with_tls_and_keys_admits_only_the_named_key_and_only_its_subjects(tmp_path: Path) -> None:
+def test_servers_of_the_example_admit_only_the_named_key_and_let_it_do_what_a_fleet_does(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     own = authority.issue_cert("127.0.0.1")
     own.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     good, public = nkey(tmp_path, "good")
     wrong, _ = nkey(tmp_path, "wrong")
-    extra = f"""
-tls {{ cert_file: "{tmp_path / "server.pem"}", key_file: "{tmp_path / "server.pem"}" }}
-authorization {{ users: [ {{ nkey: "{public}", {PERMISSIONS} }} ] }}
-"""
+    users = example_config().partition("authorization {")[2].replace("$FLEET_NKEY", f'"{public}"')
+    pem = tmp_path / "server.pem"
+    extra = f'tls {{ cert_file: "{pem}", key_file: "{pem}" }}\nauthorization {{{users}'
 
     async def story() -> None:
         with nats_servers(tmp_path / "nats", extra=extra) as servers:
             settings = NatsConfig(
                 servers=tuple(servers.urls),
-                prefix="locked",
+                prefix="prod",
                 max_bytes=1 << 20,
                 tls=ClientTls(ca_file=tmp_path / "ca.pem"),
                 credentials_file=good,
@@ -74,6 +79,20 @@ authorization {{ users: [ {{ nkey: "{public}", {PERMISSIONS} }} ] }}
                 await asyncio.gather(log.stop(), refused.stop())
 
     asyncio.run(story())
+
+
+def test_the_server_accepts_the_settings_of_the_example(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    own = authority.issue_cert("nats")
+    own.private_key_pem.write_to_path(tmp_path / "tls.key")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    file = tmp_path / "nats.conf"
+    file.write_text(example_config().replace("/tls/", f"{tmp_path}/").replace("/data", str(tmp_path)))
+    environment = {**os.environ, "POD_NAME": "nats-0", "FLEET_NKEY": nkey(tmp_path, "seed")[1]}
+    command = [str(BIN / "nats-server"), "-t", "-c", str(file)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,16 @@ def test_statistics_that_repeat_themselves_grow_old() -> None:
     assert (second.received, third.received) == (100.0, 300.0)
 
 
+def test_a_replica_that_is_behind_changes_nothing_until_the_others_are_gone() -> None:
+    newest = parse_response(result(generated_at="t5"), [], 100.0, None).evidence
+    assert newest is not None
+    behind = result(generated_at="t4", stragglers=[])
+    assert parse_response(behind, [], 100.1, newest).evidence == newest
+    late = 100.0 + 10 * newest.interval
+    alone = parse_response(behind, [], late, newest).evidence
+    assert alone is not None and (alone.tick, alone.received) == ("t4", late)
+
+
 def test_late_ranks_are_shown_the_costliest_first() -> None:
     late = {
         "node_id": "b",

@@ -657,3 +657,45 @@ def test_new_prices_roll_fleet() -> None:
         return deployment["spec"]["template"]["metadata"]["annotations"]
 
     assert annotations("one") == annotations("one") != annotations("two")
+
+
+LOG = {
+    "nats": {
+        "servers": ["nats-0.nats:4222", "tls://nats-1.nats:5222"],
+        "prefix": "prod",
+        "credentialsSecret": {"name": "nats-fleet", "key": "seed"},
+        "tls": {"caSecret": "nats-tls", "clientSecret": "nats-client"},
+    }
+}
+
+
+def test_replicas_share_a_log_and_compute_alike(tmp_path: Path) -> None:
+    found = children(fleet={"replicas": 3, "log": LOG})
+
+    deployment = found["Deployment", "prod-fleet"]
+    assert deployment["spec"]["replicas"] == 3
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert found["PodDisruptionBudget", "prod-fleet"]["spec"]["maxUnavailable"] == 1
+    spread = {item["topologyKey"] for item in pod(deployment)["topologySpreadConstraints"]}
+    assert spread == {"topology.kubernetes.io/zone", "kubernetes.io/hostname"}
+    (near,) = pod(deployment)["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert near["topologyKey"] == "kubernetes.io/arch"
+    assert {item["name"] for item in pod(deployment)["containers"][0]["env"]} == set(fleet.REPLICAS_AGREE)
+    egress = found["NetworkPolicy", "prod-fleet"]["spec"]["egress"]
+    assert {port["port"] for rule in egress for port in rule["ports"]} == {53, 4222, 5222}
+
+    tree = fleet.config(OWNER, spec(fleet={"replicas": 3, "log": LOG}), AROUND)
+    file = tmp_path / "fleet.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    log = load(FleetConfig, file=file).log.nats
+    assert log and log.servers == ("nats://nats-0.nats:4222", "tls://nats-1.nats:5222")
+    mounted = {mount["mountPath"] for mount in pod(deployment)["containers"][0]["volumeMounts"]}
+    assert log.tls
+    files = (log.credentials_file, log.tls.ca_file, log.tls.cert_file, log.tls.key_file)
+    assert {str(file.parent) for file in files if file} == {path for path in mounted if "/log-" in path}
+
+
+def test_a_fleet_alone_has_nothing_of_a_log() -> None:
+    alone = children(fleet={})["Deployment", "prod-fleet"]
+    assert "env" not in pod(alone)["containers"][0] and "podAffinity" not in pod(alone)["affinity"]
+    assert "log" not in fleet.config(OWNER, spec(), AROUND)

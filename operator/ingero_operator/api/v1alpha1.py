@@ -201,6 +201,46 @@ class Snapshots(Part):
     """StorageClass; the cluster's default without it. Cannot be changed once the claim exists."""
 
 
+class NatsTls(Part):
+    """TLS to NATS."""
+
+    ca_secret: ObjectName | None = None
+    """Secret whose ca.crt is trusted; the system's authorities without it."""
+    client_secret: ObjectName | None = None
+    """Secret of type kubernetes.io/tls with the certificate that Fleet shows."""
+
+
+class Nats(Part):
+    """A NATS cluster with JetStream, which you run; `manifests/examples/nats.yaml` is one."""
+
+    servers: Annotated[
+        tuple[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=253, pattern=r"^((nats|tls)://)?[A-Za-z0-9.\[\]:-]+:[1-9][0-9]{0,4}$"),
+            ],
+            ...,
+        ],
+        Field(min_length=1, max_length=16),
+    ]
+    """`host:port` of its servers."""
+    prefix: Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_-]+$")]
+    """Begins the names of everything that is stored there: another one for each FleetCluster. Cannot be changed."""
+    credentials_secret: SecretKey | None = None
+    """An NKEY seed, or the credentials file of a NATS user."""
+    tls: NatsTls | None = None
+    """TLS; plain text without it."""
+
+    model_config = rules(("self.prefix == oldSelf.prefix", "spec.fleet.log.nats.prefix cannot be changed", ".prefix"))
+
+
+class Log(Part):
+    """The log that several replicas of Fleet share: each of them applies it, and comes to the same results."""
+
+    nats: Nats | None = None
+    """NATS JetStream."""
+
+
 class CostSpec(Part):
     """What nodes cost. Without any of it list prices count, at the provider that agents and nodes name."""
 
@@ -234,6 +274,10 @@ class Ingress(Part):
 class FleetSpec(Confinement):
     """The receiving side."""
 
+    replicas: Annotated[int, Field(ge=1, le=7)] = 1
+    """Pods that all take pushes and all know every verdict; more than one need `log`."""
+    log: Log = Log()
+    """The log that the replicas share."""
     push_interval: Interval = "10s"
     """How often agents push; statistics are computed as often."""
     quorum: Quorum = Quorum()
@@ -262,6 +306,19 @@ class FleetSpec(Confinement):
     settings: Settings = ()
     """Further settings of Fleet's processors, for what has no field here. Fleet checks them: one that it does not
     know keeps the new pod from starting, and the old one goes on."""
+
+    model_config = rules(
+        (
+            "!has(self.replicas) || self.replicas == 1 || (has(self.log) && has(self.log.nats))",
+            "spec.fleet.replicas: more than one need spec.fleet.log.nats",
+            ".replicas",
+        ),
+        (
+            "!has(self.log) || !has(self.log.nats) || !has(self.snapshots) || !has(self.snapshots.size)",
+            "spec.fleet.snapshots.size: with spec.fleet.log the snapshots are stored with the log",
+            ".snapshots",
+        ),
+    )
 
 
 class Trace(Confinement):

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from ingero_contract import routes
 from ingero_operator.api.base import ConfigMapKey, SecretKey
-from ingero_operator.api.v1alpha1 import CostSpec, FleetClusterSpec, Forward
+from ingero_operator.api.v1alpha1 import CostSpec, FleetClusterSpec, Forward, Nats
 from ingero_operator.kinds import Manifest
 from ingero_operator.render.common import (
     API,
@@ -44,6 +44,9 @@ FORWARD_AUTHORITY: Final = "/etc/ingero/forward-authority"
 STATE: Final = "/var/lib/ingero"
 RATES: Final = "/etc/ingero/rates"
 PROVIDERS: Final = "/etc/ingero/providers"
+LOG_CREDENTIALS: Final = "/etc/ingero/log-credentials"
+LOG_AUTHORITY: Final = "/etc/ingero/log-authority"
+LOG_CLIENT: Final = "/etc/ingero/log-client"
 PORTS: Final = {
     "otlp-grpc": (OTLP_GRPC, "grpc"),
     "otlp-http": (OTLP_HTTP, "http"),
@@ -52,6 +55,8 @@ PORTS: Final = {
     "vitals": (VITALS, "http"),
     "health": (HEALTH, "http"),
 }
+REPLICAS_AGREE: Final = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+"""Environment of replicas, which must come to equal results."""
 
 
 _API_ROUTES: Final = (routes.FLEET_THRESHOLD, routes.FLEET_STRAGGLERS, routes.FLEET_VERDICTS, routes.FLEET_COST)
@@ -98,7 +103,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
                     "coverage_fraction": spec.fleet.quorum.coverage_percent / 100,
                     "expected_nodes": spec.fleet.quorum.expected_nodes,
                 },
-                "detector": {"snapshot": f"{STATE}/detector.npz"},
+                **({} if spec.fleet.log.nats else {"detector": {"snapshot": f"{STATE}/detector.npz"}}),
                 "threshold": {"k": spec.fleet.threshold.k, "min_band": spec.fleet.threshold.min_band},
             },
             "nccl": {
@@ -115,6 +120,8 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
         "exporters": {"prometheus": {"endpoint": f"0.0.0.0:{FINDINGS}"}},
         "service": {"telemetry": {"metrics": {"address": f"0.0.0.0:{VITALS}"}}},
     }
+    if spec.fleet.log.nats:
+        tree["log"] = {"nats": _nats(spec.fleet.log.nats)}
     if spec.fleet.forward:
         tree["exporters"]["otlp"] = _exporter(owner, spec.fleet.forward, around)
         tree["service"]["pipelines"] = {
@@ -142,6 +149,20 @@ def _cost(cost: CostSpec, around: FleetInputs) -> Manifest:
     if provider:
         out["default_provider"] = provider
     return {"cost": out} if out else {}
+
+
+def _nats(nats: Nats) -> Manifest:
+    out: Manifest = {"servers": list(nats.servers), "prefix": nats.prefix}
+    if nats.credentials_secret:
+        out["credentials_file"] = f"{LOG_CREDENTIALS}/{nats.credentials_secret.key}"
+    if nats.tls:
+        tls: Manifest = {}
+        if nats.tls.ca_secret:
+            tls["ca_file"] = f"{LOG_AUTHORITY}/ca.crt"
+        if nats.tls.client_secret:
+            tls |= {"cert_file": f"{LOG_CLIENT}/tls.crt", "key_file": f"{LOG_CLIENT}/tls.key"}
+        out["tls"] = tls
+    return out
 
 
 def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
@@ -185,7 +206,8 @@ def claim(owner: Owner, spec: FleetClusterSpec) -> Manifest:
 def deployment(
     owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs, config_digest: str
 ) -> Manifest:
-    """The Deployment of one replica: scores are in memory, so with two each would know half of the nodes."""
+    """The Deployment. Without a shared log it has one replica: with two each would know half of the nodes."""
+    nats = spec.fleet.log.nats
     volumes, mounts = _volumes(owner, spec, around)
     settings = [word for item in spec.fleet.settings for word in ("--set", f"{item.name}={item.value}")]
     scheme: Literal["HTTP", "HTTPS"] = "HTTPS" if spec.tls_secret else "HTTP"
@@ -196,6 +218,7 @@ def deployment(
         {name: port for name, (port, _) in ports(spec).items()},
         spec.fleet.resources,
         mounts,
+        **({"env": [{"name": name, "value": value} for name, value in REPLICAS_AGREE.items()]} if nats else {}),
         startupProbe=probe(routes.FLEET_HEALTH, "health", period=1, failures=60, scheme=scheme),
         readinessProbe=probe(routes.FLEET_HEALTH, "health", period=5, scheme=scheme),
         livenessProbe=probe(routes.FLEET_HEALTH, "health", period=10, failures=6, scheme=scheme),
@@ -206,19 +229,20 @@ def deployment(
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,
-                "topologyKey": "topology.kubernetes.io/zone",
+                "topologyKey": key,
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": selector(owner, COMPONENT)},
             }
+            for key in ("topology.kubernetes.io/zone", *(("kubernetes.io/hostname",) if nats else ()))
         ],
-        "affinity": _away_from_gpus(),
+        "affinity": _away_from_gpus() | (_on_one_architecture(owner) if nats else {}),
         "containers": [server],
         "volumes": volumes,
         **placed(spec.fleet.node_selector, spec.fleet.tolerations),
         **pulled(platform, spec.image_pull_secrets),
     }
     special = {
-        "replicas": 1,
+        "replicas": spec.fleet.replicas,
         "progressDeadlineSeconds": 300,
         "strategy": {"type": "Recreate"}
         if spec.fleet.snapshots.size
@@ -231,7 +255,8 @@ def deployment(
 
 def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[list[Manifest], list[Manifest]]:
     """Volumes of the pod and their mounts: settings, Secrets, prices, space for temporary files."""
-    forward, cost = spec.fleet.forward, spec.fleet.cost
+    forward, cost, nats = spec.fleet.forward, spec.fleet.cost, spec.fleet.log.nats
+    tls = nats.tls if nats else None
     sources: list[tuple[str, SecretKey | ConfigMapKey | str | None, str]] = [
         ("token", spec.token_secret, TOKEN),
         ("tls", spec.tls_secret, TLS),
@@ -243,6 +268,13 @@ def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple
         ),
         ("rates", cost.rates, RATES),
         ("providers", cost.providers, PROVIDERS),
+        ("log-credentials", nats.credentials_secret if nats else None, LOG_CREDENTIALS),
+        (
+            "log-authority",
+            SecretKey(name=tls.ca_secret, key="ca.crt") if tls and tls.ca_secret else None,
+            LOG_AUTHORITY,
+        ),
+        ("log-client", tls.client_secret if tls else None, LOG_CLIENT),
     ]
     volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
@@ -282,3 +314,12 @@ def _away_from_gpus() -> Manifest:
     expression = {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]}
     preference = {"weight": 50, "preference": {"matchExpressions": [expression]}}
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
+
+
+def _on_one_architecture(owner: Owner) -> Manifest:
+    """Replicas compute the same on one processor architecture only."""
+    term = {
+        "topologyKey": "kubernetes.io/arch",
+        "labelSelector": {"matchLabels": selector(owner, COMPONENT)},
+    }
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

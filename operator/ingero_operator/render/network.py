@@ -85,6 +85,9 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
             onward = [{"to": [_pods(target)], "ports": _ports(OTLP_GRPC)}, _dns()]
         else:
             onward = [{"ports": _ports(int(str(forward.endpoint).rsplit(":", 1)[1]))}, _dns()]
+    if spec.fleet.log.nats:
+        ports = sorted({int(server.rsplit(":", 1)[1]) for server in spec.fleet.log.nats.servers})
+        onward = [*onward, {"ports": _ports(*ports)}, *([] if onward else [_dns()])]
     return [
         _policy(
             owner,
