@@ -17,7 +17,8 @@ MOST_ROWS: Final = 200
 """Most findings in the table; JSON has all of them."""
 
 SINGLE: Final = (
-    "one run a chip: noise and chip cannot be separated, and slow means an outlier among the chips of this run"
+    "one run a chip: noise and chip cannot be separated, and slow means an outlier among the chips of this run; "
+    "repeat it before acting, because noise with a heavy tail exceeds the rate of false discoveries"
 )
 
 
