@@ -58,9 +58,9 @@ def find_causes(state: JobState) -> Causes:
     for cycle in _cycles(state, edges, found):
         found.cycle = cycle
         found.possible |= dict.fromkeys(cycle, Why.CYCLE)
-    if state.early:
-        _doubt(found, state, edges)
     unseen = {rank for operation in operations for rank in operation.unseen} - set(found.certain)
+    if state.early or unseen:
+        _doubt(found, state, edges, unseen)
     candidates = set(found.certain) | set(found.possible) | unseen
     for rank in sorted(unseen):
         why = _why_unseen(state, rank)
@@ -85,16 +85,22 @@ def find_causes(state: JobState) -> Causes:
     return found
 
 
-def _doubt(found: Causes, state: JobState, edges: Mapping[int, set[int]]) -> None:
-    """Where some dumps are older than others, a cause by its own dump may be a victim whose dump is a little older.
+def _halted(found: Causes) -> set[int]:
+    return {rank for rank, why in found.certain.items() if why in (Why.GPU, Why.GPU_BEFORE)}
+
+
+def _doubt(found: Causes, state: JobState, edges: Mapping[int, set[int]], unseen: set[int]) -> None:
+    """Where some dumps are absent or early, a cause by its own dump may be a victim whose dump is a little early too.
 
     It remains certain if nothing else explains the hang.
     """
     doubtful = {}
     for rank, why in found.certain.items():
-        others = (set(found.certain) | set(found.possible)) - {rank}
-        later = could_wait_for(state, rank)
-        if why in (Why.GPU, Why.HOST) and (later | set().union(*(_reachable(edges, one) for one in later))) & others:
+        if why is not Why.GPU and not (why is Why.HOST and state.early):
+            continue
+        others = set(found.certain) | set(found.possible) | (unseen if why is Why.GPU else set())
+        later = could_wait_for(state, rank, _halted(found) - {rank})
+        if (later | set().union(*(_reachable(edges, one) for one in later))) & (others - {rank}):
             doubtful[rank] = why
     for rank, why in doubtful.items():
         del found.certain[rank]
@@ -162,7 +168,7 @@ def _edges(state: JobState, operations: list[Operation], found: Causes) -> dict[
             operation = state.operations[key]
             waits |= operation.waited_for() or operation.inside
     for rank in {rank for operation in operations for rank in operation.unseen}:
-        edges.setdefault(rank, set()).update(could_wait_for(state, rank))
+        edges.setdefault(rank, set()).update(could_wait_for(state, rank, _halted(found)))
     return {rank: others - {rank} for rank, others in edges.items()}
 
 

@@ -144,7 +144,10 @@ def _place(state: JobState, operation: Operation, rank: int, entered: bool, pair
             (operation.halted if first else operation.behind).add(rank)
     elif pair is not None:
         kind = pair.sends if rank == pair.source else pair.receives
-        (operation.done if pair.sure and kind.called > key.seq else operation.missing).add(rank)
+        if pair.sure and kind.called > key.seq:
+            (operation.behind if rank in state.blind else operation.done).add(rank)
+        else:
+            operation.missing.add(rank)
     elif (part := dump.parts.get(key.group)) is None or (dump.full and not part.enqueued):
         longest = max((len(keys) for keys in state.pending.values()), default=0)
         if dump.full and not state.pending[rank] and len(dump.calls) <= 2 * longest:

@@ -4,9 +4,10 @@ from ingero_analyze.diagnose.flight_recorder_dumps import Dump
 from ingero_analyze.diagnose.pending_operations import JobState, OperationKey
 
 
-def could_wait_for(state: JobState, rank: int) -> set[int]:
+def could_wait_for(state: JobState, rank: int, halted: set[int]) -> set[int]:
     """The ranks for which a rank could wait: those that lack in any operation in which it could be.
 
+    Operations do not end without the `halted`, whose GPUs have stopped.
     A peer that waits for this rank only shows where the rank is: it has not come to that operation, so it is not in
     one that its program calls later.
     """
@@ -14,7 +15,7 @@ def could_wait_for(state: JobState, rank: int) -> set[int]:
     waiting = [
         (key, peer)
         for key, operation in state.operations.items()
-        if key.source < 0 and operation.waited_for() == {rank}
+        if key.source < 0 and operation.waited_for() == {rank} and not halted & set(operation.members)
         for peer in operation.inside
     ]
     for group, members in state.members.items():
@@ -22,7 +23,7 @@ def could_wait_for(state: JobState, rank: int) -> set[int]:
             continue
         key = OperationKey(group, state.needed[group] + 1)
         operation = state.operations.get(key)
-        others = operation.waited_for() if operation is not None else set(members)
+        others = operation.waited_for() | halted & set(members) if operation is not None else set(members)
         if others - {rank} and not any(_calls_later(state, key, *where) for where in waiting):
             found |= others
     return found - {rank}
