@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump
-from ingero_analyze.diagnose.pending_operations import JobState, Operation, OperationKey
+from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
 
 SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"})
@@ -122,7 +122,7 @@ def operations_called(calls: Mapping[int, Call]) -> tuple[tuple[str, ...], tuple
     return ops, odd
 
 
-def _add_certain(found: Causes, state: JobState, operation: Operation) -> None:
+def _add_certain(found: Causes, state: JobState, operation: PendingOperation) -> None:
     """Add the ranks that one operation proves to be causes."""
     for rank in operation.missing:
         if state.pending.get(rank) or rank in state.forgotten or rank in found.certain:
@@ -146,7 +146,7 @@ def _add_certain(found: Causes, state: JobState, operation: Operation) -> None:
         found.certain |= dict.fromkeys(stuck, Why.GPU)
 
 
-def _stuck(operation: Operation) -> set[int]:
+def _stuck(operation: PendingOperation) -> set[int]:
     """The members that have entered an operation and not ended it, if it lacks no member."""
     return set() if operation.waited_for() else operation.inside
 
@@ -157,7 +157,7 @@ def _why_unseen(state: JobState, rank: int) -> Why:
     return Why.EARLY_DUMP if rank in state.early else Why.FORGOTTEN
 
 
-def _edges(state: JobState, operations: list[Operation], found: Causes) -> dict[int, set[int]]:
+def _edges(state: JobState, operations: list[PendingOperation], found: Causes) -> dict[int, set[int]]:
     """For which ranks each rank waits; for one whose state no dump shows, all for which it could wait."""
     edges: dict[int, set[int]] = {}
     for rank, keys in state.pending.items():

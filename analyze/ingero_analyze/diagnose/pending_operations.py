@@ -27,7 +27,7 @@ class OperationKey:
 
 
 @dataclass
-class Operation:
+class PendingOperation:
     """An operation that has not ended on all ranks, and its members by where they are.
 
     `inside`: called, and no earlier operation of the rank is pending; `behind`: called, but an earlier one is
@@ -61,7 +61,7 @@ class JobState:
 
     by_rank: dict[int, Dump]
     members: dict[str, tuple[int, ...]]
-    operations: dict[OperationKey, Operation] = field(default_factory=dict)
+    operations: dict[OperationKey, PendingOperation] = field(default_factory=dict)
     pending: dict[int, list[OperationKey]] = field(default_factory=dict)
     """Of every rank, in the order of its calls."""
     peers: dict[int, set[int]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ def join_dumps(dumps: list[Dump]) -> JobState:
         state.pending[rank] = [key for _, key, _ in found]
         for _, key, call in found if rank not in state.early else ():
             members = state.members[key.group] if key.source < 0 else (key.source, key.target)
-            state.operations.setdefault(key, Operation(key, members)).calls[rank] = call
+            state.operations.setdefault(key, PendingOperation(key, members)).calls[rank] = call
     longest = max((len(keys) for keys in state.pending.values()), default=0)
     state.blind = {rank for rank, keys in state.pending.items() if _is_blind(state.by_rank[rank], keys, longest)}
     counted = {(pair.group, pair.source, pair.target): pair for pair in pairs}
@@ -128,7 +128,7 @@ def _is_early(dump: Dump, group: str, needed: int) -> bool:
     return known and (needed > part.enqueued or needed > min(part.open, default=needed))
 
 
-def _place(state: JobState, operation: Operation, rank: int, entered: bool, pair: "_Pair | None") -> None:
+def _place(state: JobState, operation: PendingOperation, rank: int, entered: bool, pair: "_Pair | None") -> None:
     """Say where one member of an operation is. `entered`: all members have provably entered it."""
     key, dump = operation.key, state.by_rank.get(rank)
     if dump is None or rank in state.early:
