@@ -170,9 +170,9 @@ class Bench(Rig):
                 added.append(self.wait("the taint", partial(self.marked, name), 60))
                 says.stragglers = set()
                 removed.append(self.wait("the release", partial(self.unmarked, name), 60))
-            rails = "rails of 0.4 s"
-            self.note("verdict to taint", f"{max(added):.1f} s ({rails})", "< 5 s", max(added) < 5)
-            self.note("recovery to removal", f"{max(removed):.1f} s ({rails})", "< 5 s", max(removed) < 5)
+            delays = "delays of 0.4 s"
+            self.note("verdict to taint", f"{max(added):.1f} s ({delays})", "< 5 s", max(added) < 5)
+            self.note("recovery to removal", f"{max(removed):.1f} s ({delays})", "< 5 s", max(removed) < 5)
 
     def outage(self) -> None:
         """The API server stops while one node is tainted and another begins to straggle."""
@@ -214,7 +214,7 @@ class Bench(Rig):
                       lambda: f"({operator.page()['ingero_operator_nodes']:.0f} of {count})")  # fmt: skip
             says.stragglers = set(names[:5])
             taken = self.wait("the taints", lambda: all(self.marked(name) for name in names[:5]), 120, 0.5)
-            self.note(f"{count} nodes: five taints", f"{taken:.1f} s (rails of 0.4 s)", "< 30 s", taken < 30)
+            self.note(f"{count} nodes: five taints", f"{taken:.1f} s (delays of 0.4 s)", "< 30 s", taken < 30)
             before, started = operator.page(), time.monotonic()
             self.parallel(self.heartbeats(names))
             time.sleep(10)

@@ -114,7 +114,7 @@ class Rig:
         with (self.folder / "operator.log").open("ab") as log:
             process = subprocess.Popen(
                 [*MORTAL, str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--ports-file", str(ports),
-                 "--no-leader-election", "--no-node-guard", "--fleet-url", self.fleet.template, *flags],
+                 "--no-leader-election", "--no-node-policy", "--fleet-url", self.fleet.template, *flags],
                 env={**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}, stdout=log, stderr=log,
             )  # fmt: skip
         self.wait("the operator to listen", lambda: ports.exists() or process.poll() is not None, 60)
@@ -131,7 +131,7 @@ class Rig:
         orders, answers = parent.stdin, parent.stdout
 
         def fork(*flags: str) -> int:
-            words = ["run", "--listen", "127.0.0.1:0", "--no-leader-election", "--no-node-guard",
+            words = ["run", "--listen", "127.0.0.1:0", "--no-leader-election", "--no-node-policy",
                      "--fleet-url", self.fleet.template]  # fmt: skip
             ports = self.folder / f"ports-{random.getrandbits(32):x}.json"
             arguments = [*words, "--ports-file", str(ports), *flags]

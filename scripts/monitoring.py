@@ -136,7 +136,7 @@ ALERTS = (
         "Check its log and the latency of the API server; a restart of the leader is safe.",
     ),
     Alert(
-        "IngeroNodesUnguarded", "ingero_operator_node_policy_missing == 1", "1m", "warning",
+        "IngeroNodePolicyMissing", "ingero_operator_node_policy_missing == 1", "1m", "warning",
         "No admission policy limits what the operator may write to nodes.",
         "No node is tainted meanwhile. Apply `manifests/base` again, for the namespace and account that the operator "
         "runs with.",

@@ -78,7 +78,7 @@ class ReadConfig(Settings):
     """Most data files in the folder, megabytes; those that were used longest ago go first. A question whose files are
     larger is refused."""
     every: Duration = Field(default=5.0, gt=0)
-    """Time between two looks for new versions of the tables."""
+    """Time between two checks for new versions of the tables."""
     shards: dict[str, str] = Field(default_factory=dict)
     """Addresses of the writers' APIs by `table.shard`, such as `prod-0: https://echo-0:18081`."""
     token_file: Path | None = None

@@ -30,7 +30,7 @@ class NodePolicyProbe:
     clock: Clock
     subresource: str | None = None
     needed: bool = True
-    """False: the operator was started with `--no-node-guard`."""
+    """False: the operator was started with `--no-node-policy`."""
     missing: str = ""
     """Why the policy is not in force, after a dry run that was admitted; empty otherwise."""
     _asked: float = -math.inf
@@ -44,14 +44,14 @@ class NodePolicyProbe:
             await self.api.merge(NODE, None, node, FORBIDDEN, self.subresource, dry_run=True)
         except ApiError as error:
             if error.status != 403:
-                log.warning("node_guard_not_asked", node=node, reason=error.message)
+                log.warning("node_policy_check_failed", node=node, reason=error.message)
                 return False
             self.missing = ""
         else:
             self.missing = (
                 "no admission policy bounds what the operator's account may write to nodes (a dry run that it must "
-                "refuse was let through): apply manifests/base again, or start the operator with --no-node-guard"
+                "refuse was let through): apply manifests/base again, or start the operator with --no-node-policy"
             )
-            log.warning("nodes_unguarded", node=node)
+            log.warning("node_policy_missing", node=node)
         self._asked = self.clock()
         return not self.missing

@@ -89,8 +89,8 @@ class Operator:
             recorder=recorder,
             pods=PodReader(api, clock, failures),
             audit_exporter=AuditExporter(clock, tasks=self.tasks),
-            admission=NodePolicyProbe(api, clock, needed=config.node_guard),
-            status_admission=NodePolicyProbe(api, clock, "status", needed=config.node_guard),
+            admission=NodePolicyProbe(api, clock, needed=config.node_policy),
+            status_admission=NodePolicyProbe(api, clock, "status", needed=config.node_policy),
         )
         self.taint_controller: TaintController = TaintController(self.context)
         self.fleets = FleetClusters(self.context, self.taint_controller)

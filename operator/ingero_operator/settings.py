@@ -79,8 +79,8 @@ class OperatorConfig(Settings):
     """Off: no node of this cluster is ever tainted, whatever a FleetCluster says; taints are only removed."""
     pause_taints: bool = False
     """On: no new taint in this cluster; existing ones stay until there is a reason to remove them."""
-    node_guard: bool = True
-    """Off: nodes are tainted although no admission policy bounds what the operator's account may write to them."""
+    node_policy: bool = True
+    """Off: taints do not require an admission policy that limits what the operator may write to nodes."""
     listen: Endpoint = "0.0.0.0:8080"
     """Address of /healthz, /readyz and /metrics."""
     workers: int = Field(default=8, ge=1, le=64)

@@ -1,4 +1,4 @@
-"""The rails, one by one, then over long random histories in which the rails are the invariants."""
+"""The policy checks, one by one, then over long random histories in which they are the invariants."""
 
 import json
 import marshal
@@ -75,7 +75,7 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
     [
         ({"policy": changed(QUICK, mode=Mode.OBSERVE)}, "Observing"),
         ({"paused": "alice: maintenance"}, "Paused"),
-        ({"unguarded": "no policy"}, "Unguarded"),
+        ({"node_policy_missing": "no policy"}, "NodePolicyMissing"),
         ({"deleting": True}, "Deleting"),
         ({"evidence": says("n03", now=NOW - 30)}, "StaleEvidence"),
         ({"evidence": says("n03", quorum=False)}, "NoQuorum"),
@@ -88,7 +88,7 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
         ({"state": TaintState(storm_until=NOW + 1)}, "Storm"),
     ],
 )
-def test_a_rail_of_the_cluster_stops_everything(change: dict[str, Any], reason: str) -> None:
+def test_a_policy_check_of_the_cluster_stops_everything(change: dict[str, Any], reason: str) -> None:
     decision = look(**change)
 
     assert decision.steps == ()
@@ -132,7 +132,7 @@ def test_without_any_answer_nothing_is_known() -> None:
         ({"foreign": True}, "Foreign"),
     ],
 )
-def test_a_rail_of_the_node_stops_that_node(change: dict[str, Any], reason: str) -> None:
+def test_a_policy_check_of_the_node_stops_that_node(change: dict[str, Any], reason: str) -> None:
     nodes = fleet()
     nodes["n03"] = replace(nodes["n03"], **change)
 
@@ -507,7 +507,7 @@ POLICY = Taints(
 
 
 class Simulation:
-    """A cluster, an operator that may die anywhere, and checks that know the rails and not the code."""
+    """A cluster, an operator that may die anywhere, and checks that know the policy and not the code."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -664,7 +664,7 @@ class Simulation:
         self.healthy = {name: self.healthy.get(name, self.now) for name in healthy} if self.trusted() else {}
 
     def ledger(self, accused: dict[str, Accused]) -> None:
-        """What the rails say about confirmation, counted independently."""
+        """What the policy says about confirmation, counted independently."""
         if not (self.good["quorum"] and not self.good["panic"] and not self.good["coverage_low"]):
             self.streak = {}
             return
@@ -835,7 +835,7 @@ def apply_patch(body: dict[str, Any], patch: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_rails_hold_over_long_random_histories(seed: int) -> None:
+def test_the_policy_checks_hold_over_long_random_histories(seed: int) -> None:
     simulation = Simulation(seed)
     for _ in range(25_000):
         simulation.step()

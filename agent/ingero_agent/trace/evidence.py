@@ -10,7 +10,7 @@ from ingero_agent.health.throttle import Throttle
 from ingero_agent.sources.trace_db import LAUNCHES
 from ingero_agent.trace.findings import GpuUse, LongCall, TimeWindow
 from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH
-from ingero_agent.trace.queries import Filter, has_table, open_database, read_collectives, read_stacks
+from ingero_agent.trace.queries import Filter, has_gpu_samples, open_database, read_collectives, read_stacks
 from ingero_agent.trace.stats import HostSnapshot
 from ingero_agent.trace.store import HISTOGRAM_TABLE, WIDTHS
 
@@ -95,22 +95,22 @@ def _stalls(database: sqlite3.Connection, wanted: Filter, table: str) -> dict[in
 
 
 def _gpus(database: sqlite3.Connection, wanted: Filter) -> list[GpuUse]:
-    if not has_table(database, "gpu_samples"):
+    if not has_gpu_samples(database):
         return []
     query = (
         "SELECT gpu_id, uuid, MIN(sm_mhz), MAX(sm_max_mhz), MAX(1.0 * used / total), SUM(power_ns), SUM(thermal_ns), "
-        "SUM(looks), SUM(power), SUM(thermal), SUM(sw), SUM(hw) FROM gpu_samples "
+        "SUM(polls), SUM(power), SUM(thermal), SUM(sw), SUM(hw) FROM gpu_samples "
         "WHERE timestamp >= ? AND timestamp < ? AND total > 0 GROUP BY uuid ORDER BY gpu_id"
     )
     found = []
-    for index, uuid, clock, most, memory, power_ns, thermal_ns, looks, *counts in database.execute(
+    for index, uuid, clock, most, memory, power_ns, thermal_ns, polls, *counts in database.execute(
         query, wanted.bounds
     ):
         throttled = {Throttle.POWER: power_ns, Throttle.THERMAL: thermal_ns}
         found.append(
             GpuUse(
                 index=index, uuid=uuid, sm_mhz=clock, sm_max_mhz=most, memory=memory,
-                throttled={kind: count / looks for kind, count in zip(Throttle, counts, strict=True) if count},
+                throttled={kind: count / polls for kind, count in zip(Throttle, counts, strict=True) if count},
                 throttled_seconds={kind: spent / _NS for kind, spent in throttled.items() if spent},
             )
         )  # fmt: skip

@@ -180,7 +180,7 @@ def _ranks(window: TimeWindow) -> Iterator[Finding]:
                         f"ranks wait {typical * 1e3:.1f} ms at a collective",
                     ),
                     (
-                        f"look at rank {rank}'s input pipeline, garbage collection and processors before its GPU",
+                        f"check rank {rank}'s input pipeline, garbage collection and processors before its GPU",
                         "compare its CPU pressure and disk with a healthy rank's",
                     ),
                 )  # fmt: skip
@@ -192,7 +192,7 @@ def _ranks(window: TimeWindow) -> Iterator[Finding]:
                 (f"median over {instances[communicator]} collectives",),
                 (
                     "if a rank of another node is late, Fleet sees it",
-                    "if a GPU is slow while the host runs ahead, look at clocks and throttling of the GPUs",
+                    "if a GPU is slow while the host runs ahead, check the clocks and throttling of the GPUs",
                 ),
             )  # fmt: skip
 
@@ -234,7 +234,7 @@ def _drops(window: TimeWindow, pressure: Sequence[tuple[str, str, bool]]) -> Ite
         yield Finding(
             "throughput-drop", str(pid), Severity.HIGH if severe else Severity.MEDIUM,
             f"{window.name(pid)} launches {current:.0f} a second, {peak:.0f} at its best",
-            tuple(evidence), tuple(one[1] for one in pressure) or ("look at what the slow calls wait for",),
+            tuple(evidence), tuple(one[1] for one in pressure) or ("find out what the slow calls wait for",),
         )  # fmt: skip
 
 
@@ -263,16 +263,16 @@ def _starved(window: TimeWindow) -> Iterator[Finding]:
                 ("time between being ready to run and running, all threads added up; sleep is not in it",),
                 (
                     "give the job processors of its own (cpuset, CPU manager static), or fewer threads",
-                    "look for what else runs on this node: `top`, or the other pods",
+                    "find what else runs on this node: `top`, or the other pods",
                 ),
             )  # fmt: skip
 
 
 _RELIEF: Final = {
-    "thermal": "look at cooling, dust and fans of this node, and at how warm its neighbours are",
-    "power": "look at the power limit (`nvidia-smi -q -d POWER`), the power supplies and the rack's budget",
+    "thermal": "check cooling, dust and fans of this node, and the temperature of its neighbours",
+    "power": "check the power limit (`nvidia-smi -q -d POWER`), the power supplies and the rack's budget",
     "hw": "a hardware slowdown is a defect or a brake from outside: read the node's log for Xid and drain it",
-    "sw": "look at clocks that were set by hand (`nvidia-smi -q -d CLOCK`) and at sync boost",
+    "sw": "check for clocks that were set by hand (`nvidia-smi -q -d CLOCK`) and for sync boost",
 }
 """What to do by kind of throttling, the most severe first."""
 
@@ -321,5 +321,5 @@ def _stacks(window: TimeWindow) -> Iterator[Finding]:
                 f"{one.share:.0%} ({one.samples} samples): {' > '.join(one.frames[-EVIDENCE_FRAMES:])}"
                 for one in found[:EVIDENCE_STACKS]
             ),
-            ("look at what the innermost functions of the program work on or wait for",),
+            ("find out what the innermost functions of the program work on or wait for",),
         )  # fmt: skip

@@ -42,7 +42,7 @@ class GpuWindow:
 
     index: int
     uuid: str
-    looks: int = 0
+    polls: int = 0
     used: int = 0
     free: int = 0
     total: int = 0
@@ -53,7 +53,7 @@ class GpuWindow:
 
     def add(self, gpu: GpuSample, throttled: Mapping[Throttle, int]) -> None:
         """Add one poll. `throttled`: what the driver added since the last poll."""
-        self.looks += 1
+        self.polls += 1
         self.used, self.free, self.total = gpu.used, gpu.free, gpu.total
         for kind in gpu.throttle or ():
             self.throttled[kind] = self.throttled.get(kind, 0) + 1

@@ -57,6 +57,12 @@ def has_table(database: sqlite3.Connection, table: str) -> bool:
     return database.execute(query, (table,)).fetchone() is not None
 
 
+def has_gpu_samples(database: sqlite3.Connection) -> bool:
+    """Whether it has readings of GPUs in the current form: an older agent stored none, or without `polls`."""
+    query = "SELECT 1 FROM pragma_table_info('gpu_samples') WHERE name = 'polls'"
+    return database.execute(query).fetchone() is not None
+
+
 @contextmanager
 def open_database(file: Path, budget: float | None = None) -> Iterator[sqlite3.Connection]:
     """Open it for reading, for at most `budget` seconds. Raises `FileNotFoundError`, `sqlite3.Error`."""
@@ -183,12 +189,12 @@ def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     """Rows of `GPUS`, newest last; throttling as a share of polls. Raises as `open_database`."""
     query = (
         "SELECT ROUND(timestamp / 1e9, 3), gpu_id, uuid, used >> 20, total >> 20, sm_mhz, sm_max_mhz, "
-        + "".join(f"ROUND(1.0 * {kind} / MAX(1, looks), 2), " for kind in Throttle)
+        + "".join(f"ROUND(1.0 * {kind} / MAX(1, polls), 2), " for kind in Throttle)
         + "ROUND(power_ns / 1e6, 3), ROUND(thermal_ns / 1e6, 3) FROM gpu_samples "
         "WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp DESC LIMIT ?"
     )
     with open_database(file) as database:
-        if not has_table(database, "gpu_samples"):
+        if not has_gpu_samples(database):
             return []
         return database.execute(query, (*wanted.bounds, wanted.limit)).fetchall()[::-1]
 

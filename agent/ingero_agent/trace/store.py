@@ -52,7 +52,7 @@ peer_pid INTEGER)""",
     "stacks": """(timestamp INTEGER NOT NULL, pid INTEGER NOT NULL, frames TEXT NOT NULL, samples INTEGER NOT NULL,
 nanoseconds INTEGER NOT NULL, sampled_ns INTEGER NOT NULL)""",
     "gpu_samples": """(timestamp INTEGER NOT NULL, gpu_id INTEGER NOT NULL, uuid TEXT NOT NULL, used INTEGER NOT NULL,
-free INTEGER NOT NULL, total INTEGER NOT NULL, looks INTEGER NOT NULL, power INTEGER NOT NULL,
+free INTEGER NOT NULL, total INTEGER NOT NULL, polls INTEGER NOT NULL, power INTEGER NOT NULL,
 thermal INTEGER NOT NULL, sw INTEGER NOT NULL, hw INTEGER NOT NULL, sm_mhz INTEGER, sm_max_mhz INTEGER,
 power_ns INTEGER, thermal_ns INTEGER)""",
 }
@@ -120,6 +120,8 @@ class TraceStore:
             run(f"CREATE TABLE IF NOT EXISTS {table} {columns}{' STRICT' if table == 'collectives' else ''}")
         for index in _INDEXES:
             run(index)
+        if run("SELECT 1 FROM pragma_table_info('gpu_samples') WHERE name = 'looks'").fetchone():
+            run("ALTER TABLE gpu_samples RENAME COLUMN looks TO polls")
         run(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self._database.commit()
 
@@ -216,7 +218,7 @@ class TraceStore:
         """Store the GPU windows since the previous call."""
         with self._database as database:
             columns = (
-                "timestamp, gpu_id, uuid, used, free, total, looks, power, thermal, sw, hw, sm_mhz, sm_max_mhz, "
+                "timestamp, gpu_id, uuid, used, free, total, polls, power, thermal, sw, hw, sm_mhz, sm_max_mhz, "
                 "power_ns, thermal_ns"
             )
             _insert(database, "", f"gpu_samples ({columns})", [_gpu(one, int(now * _NS)) for one in found])
@@ -323,7 +325,7 @@ def _slow(one: SlowCall) -> tuple[object, ...]:
 
 def _gpu(one: GpuWindow, at_ns: int) -> tuple[object, ...]:
     return (
-        at_ns, one.index, one.uuid, one.used, one.free, one.total, one.looks,
+        at_ns, one.index, one.uuid, one.used, one.free, one.total, one.polls,
         *(one.throttled.get(kind, 0) for kind in Throttle), one.sm_mhz, one.sm_max_mhz,
         one.throttled_ns.get(Throttle.POWER), one.throttled_ns.get(Throttle.THERMAL),
     )  # fmt: skip

@@ -61,7 +61,7 @@ class ConditionWriter:
         deleting = is_deleting(resource)
         if not due or not self.context.leads() or (is_paused(resource) and not deleting):
             return CHECK_SECONDS if policy.condition else None
-        if await self._guarded(key, due[0].node.name) and await self._finalized(resource):
+        if await self._policy_in_force(key, due[0].node.name) and await self._finalized(resource):
             await self._write(key, due[:MOST_WRITES], now)
         return NEXT_SECONDS if len(due) > MOST_WRITES else CHECK_SECONDS
 
@@ -102,12 +102,14 @@ class ConditionWriter:
             if other != key and body is not None and conditions_wanted(body) and not is_deleting(body):
                 yield other, body
 
-    async def _guarded(self, key: OwnerKey, node: str) -> bool:
+    async def _policy_in_force(self, key: OwnerKey, node: str) -> bool:
         """Whether the admission policy for the status of nodes is in force."""
-        guard, operation = self.context.status_admission, Operation(OperationKind.CONDITION, POLICY)
-        in_force = await guard.in_force(node)
-        if guard.missing:
-            self.context.failures.add(key, operation, ReconcileError("Unguarded", guard.missing, stalls=False))
+        policy, operation = self.context.status_admission, Operation(OperationKind.CONDITION, POLICY)
+        in_force = await policy.in_force(node)
+        if policy.missing:
+            self.context.failures.add(
+                key, operation, ReconcileError("NodePolicyMissing", policy.missing, stalls=False)
+            )
         else:
             self.context.failures.resolve(key, operation)
         return in_force

@@ -162,7 +162,7 @@ class TaintController:
             evidence=result.evidence if result else None,
             overlap=self._overlap(key, [name for name in accused if name in watched]),
             paused="; ".join(reasons)[:400],
-            unguarded=self.context.admission.missing,
+            node_policy_missing=self.context.admission.missing,
             refused=self.context.failures.backing_off(key, OperationKind.TAINT),
             deleting=is_deleting(current.resource),
         )

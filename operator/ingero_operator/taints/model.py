@@ -66,7 +66,7 @@ class ClusterObservation:
     """Nodes whose taint the API server refused recently."""
     paused: str = ""
     """Why tainting is paused; empty when it is not."""
-    unguarded: str = ""
+    node_policy_missing: str = ""
     """Why the admission policy for nodes is not in force; empty when it is."""
     deleting: bool = False
 

@@ -100,8 +100,8 @@ def _limits(
         return no(ALLOWED, "Deleting", "the resource is being deleted: taints are only removed")
     if observed.paused:
         return no(ALLOWED, "Paused", f"paused: {observed.paused}")
-    if observed.unguarded:
-        return no(ALLOWED, "Unguarded", observed.unguarded)
+    if observed.node_policy_missing:
+        return no(ALLOWED, "NodePolicyMissing", observed.node_policy_missing)
     if not trust.holds:
         return trust
     if budget == 0:

@@ -164,6 +164,22 @@ def test_a_database_of_an_older_agent_has_no_gpus_and_can_be_read(tmp_path: Path
     assert list(read_time_window(tmp_path / "a.db", Filter(begin=0, end=1)).gpus) == []
 
 
+def test_readings_of_an_older_agent_are_kept_when_the_new_one_opens_its_database(tmp_path: Path) -> None:
+    file, book, store = tmp_path / "a.db", GpuStats(), TraceStore(tmp_path / "a.db")
+    book.add([gpu(throttled_ns={}, throttle=frozenset({POWER}))])
+    store.gpus(book.drain_window(), 100.0)
+    store.close()
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("ALTER TABLE gpu_samples RENAME COLUMN polls TO looks")
+
+    before = gpus(file, Filter(begin=0, end=200))
+    TraceStore(file).close()
+    after = [dict(zip(GPUS, row, strict=True)) for row in gpus(file, Filter(begin=0, end=200))]
+
+    assert before == []
+    assert [(row["uuid"], row["power"]) for row in after] == [("GPU-0", 1.0)]
+
+
 def test_a_throttled_gpu_is_a_cause_with_evidence_and_stands_behind_slow_calls() -> None:
     hot = GpuUse(
         index=3, uuid="GPU-3", throttled={"thermal": 0.4, "sw": 0.05}, throttled_seconds={"thermal": 12.0},

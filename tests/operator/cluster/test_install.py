@@ -121,7 +121,7 @@ def test_a_namespaces_own_administrator_can_orphan_a_proof_and_not_change_it(
 
 
 @contextmanager
-def unguarded(plane: ControlPlane) -> Iterator[None]:
+def without_node_policy(plane: ControlPlane) -> Iterator[None]:
     """Somebody took the binding of the policy over nodes away."""
     probe = json.dumps({"metadata": {"annotations": {"x": "y"}}})
     user = f"system:serviceaccount:{NAMESPACE}:{OPERATOR}"
@@ -143,18 +143,16 @@ def unguarded(plane: ControlPlane) -> Iterator[None]:
         plane.delete("node", "probe")
 
 
-def test_without_its_guard_the_operator_marks_no_node_and_says_so_until_the_guard_is_back(
-    lab: Lab, start: Any
-) -> None:
-    with unguarded(lab.plane), start() as instance:
+def test_without_the_node_policy_no_node_is_tainted_until_it_is_back(lab: Lab, start: Any) -> None:
+    with without_node_policy(lab.plane), start() as instance:
         lab.begin()
         lab.says.stragglers = {lab.names[0]}
-        wait_until(lambda: lab.allowed() == "Unguarded", "the reason")
+        wait_until(lambda: lab.allowed() == "NodePolicyMissing", "the reason")
         instance.settle(2)
 
         assert lab.marked() == set() and instance.page()["ingero_operator_node_policy_missing"] == 1
         lab.plane.apply(installed("ValidatingAdmissionPolicyBinding", GUARD))
-        wait_until(lambda: lab.marked() == {lab.names[0]}, "the mark once the guard is back")
+        wait_until(lambda: lab.marked() == {lab.names[0]}, "the taint once the policy is back")
         assert instance.page()["ingero_operator_node_policy_missing"] == 0
         lab.plane.delete("fc", "prod", lab.namespace)
         wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
