@@ -53,7 +53,7 @@ OPERATOR: Final[tuple[MetricRow[Operator], ...]] = (
         lambda s: s.context.audit_exporter.lost,
     ),
     counter("ingero_operator_resyncs", "Comparisons of the cache with the API server.", lambda s: s.resync.rounds),
-    gauge("ingero_operator_queue_length", "Resources waiting or being reconciled.", lambda s: len(s.queue)),
+    gauge("ingero_operator_queue_length", "Resources that are due or being reconciled.", lambda s: len(s.queue)),
     gauge(
         "ingero_operator_failing",
         "Resources whose last reconcile failed, or one of whose children or taints could not be written.",

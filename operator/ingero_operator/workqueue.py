@@ -23,6 +23,8 @@ class DelayQueue(Generic[Key]):
     def __init__(self) -> None:
         self.due: dict[Key, tuple[float, asyncio.Handle]] = {}
         """When each key is due, on the clock of the event loop."""
+        self.ready: set[Key] = set()
+        """Keys that are due now."""
         self._ready: asyncio.Queue[Key] = asyncio.Queue()
 
     def add(self, key: Key, delay: float = 0.0) -> None:
@@ -32,12 +34,19 @@ class DelayQueue(Generic[Key]):
         if key in self.due and self.due[key][0] <= due:
             return
         self.discard(key)
-        self.due[key] = due, loop.call_at(due, self._ready.put_nowait, key)
+        self.due[key] = due, loop.call_at(due, self._release, key)
+        if delay <= 0:
+            self.ready.add(key)
+
+    def _release(self, key: Key) -> None:
+        self.ready.add(key)
+        self._ready.put_nowait(key)
 
     def discard(self, key: Key) -> None:
         """Take a key out of the queue."""
         if key in self.due:
             self.due.pop(key)[1].cancel()
+            self.ready.discard(key)
 
     async def next(self) -> Key:
         """Wait for the next key that is due, and take it out."""
@@ -61,7 +70,8 @@ class WorkQueue(Generic[Key]):
         self._hinted: set[Key] = set()
 
     def __len__(self) -> int:
-        return len(self.waiting.due) + len(self._running)
+        """Keys that are due or run; those that wait for a delay are not among them."""
+        return len(self.waiting.ready) + len(self._running)
 
     def add(self, key: Key, delay: float = 0.0) -> None:
         """Request a run; an earlier run that is already scheduled stays."""

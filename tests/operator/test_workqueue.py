@@ -61,6 +61,24 @@ def test_failures_come_again_later_and_success_forgets_them() -> None:
     assert uvloop.run(story()) == (4, {})
 
 
+def test_a_key_that_waits_for_its_delay_is_not_in_line() -> None:
+    async def story() -> list[int]:
+        queue: WorkQueue[str] = WorkQueue()
+        lengths = []
+
+        async def worker(_: str) -> float:
+            lengths.append(len(queue))
+            return 3600.0
+
+        queue.add("a")
+        queue.add("b", 3600)
+        lengths.append(len(queue))
+        await worked(queue, worker, lambda: queue.done == 1)
+        return [*lengths, len(queue), len(queue.waiting.due)]
+
+    assert uvloop.run(story()) == [1, 1, 0, 2]
+
+
 def test_an_earlier_wish_wins() -> None:
     async def story() -> int:
         queue: WorkQueue[str] = WorkQueue()
