@@ -80,6 +80,8 @@ class ControlPlane:
     definitions: list[dict[str, Any]] = field(default_factory=list)
     """CRDs to apply before the controllers start: a garbage collector that discovers a kind later takes up to two
     minutes for its first deletions."""
+    flags: tuple[str, ...] = ()
+    """Further flags of the API server."""
     port: int = 0
     token: str = ""
     server: dict[str, Any] = field(default_factory=dict)
@@ -118,7 +120,7 @@ class ControlPlane:
             "--allow-privileged=true", "--service-account-issuer", "https://kubernetes.default.svc",
             "--service-account-key-file", public_key, "--service-account-signing-key-file", key,
             "--service-cluster-ip-range", "10.0.0.0/16", "--endpoint-reconciler-type", "none",
-            "--max-requests-inflight", "2000", "--max-mutating-requests-inflight", "1000",
+            "--max-requests-inflight", "2000", "--max-mutating-requests-inflight", "1000", *self.flags,
         )  # fmt: skip
         self.wait()
         if self.definitions:

@@ -496,6 +496,11 @@ class FleetClusterSpec(Part):
 
     model_config = rules(
         ("self.clusterId == oldSelf.clusterId", "spec.clusterId cannot be changed", ".clusterId"),
+        (
+            "!has(self.fleet) || !has(self.fleet.ingress) || (has(self.tlsSecret) && has(self.tokenSecret))",
+            "spec.fleet.ingress needs spec.tlsSecret and spec.tokenSecret",
+            ".fleet.ingress",
+        ),
     )
 
 

@@ -26,6 +26,9 @@ def cluster(namespace: str, name: str = "prod", *, pool: str = "none", **spec: A
     return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
 
 
+OUTSIDE = {"host": "fleet.example.com", "tlsSecret": "public"}
+
+
 def node(name: str, pool: str, **labels: str) -> dict[str, Any]:
     metadata = {"name": name, "labels": {LABEL: pool, "nvidia.com/gpu.present": "true", **labels}}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
@@ -309,6 +312,9 @@ def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> N
         ({"agents": {"runtimeClassName": "-a"}}, "spec.agents.runtimeClassName"),
         ({"agents": {"tolerations": [{"effect": "NoSchedule"}]}}, "needs operator: Exists"),
         ({"agents": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}, "has no value"),
+        ({"fleet": {"ingress": OUTSIDE}}, "spec.fleet.ingress needs spec.tlsSecret and spec.tokenSecret"),
+        ({"fleet": {"ingress": OUTSIDE}, "tlsSecret": "a"}, "spec.fleet.ingress needs"),
+        ({"fleet": {"ingress": OUTSIDE}, "tokenSecret": {"name": "a"}}, "spec.fleet.ingress needs"),
     ],
 )
 def test_a_bad_spec_is_refused_by_the_api_server_with_its_field(
