@@ -12,23 +12,23 @@ from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ["metrics", "signals", "attributes", "headers", "routes", "kubernetes", "echo"]
+MODULES = ["metrics", "signals", "attributes", "headers", "routes", "kubernetes", "echo"]
 PINNED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "contract.json").read_text())
 
 
-def constants(room: str) -> dict[str, str]:
-    module = import_module(f"ingero_contract.{room}")
+def constants(module_name: str) -> dict[str, str]:
+    module = import_module(f"ingero_contract.{module_name}")
     return {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_constant_is_pinned(room: str) -> None:
-    assert constants(room) == PINNED[room]
+@pytest.mark.parametrize("module_name", MODULES)
+def test_every_constant_is_pinned(module_name: str) -> None:
+    assert constants(module_name) == PINNED[module_name]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_two_names_share_a_value(room: str) -> None:
-    values = list(constants(room).values())
+@pytest.mark.parametrize("module_name", MODULES)
+def test_no_two_names_share_a_value(module_name: str) -> None:
+    values = list(constants(module_name).values())
 
     assert len(values) == len(set(values))
 
@@ -36,14 +36,14 @@ def test_no_two_names_share_a_value(room: str) -> None:
 def test_no_component_spells_a_contract_name_itself() -> None:
     distinctive = {
         value
-        for room in ("metrics", "signals", "attributes", "headers", "routes", "echo")
-        for value in constants(room).values()
+        for module_name in ("metrics", "signals", "attributes", "headers", "routes", "echo")
+        for value in constants(module_name).values()
         if value.startswith(("ingero.", "nccl.", "X-Ingero", "ingero-", "/api/", "/v1/", "/internal/", "gpu."))
     }
     offenders = [
         f"{path.relative_to(ROOT)}: {value}"
-        for shelf in ("operator", "fleet", "agent", "echo", "common/ingero_kit", "common/ingero_detect")
-        for path in (ROOT / shelf).rglob("*.py")
+        for folder in ("operator", "fleet", "agent", "echo", "common/ingero_kit", "common/ingero_detect")
+        for path in (ROOT / folder).rglob("*.py")
         for value in distinctive
         if f'"{value}"' in path.read_text()
     ]

@@ -1,1 +1,1 @@
-"""The custom resources as types. Law of the room: values only, nothing here reads, writes or knows the time."""
+"""The custom resources as types. Values only: nothing here reads, writes or takes the time."""
