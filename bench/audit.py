@@ -22,11 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 from ingero_detect.audit import AuditLevel, adjusted_chances, audit
 from ingero_detect.grouped import Bools, Floats
 from ingero_detect.healthy_spread import normal_upper_tail
-from ingero_testing.audit_fleets import NOISES, SimulatedFleet, huber_of_rows
+from ingero_testing.audit_fleets import NOISES, SINGLE_RUN_NOISES, SimulatedFleet, huber_of_rows
 
 FDR: Final = 0.05
 NEAR: Final = 0.05
 """How far the power may be below the bound."""
+
+CLEAR: Final = (0.16, 0.28)
+"""Logarithmic losses that one run shows: six to eleven times the spread of all values."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,16 @@ def rows(quick: bool) -> list[tuple[str, SimulatedFleet]]:
             (f"half of all values missing; {runs} runs", replace(base, runs=2 * runs, missing=0.5)),
             (f"10 % of chips slow; {runs} runs", replace(base, slow_share=0.1)),
         ]
+    for noise in SINGLE_RUN_NOISES:
+        for chips in (200,) if quick else (100, 200, 400):
+            for runs in (1, 2):
+                base = SimulatedFleet(chips=chips, runs=runs, noise=noise)
+                label = f"{noise}; {chips} GPUs; {runs} runs"
+                if noise not in NOISES or runs == 2:
+                    found.append((f"healthy; {label}", base))
+                found.append(
+                    (f"3 % of chips slow by 16 to 28 %; {label}", replace(base, slow_share=0.03, loss=CLEAR))
+                )
     return found
 
 

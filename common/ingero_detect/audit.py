@@ -29,8 +29,8 @@ FEWEST_PARENTS: Final = 8
 FEWEST_SIBLINGS: Final = 4
 """Members of a node from which a member is compared with the others of it as well."""
 
-CHRONIC_RUNS: Final = 3
-"""Measurements from which it is checked that most of them are slow."""
+CHRONIC_RUNS: Final = 2
+"""Measurements from which it is checked that most of them are slow; of two, both."""
 
 IMPLAUSIBLE_SPEED: Final = np.log(1.5)
 """A unit faster than this is an error of the measurement or of the model's name; it is left out."""
@@ -147,6 +147,7 @@ class _Tier:
 
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
     `tested`: whether there are enough to compare them with each other. `single`: whether chips have one value.
+    `few`: whether they are chips with one or two.
     """
 
     level: AuditLevel
@@ -158,6 +159,7 @@ class _Tier:
     least: Floats
     tested: bool = True
     single: bool = False
+    few: bool = False
     chance: Floats = field(default_factory=lambda: np.ones(0))
     below: Floats = field(default_factory=lambda: np.ones(0))
     """Distance by which a member is slower than what it is compared with."""
@@ -207,7 +209,8 @@ class _Tier:
         errors, compared = self.error[self.judged], compared[self.judged]
         spread = float(np.sqrt(max(robust_spread(compared) ** 2 - float(np.median(errors**2)), 0.0)))
         found = np.ones(len(self.effect))
-        found[self.judged] = outlier_chances(compared / np.hypot(max(spread, SMALLEST_SPREAD), errors), 1e-3)
+        deviates = compared / np.hypot(max(spread, SMALLEST_SPREAD), errors)
+        found[self.judged] = outlier_chances(deviates, 1e-3, self.few)
         return found
 
     def of_parents(self, parents: int) -> Floats:
@@ -287,7 +290,8 @@ class _Judged:
             error = np.nan_to_num(np.where(usable, fit.error, 0.0))
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
-            chips = _Tier(AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, single=single)
+            few = bool(np.median(fit.count[usable]) < 3)
+            chips = _Tier(AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, True, single, few)
             self.tiers = [chips]
             for level, count, above in ((AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)):
                 tier = _parents(self.tiers[-1], level, count, np.full(count, -1) if above is None else above)

@@ -21,6 +21,12 @@ TAILS: Final = ((math.inf, 0.9), (15.0, 0.035), (8.0, 0.025), (5.0, 0.02), (3.0,
 SKEWS: Final = ((-0.4, 0.02), (-0.15, 0.055), (0.0, 0.8), (0.15, 0.07), (0.3, 0.035), (0.6, 0.02))
 """The same for the skew `g`."""
 
+CAUTIOUS_TAILS: Final = ((math.inf, 0.5), (15.0, 0.1), (8.0, 0.1), (5.0, 0.1), (3.0, 0.1), (2.0, 0.1))
+"""Degrees of freedom where the values are single measurements, whose noise has any tail."""
+
+CAUTIOUS_SKEWS: Final = ((-0.4, 0.05), (-0.15, 0.1), (0.0, 0.5), (0.15, 0.15), (0.3, 0.1), (0.6, 0.1))
+"""The same for the skew."""
+
 OUTLIER_SHARES: Final = ((0.0, 0.5), (0.01, 0.2), (0.03, 0.2), (0.08, 0.1))
 """The same for the share of outliers."""
 
@@ -107,8 +113,18 @@ def _condensed(ordered: Floats) -> tuple[Floats, Floats]:
     return np.concatenate((ordered[:ends], middle, ordered[n - ends :])), np.concatenate((ones, weight, ones))
 
 
-def outlier_chances(values: Floats, smallest_spread: float = 0.0) -> Floats:
-    """For every value the chance that a healthy one is at least as large. At least three values are needed."""
+def _heavier(place: int, freedom: float) -> int:
+    """The place of the shape with the next heavier tail; its own for a normal one and for the heaviest."""
+    return place if math.isinf(freedom) or freedom == TAILS[-1][0] else place + len(SKEWS)
+
+
+def outlier_chances(values: Floats, smallest_spread: float = 0.0, cautious: bool = False) -> Floats:
+    """For every value the chance that a healthy one is at least as large. At least three values are needed.
+
+    `cautious`, for single measurements: every tail is likely beforehand, and one that is not normal counts as the
+    next heavier one, because the sum of two kinds of spread looks lighter in the bulk than it is far out.
+    """
+    tails, skews = (CAUTIOUS_TAILS, CAUTIOUS_SKEWS) if cautious else (TAILS, SKEWS)
     ordered = np.sort(values)
     points, weight = _condensed(ordered)
     low, middle, high = np.quantile(ordered, QUANTILES)
@@ -118,8 +134,8 @@ def outlier_chances(values: Floats, smallest_spread: float = 0.0) -> Floats:
     outlier = np.where(beyond > 0, np.exp(-beyond / OUTLIER_REACH) / OUTLIER_REACH, 0.0) / spread
     width = GRID / math.sqrt(len(ordered))
     weights, chances = [], []
-    for freedom, likely_tail in TAILS:
-        for skew, likely_skew in SKEWS:
+    for freedom, likely_tail in tails:
+        for skew, likely_skew in skews:
             shape = Shape(freedom, skew)
             ends = [shape.value(deviate) for deviate in QUANTILE_DEVIATES]
             scale = spread * span / (ends[2] - ends[0])
@@ -137,11 +153,15 @@ def outlier_chances(values: Floats, smallest_spread: float = 0.0) -> Floats:
             chances.append((shape, location, scales))
     most = max(float(one.max()) for one in weights)
     total, found = 0.0, np.zeros(len(ordered))
-    for logs_of, (shape, location, scales) in zip(weights, chances, strict=True):
-        share = np.exp(logs_of - most)
-        total += float(share.sum())
+    for place, logs_of in enumerate(weights):
+        likelihood = float(np.exp(logs_of - most).sum())
+        total += likelihood
+        judge = _heavier(place, chances[place][0].freedom) if cautious else place
+        share = np.exp(weights[judge] - weights[judge].max())
+        share *= likelihood / share.sum()
         some = share > NEGLIGIBLE
         if some.any():
+            shape, location, scales = chances[judge]
             found += share[some] @ normal_upper_tail(shape.deviates((ordered - location[some]) / scales[some])[0])
     chance = np.empty(len(ordered))
     chance[np.argsort(values, kind="stable")] = found / total

@@ -8,7 +8,7 @@ import pytest
 from ingero_detect.audit import AuditLevel, AuditResult, Population, adjusted_chances, audit
 from ingero_detect.chip_effects import unit_effects
 from ingero_detect.healthy_spread import normal_upper_tail, outlier_chances
-from ingero_testing.audit_fleets import NOISES, SimulatedFleet
+from ingero_testing.audit_fleets import NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
 
@@ -41,6 +41,41 @@ def test_chance_names_somebody_in_few_healthy_fleets(noise: str) -> None:
     wrong = sum(bool(audit([fleet.draw(random)[0]]).findings) for fleet in fleets)
 
     assert wrong <= 4
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("noise", SINGLE_RUN_NOISES)
+def test_one_or_two_runs_name_nobody_in_a_healthy_fleet_whatever_the_noise(noise: str, runs: int) -> None:
+    random = np.random.default_rng(12)
+    fleet = replace(FLEET, noise=noise, runs=runs)
+
+    assert sum(bool(audit([fleet.draw(random)[0]]).findings) for _ in range(8)) <= 1
+
+
+def test_one_run_names_clearly_slow_chips() -> None:
+    random = np.random.default_rng(13)
+    found = right = 0
+    for _ in range(8):
+        given, slow, _ = SimulatedFleet(chips=200, runs=1, slow_share=0.02, loss=(0.16, 0.28)).draw(random)
+        found += len(named(audit([given])) & {("chip", int(chip)) for chip in np.flatnonzero(slow)})
+        right += int(slow.sum())
+
+    assert found >= 0.8 * right
+
+
+def test_a_chip_slow_in_one_of_two_runs_is_not_named() -> None:
+    given = population(spread(160), runs=2)
+    given.slowness[(given.unit == 9) & (given.run == 1)] += 0.5
+
+    assert named(audit([given])) == set()
+
+
+def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:
+    values = np.random.default_rng(14).standard_t(3, 300)
+    values[0] = 15.0
+    careful, usual = outlier_chances(values, cautious=True)[0], outlier_chances(values)[0]
+
+    assert careful > 1.5 * usual
 
 
 def test_slow_chips_are_named_and_nearly_nobody_else() -> None:

@@ -17,8 +17,9 @@ MOST_ROWS: Final = 200
 """Most findings in the table; JSON has all of them."""
 
 SINGLE: Final = (
-    "one run a chip: noise and chip cannot be separated, and slow means an outlier among the chips of this run; "
-    "repeat it before acting, because noise with a heavy tail exceeds the rate of false discoveries"
+    "one run a chip: noise and chip cannot be separated. A finding assumes that healthy chips have one distribution, "
+    "whose tail is at most one step heavier than the one that fits all values best, and losses of at most 1.25 times "
+    "the largest gain; repeat the run before acting"
 )
 
 

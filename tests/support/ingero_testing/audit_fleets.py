@@ -21,6 +21,16 @@ NOISES: Final[dict[str, Noise]] = {
 }
 """Noise of one measurement on the log scale, with standard deviation 1. A lognormal time is normal on it."""
 
+SINGLE_RUN_NOISES: Final[dict[str, Noise]] = {
+    **NOISES,
+    "exponential": lambda random, n: random.exponential(size=n) - 1,
+    "Laplace": lambda random, n: random.laplace(size=n) / np.sqrt(2),
+    "10 % of 3 times the noise": lambda random, n: random.normal(size=n) * (1 + 2 * (random.random(n) < 0.1)) / 1.342,
+    "two groups": lambda random, n: (random.normal(size=n) + 4 * (random.random(n) < 0.3) - 1.2) / 2.088,
+    "skewed far to slow": lambda random, n: (np.exp(0.5 * random.normal(size=n)) - 1.1331) / 0.6039,
+}
+"""More of them, for fleets with one or two runs."""
+
 
 @dataclass(frozen=True)
 class SimulatedFleet:
@@ -58,7 +68,7 @@ class SimulatedFleet:
         effect += np.where(slow_node, random.uniform(*self.loss, self.nodes), 0.0)[node]
         of_run = self.run_spread * random.normal(size=self.runs)
         unit, run = np.divmod(np.arange(self.chips * self.runs), self.runs)
-        values = effect[unit] + of_run[run] + self.noise_spread * NOISES[self.noise](random, len(unit))
+        values = effect[unit] + of_run[run] + self.noise_spread * SINGLE_RUN_NOISES[self.noise](random, len(unit))
         kept = random.random(len(unit)) >= self.missing
         population = Population("simulated", values[kept], unit[kept], run[kept], node, np.full(self.nodes, -1))
         return population, slow, slow_node
@@ -68,9 +78,9 @@ class SimulatedFleet:
         count = 200_000
         healthy = np.hypot(self.chip_spread, self.node_spread) * random.normal(size=count)
         if self.runs == 1:
-            return np.sort(healthy + self.noise_spread * NOISES[self.noise](random, count))
+            return np.sort(healthy + self.noise_spread * SINGLE_RUN_NOISES[self.noise](random, count))
         few = 20_000
-        noise = NOISES[self.noise](random, few * self.runs).reshape(few, self.runs) * self.noise_spread
+        noise = SINGLE_RUN_NOISES[self.noise](random, few * self.runs).reshape(few, self.runs) * self.noise_spread
         return np.sort(healthy + np.resize(huber_of_rows(noise), count))
 
 
