@@ -73,6 +73,9 @@ bench-echo-scale: setup ## Echo's shared tables on PostgreSQL and an S3 server (
 	@test -x .tools/bin/versitygw || GOBIN=$(CURDIR)/.tools/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 	@$(BIN)/python bench/echo_scale.py $(ARGS)
 
+bench-ha: setup ## three Fleets on three NATS servers: random kills, latency of a push, a model of the log; ARGS=--quick: minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/ha.py $(ARGS)
+
 bench-operator: setup ## figures of the operator on a real API server
 	@$(BIN)/python bench/operator_bench.py $(ARGS)
 
@@ -89,4 +92,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: bench-audit bench-collectives bench-diagnose bench-page fix generate lock
+.PHONY: bench-ha bench-audit bench-collectives bench-diagnose bench-page fix generate lock

@@ -48,6 +48,8 @@ class HighAvailability:
         self.lab, self.servers, self.interval, self.say = lab, servers, interval, say
         self.nodes = [f"node-{number:03d}" for number in range(nodes)]
         self.victim = self.nodes[nodes // 2]
+        self.more: dict[str, str] = {}
+        """Further settings of every Fleet."""
         self.ports: list[dict[str, int]] = []
         self.episodes: list[Episode] = []
         self.hashes: list[str] = []
@@ -76,6 +78,7 @@ class HighAvailability:
             "processors.ingero.detector.warmup_ticks": str(WARMUP),
             "log.nats.servers": json.dumps(self.servers.urls),
             "log.nats.max_bytes": str(256 << 20),
+            **self.more,
         }
         flags = [word for path, value in settings.items() for word in ("--set", f"{path}={value}")]
         self.lab.start(f"fleet-{number}", str(BIN / "ingero-fleet"), "serve", "--ports-file", str(ports), *flags)
@@ -84,7 +87,7 @@ class HighAvailability:
             self.poll()
             return ports.exists()
 
-        self.lab.wait(f"Fleet {number} to listen", listening)
+        self.lab.wait(f"Fleet {number} to listen", listening, 150)
         if not known:
             self.ports.append(json.loads(ports.read_text()))
         self._ticked[number] = ("", time.monotonic())
