@@ -33,6 +33,7 @@ FLEET_VERDICTS: Final = "/api/v1/verdicts"
 """The detector's verdict on every node."""
 
 FLEET_COST: Final = "/api/v1/cost"
+FLEET_LOG: Final = "/api/v1/log"
 """What jobs cost, how much of it was spent waiting, and for which nodes."""
 
 FLEET_COLLECTIVES: Final = "/api/v1/collectives"

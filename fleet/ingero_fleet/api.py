@@ -71,9 +71,9 @@ def _app(title: str, *dependencies: Any) -> FastAPI:
 
 def agent_api(
     engine: Engine, authenticator: Authenticator, costs: CostTracker, collectives: CollectivesTracker,
-    exporters: Callable[[], dict[str, Any]],
+    exporters: Callable[[], dict[str, Any]], log_answer: Callable[[], dict[str, Any]] | None = None,
 ) -> FastAPI:  # fmt: skip
-    """Port 8080: the API for agents and the operator."""
+    """Port 8080: the API for agents and the operator. `log_answer`: how a replica follows the shared log."""
     app = _app("ingero Fleet")
     secured = [Depends(bearer(authenticator))]
 
@@ -109,6 +109,13 @@ def agent_api(
         """What stragglers cost, now by the hour and since Fleet started."""
         _ready(engine)
         return costs.answer(cluster_id)
+
+    if log_answer:
+
+        @app.get(routes.FLEET_LOG, dependencies=secured)
+        async def shared_log() -> dict[str, Any]:
+            """How this replica follows the shared log; before the first statistics too."""
+            return log_answer()
 
     return app
 

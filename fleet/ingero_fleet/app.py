@@ -156,8 +156,9 @@ class Fleet:
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
             app = api.agent_api(
-                engine, make_authenticator(threshold.auth), self._cost, self._collectives, self._exporters
-            )
+                engine, make_authenticator(threshold.auth), self._cost, self._collectives, self._exporters,
+                self._replica.log_answer if self._replica else None,
+            )  # fmt: skip
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",

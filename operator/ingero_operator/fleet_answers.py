@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingero_contract.values import NodeState
 from ingero_kit.clock import rfc3339
 from ingero_operator.api.status import LateRank
+from ingero_operator.conditions import Condition
 from ingero_operator.forwarding import Forwarding, parse_exporters
 from ingero_operator.taints.model import Accused, Evidence, is_stale
 from ingero_operator.taints.nodes import moment
@@ -41,6 +42,10 @@ class PollRequest:
     """Whether the result may lead to an action."""
     otlp: str = ""
     """Fleet's OTLP receiver, for taint events."""
+    replicas: tuple[str, ...] = ()
+    """IP addresses of the replicas that share a log; each is asked how it follows the log."""
+    replicas_wanted: int = 0
+    """How many replicas share a log; 0 without a shared log."""
     interval: float = math.inf
     """How often Fleet computes its statistics, by the spec. A longer interval in its response does not make evidence
     valid for longer."""
@@ -60,6 +65,10 @@ class PollResult:
     """`status.cost`, rounded to what is shown."""
     forwarding: Forwarding | None = None
     """Whether Fleet delivers what it forwards."""
+    log: tuple[Condition, ...] = ()
+    """Conditions of the shared log and its replicas; empty without one."""
+    log_figures: dict[str, Any] | None = None
+    """`status.log`."""
     failure: str = ""
     """Why the latest polls failed; all other fields are from an earlier poll then."""
     stale: bool = False
@@ -79,7 +88,7 @@ class PollResult:
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
         return (
             self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost, self.late_ranks,
-            self.forwarding and self.forwarding.visible(),
+            self.forwarding and self.forwarding.visible(), self.log,
         )  # fmt: skip
 
 

@@ -118,7 +118,10 @@ class FleetClusters:
         if not is_deleting(resource):
             with self.context.failures.guarded(key, _reading_references(key)):
                 referenced = await self._references(key, spec)
-            self._poll(key, spec, referenced)
+            replicas: tuple[str, ...] = ()
+            if spec.fleet.log.nats:
+                replicas = await self.context.pods.addresses(key, fleet.COMPONENT, spec.fleet.replicas)
+            self._poll(key, spec, referenced, replicas)
         poll = self.context.fleet_poller.result(key)
         return ObservedFleetCluster(
             key=key, resource=resource, spec=spec, invalid=invalid, referenced=referenced, poll=poll
@@ -159,7 +162,9 @@ class FleetClusters:
         ]
         return Referenced(errors=errors, token=token, tls=tls, prices=digest(prices) if prices else "")
 
-    def _poll(self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None) -> None:
+    def _poll(
+        self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None, replicas: tuple[str, ...]
+    ) -> None:
         """Have Fleet polled from now on; while its credentials cannot be read, with the previous ones."""
         config, place = self.context.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         known: Referenced | PollRequest | None = referenced or self.context.fleet_poller.poll_request(key)
@@ -173,6 +178,8 @@ class FleetClusters:
             authority=known.authority,
             tainted=self.taints.tainted_nodes(key, spec),
             urgent=spec.taints.mode is not Mode.OBSERVE or spec.taints.condition,
+            replicas=replicas,
+            replicas_wanted=spec.fleet.replicas if spec.fleet.log.nats else 0,
             interval=seconds(spec.fleet.push_interval),
         )
         self.context.fleet_poller.watch(key, request)
@@ -298,7 +305,8 @@ class FleetClusters:
             out.append(tracing_complete(await pods.trace_problem(key, components[0], sets[0])))
         poll = observed.poll
         forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
-        return [*out, *([forwarded] if forwarded else []), quorum_met(poll)]
+        log = poll.log if poll and spec.fleet.log.nats else ()
+        return [*out, *log, *([forwarded] if forwarded else []), quorum_met(poll)]
 
     async def _report_invalid(
         self, observed: ObservedFleetCluster, invalid: ReconcileError, taints: TaintReport

@@ -11,6 +11,7 @@ from ingero_contract import routes
 from ingero_kit.clock import Clock
 from ingero_operator.cache import OwnerKey
 from ingero_operator.fleet_answers import PollRequest, PollResult, parse_response
+from ingero_operator.shared_log import LogState, ask_replicas, with_log
 from ingero_operator.taints.model import Evidence
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse, get_json, open_session
@@ -108,7 +109,9 @@ class FleetPoller:
             return
         before, poll_request, began = state.result, state.poll_request, self.clock()
         self.polls += 1
+        log_state: LogState | None = None
         try:
+            log_state = await ask_replicas(session, poll_request)
             result = await self._poll(session, poll_request, before.evidence if before else None)
             state.failures = 0
         except Exception as error:
@@ -119,7 +122,7 @@ class FleetPoller:
             result = _after_failure(before, state.failures, str(error) if isinstance(error, NoResponse) else FAULT)
         if self.states.get(key) is not state:
             return
-        state.result = result
+        state.result = result = with_log(result, log_state)
         self._waiting.add(key, max(self._pause(state), REST_FACTOR * (self.clock() - began)))
         live = bool(result.evidence and result.evidence.accused) or bool(poll_request.tainted)
         if before is None or result.visible() != before.visible() or live:

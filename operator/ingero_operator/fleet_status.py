@@ -8,13 +8,14 @@ from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.fleet_answers import PollResult
 from ingero_operator.forwarding import FORWARDED
 from ingero_operator.kinds import Manifest
+from ingero_operator.log_conditions import LOG_CONDITIONS
 from ingero_operator.plan import ChildKey, rolled_out
 from ingero_operator.status import effective
 from ingero_operator.untrusted_http import TOKEN_REFUSED
 from ingero_operator.workloads import TRACING, ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
-INFORMING: Final = (FORWARDED, "QuorumMet", VALID, TRACING)
+INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", VALID, TRACING)
 """Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
 CONDITIONS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
@@ -83,6 +84,8 @@ def figures(
         "agents": {"ready": f"{min(pair[0] for pair in pairs)}/{max(pair[1] for pair in pairs)}"},
         "effective": effective(spec),
     }
+    if result and result.log_figures:
+        out["log"] = result.log_figures
     if result and result.current:  # omitted otherwise: old figures would be taken for current ones
         if result.threshold is not None:
             out["fleet"]["threshold"] = f"{result.threshold:.2f}"

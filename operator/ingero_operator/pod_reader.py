@@ -39,6 +39,7 @@ class PodReader:
     clock: Clock
     failures: Failures
     reads: int = 0
+    _addresses: dict[OwnerKey, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     _known: dict[OwnerKey, dict[tuple[str, Judge], _PodsRead]] = field(default_factory=dict)
 
     async def why_unavailable(self, key: OwnerKey, component: str, live: Manifest | None) -> PodProblem | None:
@@ -55,6 +56,23 @@ class PodReader:
         seconds = UNAVAILABLE_SECONDS if unavailable(live) else AVAILABLE_SECONDS
         return await self._problem(key, component, trace_problems, seconds)
 
+    async def addresses(self, key: OwnerKey, component: str, wanted: int) -> tuple[str, ...]:
+        """IP addresses of the running pods of a component, not older than `UNAVAILABLE_SECONDS`."""
+        read, found = self._addresses.get(key, (-math.inf, ()))
+        reading = Operation(OperationKind.READ, f"pods of {component}: their addresses")
+        if self.clock() - read < UNAVAILABLE_SECONDS or self.failures.backs_off(key, reading):
+            return found
+        self.reads += 1
+        with self.failures.guarded(key, reading):
+            found = pod_addresses(await self._list(key, component))[: wanted + 1]  # one more during an upgrade
+            self._addresses[key] = self.clock(), found
+        return found
+
+    async def _list(self, key: OwnerKey, component: str) -> list[Manifest]:
+        query = {"labelSelector": f"{NAME}=ingero-{component},{OWNER_LABEL}={key[2]}", "limit": str(MOST_PODS)}
+        page = await self.api.request("GET", POD.path(key[1]), query=query)
+        return list(page.get("items") or [])
+
     async def _problem(self, key: OwnerKey, component: str, judge: Judge, seconds: float) -> PodProblem | None:
         """What a judgement finds in the pods of a component, not older than so many seconds."""
         known = self._known.setdefault(key, {}).setdefault((component, judge), _PodsRead())
@@ -62,10 +80,8 @@ class PodReader:
         if self.clock() - known.read < seconds or self.failures.backs_off(key, reading):
             return known.problem
         self.reads += 1
-        query = {"labelSelector": f"{NAME}=ingero-{component},{OWNER_LABEL}={key[2]}", "limit": str(MOST_PODS)}
         with self.failures.guarded(key, reading):
-            page = await self.api.request("GET", POD.path(key[1]), query=query)
-            known.problem, known.read = judge(list(page.get("items") or [])), self.clock()
+            known.problem, known.read = judge(await self._list(key, component)), self.clock()
         return known.problem
 
     @staticmethod
@@ -77,6 +93,20 @@ class PodReader:
     def forget(self, key: OwnerKey) -> None:
         """Drop what is known of a resource that is gone."""
         self._known.pop(key, None)
+        self._addresses.pop(key, None)
+
+
+def pod_addresses(pods: list[Manifest]) -> tuple[str, ...]:
+    """IP addresses of the pods that run and are not being deleted, sorted."""
+    return tuple(
+        sorted(
+            str(pod["status"]["podIP"])
+            for pod in pods
+            if (pod.get("status") or {}).get("podIP")
+            and pod["status"].get("phase") == "Running"
+            and not pod["metadata"].get("deletionTimestamp")
+        )
+    )
 
 
 def _reading(component: str, judge: Judge) -> Operation:

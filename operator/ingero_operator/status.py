@@ -11,7 +11,7 @@ from ingero_operator.kinds import Manifest
 
 TELEMETRY: Final = (
     ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("cost",), ("storage", "usedBand"),
-    ("taints", "preview"), ("taints", "more"),
+    ("log", "lag"), ("log", "stateHash"), ("log", "stateTick"), ("taints", "preview"), ("taints", "more"),
 )  # fmt: skip
 """Parts of a status that change continuously: written at most once a minute."""
 

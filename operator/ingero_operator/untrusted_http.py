@@ -58,12 +58,16 @@ async def get_json(
     parameters: Sequence[tuple[str, str]] = (),
     headers: Mapping[str, str] | None = None,
     authority: str | None = None,
+    server_name: str | None = None,
 ) -> dict[str, Any]:
-    """One JSON object of `limit` bytes at most. Raises `NoResponse`."""
+    """One JSON object of `limit` bytes at most. Raises `NoResponse`.
+
+    `server_name`: DNS name in the server's certificate, where the URL has an address instead.
+    """
     context = ssl_context_for(authority)
     try:
         async with session.get(
-            url, params=parameters, headers=headers, ssl=context, allow_redirects=False
+            url, params=parameters, headers=headers, ssl=context, allow_redirects=False, server_hostname=server_name
         ) as response:
             if response.status in (401, 403):
                 raise NoResponse(TOKEN_REFUSED)

@@ -48,6 +48,11 @@ def state(one: Running) -> dict[str, Any]:
     return found
 
 
+def log_answer(one: Running) -> dict[str, Any]:
+    found: dict[str, Any] = web.get(one.url("threshold", routes.FLEET_LOG)).json()
+    return found
+
+
 def push(one: Running, node: str, rate: float) -> str:
     """Push a report; returns the verdict of the answer."""
     body = encode_report(HealthReport(node_id=node, cluster_id="c", score=0.9, rate=rate)).SerializeToString()
@@ -115,6 +120,8 @@ def test_three_fleets_give_one_verdict_through_the_end_of_one_and_the_absence_of
             traffic.until(
                 lambda: all(state(one)["log"].startswith("away since") for one in traffic.fleets), "the log's absence"
             )
+            absent = [log_answer(one) for one in traffic.fleets]
+            assert [item["state"] for item in absent] == ["away"] * 3 and all(item["away_since"] for item in absent)
             ticks = state(again)["ticks"]
             traffic.until(lambda: state(again)["last_tick_age_seconds"] > 6, "results to age")
             assert state(again)["ticks"] == ticks and state(again)["healthy"]
@@ -123,6 +130,13 @@ def test_three_fleets_give_one_verdict_through_the_end_of_one_and_the_absence_of
             traffic.until(lambda: state(again)["ticks"] > ticks + 10, "ticks to come back")
             traffic.until(lambda: agree(traffic.fleets), "equal states after the absence")
             assert [stragglers(one) for one in traffic.fleets] == [[], [], []]
+            traffic.until(
+                lambda: {log_answer(one)["state"] for one in traffic.fleets} == {"ok"}, "a log that is read"
+            )
+            answers = [log_answer(one) for one in traffic.fleets]
+            assert len({item["replica"] for item in answers}) == 3 and len({item["rules"] for item in answers}) == 1
+            assert all(item["state_hash"] and item["state_hash_tick"] for item in answers)
+            assert not any(item["parked"] or item["rewound"] for item in answers)
             assert "edge=accused" not in again.words()
 
 

@@ -78,6 +78,7 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
         ({"node_policy_missing": "no policy"}, "NodePolicyMissing"),
         ({"deleting": True}, "Deleting"),
         ({"evidence": says("n03", now=NOW - 30)}, "StaleEvidence"),
+        ({"evidence": says("n03", log_problem="NATS does not answer")}, "LogNotReady"),
         ({"evidence": says("n03", quorum=False)}, "NoQuorum"),
         ({"evidence": says("n03", panic=True)}, "Panic"),
         ({"evidence": says("n03", coverage_low=True)}, "LowCoverage"),
@@ -521,7 +522,7 @@ class Simulation:
         self.overlap: dict[str, str] = {}
         self.accused: set[str] = set()
         self.idle: set[str] = set()
-        self.good = {"quorum": True, "panic": False, "coverage_low": False}
+        self.good: dict[str, Any] = {"quorum": True, "panic": False, "coverage_low": False}
         self.reachable, self.tick = True, 0
         self.evidence: Evidence | None = None
         self.streak: dict[str, tuple[str, float, int]] = {}

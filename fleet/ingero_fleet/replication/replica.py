@@ -72,6 +72,7 @@ class Replica:
         self._next_poll = 0.0
         self._marked = time.monotonic()
         self._rewound = False
+        self._loading = False
         self._saving: asyncio.Task[None] | None = None
         self._exported = 0
         self._unexported: deque[tuple[int, list[Push]]] = deque(maxlen=MARKERS_KEPT)
@@ -94,6 +95,28 @@ class Replica:
             "parked": self.at.parked,
             "log_messages": dict(self.state.outcomes),
             "replication": dict(self.outcomes),
+        }
+
+    def log_answer(self) -> dict[str, Any]:
+        """How this replica follows the log, and its state of the last comparison."""
+        health, living = self._log.health(), len(self._living())
+        state = "ok"
+        if health.away_since is not None:
+            state = "away"
+        elif self._loading:
+            state = "reseeding"
+        elif not self.at.ticks or health.lag > 3 * FLUSHES_PER_TICK * max(1, living):
+            state = "catching_up"
+        return {
+            "replica": self.name,
+            "state": state,
+            "away_since": rfc3339(health.away_since) if health.away_since is not None else None,
+            "lag": health.lag,
+            "state_hash": self._head.state_hash,
+            "state_hash_tick": self._head.hashed,
+            "rules": self.state.rules,
+            "parked": self.at.parked,
+            "rewound": self._rewound,
         }
 
     def _waits(self) -> bool:
@@ -257,6 +280,7 @@ class Replica:
 
     async def _load(self, wanted: Callable[[int, str], bool]) -> bool:
         """Load the newest snapshot that is wanted, by ticks and state hash; `False` if the log did not answer."""
+        self._loading = True
         try:
             async for one in self._log.load_snapshots():
                 ticks, _, state_hash = one.name.partition("-")
@@ -273,6 +297,8 @@ class Replica:
                     log.warning("snapshot_refused", snapshot=one.name, reason=str(error))
         except LogAway:
             return False
+        finally:
+            self._loading = False
         return True
 
     async def _reloaded(self, applied: Applied) -> bool:

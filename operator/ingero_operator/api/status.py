@@ -31,7 +31,7 @@ class StatusCondition(Part):
 
 Conditions = Annotated[
     tuple[StatusCondition, ...],
-    Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    Field(max_length=20, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
 ]
 
 
@@ -44,6 +44,23 @@ class Workload(Part):
     """Threshold that Fleet published last."""
     nodes: Short | None = None
     """Nodes that Fleet compares."""
+
+
+class SharedLog(Part):
+    """The log that Fleet's replicas share, as they report it."""
+
+    state: Short | None = None
+    """`ok`, `away`, `catching up`, `reseeding` or `unknown`."""
+    answering: Short | None = None
+    """Replicas that answer/wanted."""
+    lag: int | None = None
+    """Most messages that a replica has yet to apply."""
+    state_tick: int | None = None
+    """Latest tick whose state was hashed."""
+    state_hash: Short | None = None
+    """Hash of the state after it."""
+    rules: Short | None = None
+    """What the replicas judge by; several while an upgrade is in progress."""
 
 
 class Stragglers(Part):
@@ -166,6 +183,8 @@ class FleetClusterStatus(ResourceStatus):
 
     fleet: Workload | None = None
     """Fleet."""
+    log: SharedLog | None = None
+    """The log that Fleet's replicas share; absent without `spec.fleet.log`."""
     agents: Workload | None = None
     """Agents."""
     stragglers: Stragglers | None = None

@@ -128,6 +128,7 @@ def fleet_clusters() -> dict[str, Any]:
         _column("Ready", _condition("Ready")),
         _column("Status", ".status.summary"),
         _column("Fleet", ".status.fleet.ready"),
+        _column("Log", ".status.log.state"),
         _column("Agents", ".status.agents.ready"),
         _column("Quorum", _condition("QuorumMet")),
         _column("Threshold", ".status.fleet.threshold"),

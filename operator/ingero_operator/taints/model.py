@@ -42,6 +42,8 @@ class Evidence:
     accused: Mapping[str, Accused] = field(default_factory=dict)
     healthy: frozenset[str] = frozenset()
     """Nodes known to be active and not accused in these statistics."""
+    log_problem: str = ""
+    """Why the shared log of Fleet's replicas does not allow new taints; empty when it does or there is none."""
 
 
 def is_stale(evidence: Evidence, now: float) -> bool:

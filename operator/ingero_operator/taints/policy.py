@@ -27,6 +27,8 @@ def trustworthy(policy: Taints, evidence: Evidence | None, now: float) -> Condit
         return unknown(ALLOWED, "NoEvidence", "Fleet has not answered yet; nothing is tainted")
     if is_stale(evidence, now):
         return no(ALLOWED, "StaleEvidence", "Fleet's statistics are old; nothing is tainted on old evidence")
+    if evidence.log_problem:
+        return no(ALLOWED, "LogNotReady", f"nothing is tainted: {evidence.log_problem}")
     if not evidence.quorum:
         return no(ALLOWED, "NoQuorum", "too few active nodes to compare with each other")
     if evidence.panic:

@@ -72,7 +72,7 @@ def test_get_tells_the_whole_story(plane: ControlPlane, healthy: str) -> None:
     heads, row = (line.split() for line in plane.kubectl("-n", healthy, "get", "fc").splitlines())
 
     assert heads == [
-        "NAME", "READY", "STATUS", "FLEET", "AGENTS", "QUORUM", "THRESHOLD", "STRAGGLERS", "LATE-RANK-ON",
+        "NAME", "READY", "STATUS", "FLEET", "LOG", "AGENTS", "QUORUM", "THRESHOLD", "STRAGGLERS", "LATE-RANK-ON",
         "TAINTED", "MODE", "AGE",
     ]  # fmt: skip
     assert row[:10] == ["prod", "True", "Healthy", "1/1", "3/3", "True", "0.71", "0", "0/0", "Observe"]
