@@ -20,6 +20,7 @@ from ingero_echo.collector import EchoCollector
 from ingero_echo.errors import EchoApiError
 from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
+from ingero_echo.lake.maintainer import Maintainer
 from ingero_echo.lake.sealer import Sealer, open_lake
 from ingero_echo.lazy_apps import LazyApps
 from ingero_echo.middleware import MAX_BODY, AuditLog, AuthMiddleware, UnreadResponses
@@ -53,6 +54,7 @@ class Echo:
         self._writer: Writer | None = None
         self._ingest_handler: IngestHandler | None = None
         self._sealer: Sealer | None = None
+        self._maintainer: Maintainer | None = None
         self._api: AsgiServer | None = None
         self._health: Http1Server | None = None
         self._http: OtlpHttpReceiver | None = None
@@ -60,6 +62,7 @@ class Echo:
         self._collector = EchoCollector(
             lambda: self._writer, lambda: self._ingest_handler, lambda: self._apps.questions(),
             lambda: self._apps.ended(), self._listeners, lambda: self._sealer.counters if self._sealer else None,
+            lambda: self._maintainer.counters if self._maintainer else None,
         )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
@@ -90,6 +93,11 @@ class Echo:
             self._sealer = Sealer(store, writer.call, open_lake, self.config.table)
             self._sealer.start()
             self._stack.callback(self._sealer.stop)
+            if self.config.table.maintain_every is not None:
+                folder = self.config.store.path.absolute().with_name(self.config.store.path.name + ".maintenance")
+                self._maintainer = Maintainer(open_lake, self.config.table, folder)
+                self._maintainer.start()
+                self._stack.callback(self._maintainer.stop)
         self._tasks.append(asyncio.create_task(self._retain(writer, store, clock)))
         self._tasks.append(asyncio.create_task(self._apps.run()))
         self._tasks.append(asyncio.create_task(self._audit_pushes()))

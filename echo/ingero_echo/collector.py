@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from ingero_echo.ingest_handler import IngestHandler
+from ingero_echo.lake.maintainer import MaintenanceCounters
 from ingero_echo.lake.sealer import SealCounters
 from ingero_echo.writer import Writer
 from ingero_http.limits import Counters
@@ -58,6 +59,15 @@ SEALER: Final[tuple[MetricRow[SealCounters], ...]] = (
     gauge("ingero_echo_shard_taken", "1 when another database seals under this shard's name.", lambda s: s.taken),
 )
 
+MAINTAINER: Final[tuple[MetricRow[MaintenanceCounters], ...]] = (
+    counter("ingero_echo_maintenance_runs", "Runs of maintenance of the shared tables.", lambda s: s.runs),
+    counter("ingero_echo_maintenance_failures", "Runs that failed; the next one goes on.", lambda s: s.failures),
+    counter("ingero_echo_maintenance_expired_files", "Data files deleted by retention.", lambda s: s.expired),
+    counter("ingero_echo_maintenance_merged_files", "Data files merged into larger ones.", lambda s: s.merged),
+    counter("ingero_echo_maintenance_snapshots", "Versions of tables that were expired.", lambda s: s.snapshots),
+    counter("ingero_echo_maintenance_removed_objects", "Objects deleted that no version names.", lambda s: s.removed),
+)
+
 
 class EchoCollector:
     """Reads the parts of Echo at each scrape; parts that have not started yet are left out."""
@@ -70,10 +80,11 @@ class EchoCollector:
         ended: Callable[[], int],
         listeners: Callable[[], Mapping[str, Counters]],
         sealer: Callable[[], SealCounters | None],
+        maintainer: Callable[[], MaintenanceCounters | None],
     ) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         self._writer, self._ingest_handler, self._questions, self._ended = writer, ingest, questions, ended
-        self._listeners, self._sealer = listeners, sealer
+        self._listeners, self._sealer, self._maintainer = listeners, sealer, maintainer
 
     def observe(self, handler: str, status_class: str) -> None:
         """Count a request of the API or of MCP."""
@@ -97,3 +108,5 @@ class EchoCollector:
             yield from collect_rows(WRITER, writer)
         if sealer := self._sealer():
             yield from collect_rows(SEALER, sealer)
+        if maintainer := self._maintainer():
+            yield from collect_rows(MAINTAINER, maintainer)

@@ -53,6 +53,15 @@ class TableConfig(Settings):
     """How long events stay in this database after they were sealed; at least until the next seal."""
     memory_mb: int = Field(default=256, ge=64)
     """Most memory of the sort that precedes a seal, megabytes; it spills to disk beyond."""
+    maintain_every: Duration | None = Field(default=3600.0, ge=1)
+    """Time between two runs of maintenance of the tables, by one of the writers that share them; `null` leaves it to
+    others."""
+    retention: Duration | None = Field(default=None, ge=86400)
+    """Days in the tables that ended longer ago are deleted; `null` keeps all."""
+    snapshots: Duration = Field(default=3600.0, ge=600)
+    """How long replaced versions of the tables can be read; longer than any question takes."""
+    compact_mb: int = Field(default=256, ge=1)
+    """Files of ended days are merged to at most this size, megabytes."""
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Self:

@@ -1,6 +1,7 @@
 """The shared tables. The only module that uses PyIceberg."""
 
 import contextlib
+import itertools
 import logging
 import random
 import shutil
@@ -10,14 +11,21 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.conversions import from_bytes
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    ValidationException,
+)
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, _parquet_files_to_data_files
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import (
@@ -33,6 +41,7 @@ from pyiceberg.types import (
 
 from ingero_echo.errors import UserError
 from ingero_echo.lake.layout import DAY, lake_columns, sort_columns
+from ingero_echo.lake.maintenance import StoredObject, next_lease, parse_lease
 from ingero_echo.lake.plan import Boundary, backoff, boundaries, boundary_properties, landed
 from ingero_echo.lake.view import LATEST, LakeFile, PinnedTable
 from ingero_echo.settings import PASSWORD_IN_URL, TableConfig
@@ -46,6 +55,11 @@ NAME: Final = "ingero"
 
 COMMIT_ATTEMPTS: Final = 20
 """How often a commit is tried when other writers commit at the same time."""
+
+LEASED: Final = "events"
+"""The table whose properties say which shard maintains all tables."""
+
+_LEASE: Final = "ingero.maintenance"
 
 _TYPES: Final[dict[str, IcebergType]] = {
     "uuid": UUIDType(), "string": StringType(), "double": DoubleType(), "int": IntegerType(), "long": LongType(),
@@ -164,6 +178,103 @@ class LakeCatalog:
         with self._errors(), self._ios[table].new_input(file.location).open() as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
 
+    def storage_time(self) -> float:
+        """The time of the object storage, seconds, from an object that is written for this."""
+        with self._errors():
+            files, path = _file_system(self._load(LEASED))
+            probe = f"{path}/metadata/maintenance-time"
+            with files.open_output_stream(probe) as target:
+                target.write(b"-")
+            return _modified(files.get_file_info(probe))
+
+    def claim(self, now: float, every: float) -> bool:
+        """Take or renew the lease on maintenance; whether this shard has it."""
+        with self._errors():
+            loaded = self._load(LEASED)
+            wanted = next_lease(parse_lease(loaded.properties.get(_LEASE, "")), self._config.shard, now, every)
+            if wanted is None:
+                return False
+            try:
+                with loaded.transaction() as change:
+                    change.set_properties({_LEASE: f"{wanted.shard} {wanted.until:.0f}"})
+            except CommitFailedException:  # the next run tries again
+                return False
+            return True
+
+    def replace(self, table: str, old: Sequence[LakeFile], location: str | None = None) -> bool:
+        """Take files out of a table, and put one with the same rows in, in one commit; whether all were there."""
+        with self._errors():
+            for attempt in range(COMMIT_ATTEMPTS):
+                loaded = self._load(table)
+                there = {task.file.file_path: task.file for task in loaded.scan().plan_files()}
+                if any(file.location not in there for file in old):
+                    return False
+                try:
+                    with loaded.transaction() as change, change.update_snapshot().overwrite() as files:
+                        for file in old:
+                            files.delete_data_file(there[file.location])
+                        if location is not None:
+                            for made in _parquet_files_to_data_files(loaded.metadata, [location], loaded.io):
+                                files.append_data_file(made)
+                    return True
+                # PyIceberg evaluates manifests in threads that share one evaluator, so it misses files now and then.
+                except (CommitFailedException, ValidationException):
+                    time.sleep(backoff(attempt, random.random()))
+            raise LakeError(f"{table}: {COMMIT_ATTEMPTS} commits were refused because others committed")
+
+    def expire(self, table: str, before: float) -> int:
+        """Forget the snapshots that were replaced before a time; returns how many."""
+        with self._errors():
+            loaded = self._load(table)
+            snapshots = sorted(loaded.snapshots(), key=lambda one: one.sequence_number or 0)
+            old = [
+                one.snapshot_id
+                for one, after in itertools.pairwise(snapshots)
+                if after.timestamp_ms < before * 1000 and one.snapshot_id != loaded.metadata.current_snapshot_id
+            ]
+            kept = {ref.snapshot_id for ref in loaded.metadata.refs.values()}
+            old = [one for one in old if one not in kept]
+            try:
+                if old:
+                    loaded.maintenance.expire_snapshots().by_ids(old).commit()
+            except CommitFailedException:  # the next run tries again
+                return 0
+            return len(old)
+
+    def stored(self, table: str) -> list[StoredObject]:
+        """All objects below the location of a table."""
+        with self._errors():
+            files, path = _file_system(self._load(table))
+            found = files.get_file_info(FileSelector(path, recursive=True))
+            return [StoredObject(one.path, _modified(one)) for one in found if one.type == FileType.File]
+
+    def named(self, table: str) -> set[str]:
+        """The paths of all objects that the table and its snapshots name."""
+        with self._errors():
+            loaded = self._load(table)
+            metadata = loaded.metadata
+            locations = {loaded.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
+            locations |= {one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics)}
+            manifests: dict[str, ManifestFile] = {}
+            for snapshot in metadata.snapshots:
+                locations.add(snapshot.manifest_list)
+                manifests |= {one.manifest_path: one for one in snapshot.manifests(loaded.io)}
+            for path, manifest in manifests.items():
+                locations.add(path)
+                locations |= {
+                    entry.data_file.file_path
+                    for entry in manifest.fetch_manifest_entry(loaded.io, discard_deleted=False)
+                }
+            return {PyArrowFileIO.parse_location(location)[2] for location in locations}
+
+    def remove(self, table: str, paths: Sequence[str]) -> None:
+        """Delete objects; those that are gone do not matter."""
+        with self._errors():
+            files, _ = _file_system(self._load(table))
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    files.delete_file(path)
+
     def _load(self, table: str) -> Table:
         return self._catalog.load_table((self._config.namespace, table))
 
@@ -213,6 +324,20 @@ def _file(file: DataFile, day: int) -> LakeFile:
 
     first, last = bound(file.lower_bounds, 0), bound(file.upper_bounds, LATEST)
     return LakeFile(file.file_path, file.file_size_in_bytes, file.record_count, first, last)
+
+
+def _file_system(table: Table) -> tuple[FileSystem, str]:
+    """The file system of a table, and its location there. Raises `LakeError`."""
+    if not isinstance(table.io, PyArrowFileIO):
+        raise LakeError("maintenance needs the file system of PyArrow: remove py-io-impl from table.catalog")
+    scheme, place, path = table.io.parse_location(table.location())
+    return table.io.fs_by_scheme(scheme, place), path
+
+
+def _modified(info: FileInfo) -> float:
+    if info.mtime is None:
+        raise LakeError(f"the storage does not say when {info.path} was written")
+    return float(info.mtime.timestamp())
 
 
 logging.getLogger("pyiceberg").setLevel(logging.ERROR)

@@ -1,12 +1,12 @@
 """Writes the rows of a range as sorted Parquet files, one for each day."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 
-from ingero_echo.lake.layout import DAY, lake_columns, range_rows, sort_order
+from ingero_echo.lake.layout import DAY, SQL_TYPES, lake_columns, range_rows, sort_order
 from ingero_echo.window import literal
 
 ROW_GROUP: Final = 122_880
@@ -32,14 +32,34 @@ def write_day(
     of_day = f"{range_rows(table, after, through)} WHERE strftime(\"{DAY}\", '%Y-%m-%d') = {literal(day)}"
     # The database's own engine may not write files. Identifiers come from it as text.
     taken = ", ".join(f'"{c.name}"::UUID AS "{c.name}"' if c.kind == "uuid" else f'"{c.name}"' for c in columns)
-    order = ", ".join(f'"{name}"' for name in sort_order(table))
-    numbers = ", ".join(f"{column.name}: {ids[column.name]}" for column in columns)
+    with _engine(target, memory_mb) as engine:
+        engine.register("rows_of_day", cursor.sql(of_day).to_arrow_reader(_CHUNK_ROWS))
+        engine.execute(_copy(table, f"SELECT {taken} FROM rows_of_day", ids, target))
+
+
+def merge_files(table: str, sources: Sequence[Path], ids: Mapping[str, int], target: Path, memory_mb: int) -> int:
+    """Write the rows of several files of a table as one; returns how many there are. Older files lack columns."""
+    columns = ", ".join(f'NULL::{SQL_TYPES[column.kind]} AS "{column.name}"' for column in lake_columns(table))
+    names = ", ".join(literal(str(source)) for source in sources)
+    rows = (
+        f"SELECT * FROM (SELECT {columns} LIMIT 0) "
+        f"UNION ALL BY NAME SELECT * FROM read_parquet([{names}], union_by_name=true)"
+    )
+    with _engine(target, memory_mb) as engine:
+        return int(engine.execute(_copy(table, rows, ids, target)).fetchall()[0][0])
+
+
+def _engine(target: Path, memory_mb: int) -> duckdb.DuckDBPyConnection:
     settings: dict[str, Any] = {
         "memory_limit": f"{memory_mb}MB", "threads": 1, "temp_directory": str(target.with_suffix(".spill")),
     }  # fmt: skip
-    with duckdb.connect(config=settings) as engine:
-        engine.register("rows_of_day", cursor.sql(of_day).to_arrow_reader(_CHUNK_ROWS))
-        engine.execute(
-            f"COPY (SELECT {taken} FROM rows_of_day ORDER BY {order}) TO {literal(str(target))} "
-            f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP}, FIELD_IDS {{{numbers}}})"
-        )
+    return duckdb.connect(config=settings)
+
+
+def _copy(table: str, rows: str, ids: Mapping[str, int], target: Path) -> str:
+    order = ", ".join(f'"{name}"' for name in sort_order(table))
+    numbers = ", ".join(f"{column.name}: {ids[column.name]}" for column in lake_columns(table))
+    return (
+        f"COPY (SELECT * FROM ({rows}) ORDER BY {order}) TO {literal(str(target))} "
+        f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP}, FIELD_IDS {{{numbers}}})"
+    )

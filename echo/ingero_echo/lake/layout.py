@@ -14,6 +14,9 @@ from ingero_echo.store import published_columns
 _KINDS: Final = {"UUID": "uuid", "VARCHAR": "string", "DOUBLE": "double", "INTEGER": "int", "BIGINT": "long"}
 """Types of Iceberg by those of the engine."""
 
+SQL_TYPES: Final = {kind: name for name, kind in _KINDS.items()} | {"timestamp": "TIMESTAMP"}
+"""Types of the engine by those of Iceberg."""
+
 _SORT: Final = ("cluster_id", "node_id", "metric_name", "timestamp")
 """What files are sorted by first; a row's other columns follow, so that the order is total."""
 

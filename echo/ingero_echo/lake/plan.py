@@ -99,9 +99,12 @@ def _taken(shard: str, who: str) -> ShardTaken:
     )
 
 
-def file_name(table: str, day: str, shard: str, store: str, after: int, through: int) -> str:
-    """Where the rows of a range and day go, below the location of the table. A repeated seal has the same name."""
-    return f"data/day={day}/{table}-{shard}-{store[:8]}-{max(0, after + 1):012d}-{through:012d}.parquet"
+def file_name(table: str, day: str, shard: str, attempt: str, after: int, through: int) -> str:
+    """Where the rows of a range and day go, below the location of the table.
+
+    No name is used twice, so maintenance may delete an old object that no snapshot names.
+    """
+    return f"data/day={day}/{table}-{shard}-{attempt}-{max(0, after + 1):012d}-{through:012d}.parquet"
 
 
 def backoff(attempt: int, chance: float) -> float:

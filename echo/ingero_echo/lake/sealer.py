@@ -6,6 +6,7 @@ import random
 import shutil
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,7 +61,7 @@ def open_lake(config: TableConfig) -> Any:
     return LakeCatalog(config)
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
@@ -108,7 +109,7 @@ class Sealer:
         self._seals: deque[tuple[int, float]] = deque([(self._sealed, time.monotonic())], REMEMBERED_SEALS)
         self.counters.sealed = self._sealed
         self._folder = store.config.path.absolute().with_name(store.config.path.name + ".seal")
-        self._sorting = ThreadPoolExecutor(1, "sort", _lower_priority)
+        self._sorting = ThreadPoolExecutor(1, "sort", lower_priority)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
 
@@ -200,7 +201,7 @@ class Sealer:
                 path = self._folder / f"{table}-{day}.parquet"
                 memory = self._config.memory_mb
                 self._sorting.submit(files.write_day, cursor, table, after, through, day, ids, path, memory).result()
-                name = plan.file_name(table, day, shard, self._id, after, through)
+                name = plan.file_name(table, day, shard, uuid.uuid4().hex[:12], after, through)
                 locations.append(lake.put(table, path, name))
                 self.counters.bytes += path.stat().st_size
                 path.unlink()
