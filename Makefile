@@ -46,7 +46,7 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 bench-detection: setup ## false alarms, delays and cost of the detector compared with three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
-bench-diagnose: setup ## who is named in 1,000 simulated hangs with known causes
+bench-diagnose: setup ## what is named in 1,000 simulated hangs and 1,000 slow networks; ARGS="--only links"
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/diagnose.py $(ARGS)
 
 bench-audit: setup ## false discoveries and power of the audit on simulated fleets; ARGS=--quick: a minute

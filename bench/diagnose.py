@@ -11,6 +11,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of  # noqa: E402
 from ingero_analyze.diagnose.hangs import Hang, find_hang  # noqa: E402
 from ingero_analyze.diagnose.sources import OperationRows, Problems  # noqa: E402
+from ingero_testing.fabric_jobs import fabric_jobs, judged  # noqa: E402
 from ingero_testing.hang_jobs import HangJob, hang_jobs, outcome  # noqa: E402
 
 OUTCOMES = ("right", "unknown", "innocent", "missed", "lacking")
@@ -44,12 +45,33 @@ def hangs(jobs: int, seed: int) -> bool:
     return not sum(table["all"][name] for name in OUTCOMES[2:])
 
 
+def links(jobs: int, seed: int) -> bool:
+    """Print what is named in jobs with a slow part of the network, a slow node or nothing."""
+    table: dict[str, Counter[str]] = {}
+    for job in fabric_jobs(jobs, seed):
+        result, answer = judged(job)
+        for row in (job.fault, "all"):
+            table.setdefault(row, Counter())[result] += 1
+        if result not in OUTCOMES[:2]:
+            print(f"job {job.number}: {result}: {job.kind} {job.name}, {answer['kind']} {answer['ranks']}",
+                  answer["network"]["elements"], answer["network"]["possible"])  # fmt: skip
+    print(f"networks of 64 ranks\n{'slow':28}{''.join(f'{name:>10}' for name in OUTCOMES)}")
+    for row in sorted(table, key=lambda name: (name == "all", name)):
+        print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}")
+    return not table["all"]["innocent"] and table["all"]["right"] >= 99 * (
+        table["all"]["missed"] + table["all"]["lacking"]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=["hangs", "links"])
     chosen = parser.parse_args()
-    sys.exit(0 if hangs(chosen.jobs, chosen.seed) else 1)
+    asked = {"hangs": hangs, "links": links}
+    good = [asked[name](chosen.jobs, chosen.seed) for name in ([chosen.only] if chosen.only else asked)]
+    sys.exit(0 if all(good) else 1)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class _Excess:
 
     def standing_out(self) -> Bools:
         """Ranks whose excess is significant, outstanding and large enough to matter."""
-        needed = _widened(SIGNIFICANCE / max(1, len(self.share)), self.freedom)
+        needed = upper_quantiles(SIGNIFICANCE / max(1, len(self.share)), self.freedom)
         z = self.share / np.maximum(self.error, 1e-9)
         found: Bools = (z > needed) & (self.share > np.maximum(SMALLEST_EFFECT, MIN_SPREADS * self.spread))
         return found
@@ -57,7 +57,7 @@ class _Excess:
 
 def upper_quantile(chance: float, steps: float) -> float:
     """The normal quantile of an upper tail, widened for few steps."""
-    return float(_widened(chance, np.array(_freedom(steps))))
+    return float(upper_quantiles(chance, np.array(_freedom(steps))))
 
 
 def _freedom(steps: float) -> float:
@@ -65,7 +65,7 @@ def _freedom(steps: float) -> float:
     return max(4.0, 0.8 * steps - 1)
 
 
-def _widened(chance: float, freedom: Floats) -> Floats:
+def upper_quantiles(chance: float, freedom: Floats) -> Floats:
     """Upper-tail quantile of Student's distribution (Wallace 1959), also accurate for few degrees of freedom."""
     z = -NormalDist().inv_cdf(chance) * (8 * freedom + 3) / (8 * freedom + 1)
     found: Floats = np.sqrt(freedom * np.expm1(z * z / freedom))
@@ -137,7 +137,7 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -
     return _Excess(share, error, freedom, spread if spread**2 > chance * typical**2 else typical)
 
 
-def _segments(steps: int) -> list[slice]:
+def time_segments(steps: int) -> list[slice]:
     """All steps, then halves, quarters and eighths, as long as they have enough steps for a result."""
     found = []
     for parts in (1, 2, 4, 8):
@@ -160,7 +160,7 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
     relative = _without_common_mode(relative, alike)
-    for number, part in enumerate(_segments(relative.shape[1])):
+    for number, part in enumerate(time_segments(relative.shape[1])):
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
             continue

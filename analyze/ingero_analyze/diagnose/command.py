@@ -13,6 +13,7 @@ SENTENCES: Final = {
     "node": "rank {ranks} delays the job",
     "stage_imbalance": "no node is the cause: the pipeline's stages are uneven",
     "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
+    "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "none": "no rank delays the job",
 }
 
@@ -33,6 +34,9 @@ SENTENCES: Final = {
 )
 @click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are throttled.")
 @click.option(
+    "--topology", metavar="FILE", help="Nodes, NICs and switches (YAML or JSON): which part of the network is slow."
+)
+@click.option(
     "--format", "form", type=click.Choice(["json", "table"]), help="[default: table on a terminal, else json]"
 )
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -42,6 +46,7 @@ def command(
     nccl_inspector: tuple[str, ...],
     kineto: tuple[str, ...],
     dcgm: tuple[str, ...],
+    topology: str | None,
     form: str | None,
     quiet: bool,
 ) -> None:
@@ -54,6 +59,9 @@ def command(
     Instead of FILE, what other tools have written: one of --flight-recorder (where does the job hang),
     --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
     what they cannot, and names whatever could not be read.
+
+    With --topology (FILE, --kineto or --nccl-inspector), the answer's `network` says which NIC, link or switch makes
+    collectives last longer after their last rank has arrived.
 
     Exit status 0 whatever is found, 2 when nothing can be used.
 
@@ -69,7 +77,10 @@ def command(
         raise click.UsageError(f"{' and '.join(used)} cannot be judged together; ask once for each")
     if not used and not dcgm:
         raise click.UsageError("a FILE, --flight-recorder, --nccl-inspector, --kineto or --dcgm is needed")
-    answer = _timeline(files, quiet) if files else _others(used[0] if used else "", given, dcgm)
+    if topology and (not used or used[0] == "--flight-recorder"):
+        raise click.UsageError("--topology needs a FILE, --kineto or --nccl-inspector")
+    ports = _ports(topology) if topology else None
+    answer = _timeline(files, quiet, ports) if files else _others(used[0] if used else "", given, dcgm, ports=ports)
     if files and dcgm:
         answer |= _others("", given, dcgm, answer)
     if form == "json" or (form is None and not sys.stdout.isatty()):
@@ -78,17 +89,43 @@ def command(
         _table(answer, Console(highlight=False))
 
 
-def _timeline(files: tuple[str, ...], quiet: bool) -> dict[str, Any]:
-    from ingero_analyze.diagnose.timeline_files import read_timeline, verdict
+def _ports(file: str) -> dict[str, Any]:
+    from ingero_analyze.diagnose.sources import SourceError
+    from ingero_analyze.diagnose.topology import read_topology
+
+    try:
+        return dict(read_topology(file))
+    except SourceError as error:
+        click.echo(f"ingero-fleet diagnose: {error}", err=True)
+        sys.exit(2)
+
+
+def _verdict(recorded: Any, ports: dict[str, Any] | None) -> dict[str, Any]:
+    from ingero_analyze.diagnose.timeline_files import verdict
+
+    answer = verdict(recorded)
+    if ports is None:
+        return answer
+    from ingero_analyze.diagnose.topology import with_network
+
+    return with_network(answer, recorded, ports)
+
+
+def _timeline(files: tuple[str, ...], quiet: bool, ports: dict[str, Any] | None) -> dict[str, Any]:
+    from ingero_analyze.diagnose.timeline_files import read_timeline
     from ingero_analyze.file_progress import progress_over_files
 
     with progress_over_files("diagnose", files, "reading", quiet) as advance:
         recorded = read_timeline(files, advance)
-    return verdict(recorded)
+    return _verdict(recorded, ports)
 
 
 def _others(
-    used: str, given: dict[str, tuple[str, ...]], pages: tuple[str, ...], known: dict[str, Any] | None = None
+    used: str,
+    given: dict[str, tuple[str, ...]],
+    pages: tuple[str, ...],
+    known: dict[str, Any] | None = None,
+    ports: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
     from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto
@@ -116,7 +153,7 @@ def _others(
             recorded = found.rows.recorded()
             if recorded is None:
                 _end(problems)
-            answer, hosts = verdict(recorded), found.hosts
+            answer, hosts = _verdict(recorded, ports), found.hosts
             left_out = {name: count for name, count in found.left_out.items() if count}
             answer["evidence"] |= {"left_out": left_out} if left_out else {}
             named = {str(rank): hosts[str(rank)] for rank in answer["ranks"] if str(rank) in hosts}
@@ -163,6 +200,10 @@ def _table(answer: dict[str, Any], console: Console) -> None:
                 console.print(f"  {escape(_front(front))}")
         else:
             console.print(f"  {name}: {escape(str(value))}", style="dim")
+    if "network" in answer:
+        from ingero_analyze.diagnose.topology import sentence
+
+        console.print(escape(sentence(answer["network"])))
     for gpu in answer.get("gpu", {}).get("throttled", []):
         console.print(f"  GPU {gpu['gpu']} of {gpu['node']}: {escape(', '.join(gpu['why']))}")
     for source, claims in answer.get("claims", {}).items():

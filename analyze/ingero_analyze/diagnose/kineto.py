@@ -32,7 +32,7 @@ CLAIMS: Final = Claims(
     ),
     cannot=(
         "anything about ranks or times that were not profiled; the profiler itself slows a rank down",
-        "slowness inside of a collective's kernel: all ranks take as long as the slowest",
+        "slowness inside of a collective's kernel without --topology: all ranks take as long as the slowest",
         "why a rank works longer: dcgm-exporter (--dcgm) shows throttled GPUs",
     ),
 )

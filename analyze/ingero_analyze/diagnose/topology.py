@@ -1,0 +1,133 @@
+"""Reads a cluster's topology, and adds to a verdict which part of the network is slow. Pure but `read_topology`.
+
+A topology has `nics` (a list of `node`, `nic`, `ranks` and optionally `switch`) and `switches` (every switch and the
+one above it).
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from ingero_analyze.diagnose.sources import SourceError, read_content, text
+from ingero_analyze.diagnose.timeline_files import RecordedTimeline
+from ingero_detect.links import WORK, Element, RankPort, SlowElements, slow_elements
+
+MAX_TIERS: Final = 8
+SHOWN: Final = 32
+"""Slow groups that are listed."""
+
+
+def read_topology(file: str) -> dict[str, RankPort]:
+    """The port of every rank by the rank's name. Raises `SourceError` with the place of what cannot be used."""
+    try:
+        tree = yaml.load(read_content(Path(file)), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise SourceError(f"{file}: neither YAML nor JSON: {str(error)[:200]}") from None
+    try:
+        return ports_of(tree)
+    except SourceError as error:
+        raise SourceError(f"{file}: {error}") from None
+
+
+def ports_of(tree: Any) -> dict[str, RankPort]:
+    """The ports in a parsed topology."""
+    if not isinstance(tree, dict) or not isinstance(tree.get("nics"), list):
+        raise SourceError("nics: a list was expected")
+    above = tree.get("switches", {})
+    if not isinstance(above, dict):
+        raise SourceError("switches: every switch and the one above it were expected")
+    ports: dict[str, RankPort] = {}
+    for place, nic in enumerate(tree["nics"]):
+        if not isinstance(nic, dict) or not isinstance(nic.get("ranks"), list):
+            raise SourceError(f"nics[{place}]: node, nic and ranks were expected")
+        node, name = text(nic.get("node"), 253), text(nic.get("nic"), 100)
+        if not node or not name:
+            raise SourceError(f"nics[{place}]: node and nic: names were expected")
+        port = RankPort(node, name, _tiers(nic.get("switch"), above, place))
+        for rank in nic["ranks"]:
+            if type(rank) not in (int, str):
+                raise SourceError(f"nics[{place}].ranks: ranks were expected")
+            if str(rank) in ports:
+                raise SourceError(f"nics[{place}].ranks: rank {str(rank)[:40]} has a NIC already")
+            ports[str(rank)] = port
+    if not ports:
+        raise SourceError("nics: no NIC has a rank")
+    return ports
+
+
+def _tiers(switch: Any, above: dict[Any, Any], place: int) -> tuple[str, ...]:
+    found: list[str] = []
+    while switch is not None:
+        name = text(switch)
+        if not name:
+            raise SourceError(f"nics[{place}]: a switch's name was expected")
+        if name in found or len(found) == MAX_TIERS:
+            raise SourceError(f"switches: {name[:100]}: a ring, or more than {MAX_TIERS} tiers")
+        found.append(name)
+        switch = above.get(name)
+    return tuple(found)
+
+
+def with_network(answer: dict[str, Any], recorded: RecordedTimeline, ports: dict[str, RankPort]) -> dict[str, Any]:
+    """The verdict with `network`.
+
+    A rank that others wait for because its own collectives are slow is not the cause: the verdict is then `network`.
+    A rank that computes longer stays named.
+    """
+    numbers = {number: ports[str(name)] for number, name in enumerate(recorded.ranks) if str(name) in ports}
+    found = slow_elements(recorded.line, numbers)
+    network = _network(found, recorded)
+    absent = [name for name in recorded.ranks if str(name) not in ports]
+    if absent:
+        network["ranks_without_nic"] = {"count": len(absent), "first": absent[:SHOWN]}
+    causes = [item for cause in found.causes for item in cause]
+    if causes and all(kind in WORK for kind, _ in causes):
+        return {**answer, "network": network}
+    waited_for = str(answer["evidence"].get("by", "")).startswith("blocked_least")
+    unnamed = answer["kind"] == "none" and bool(causes)
+    if found.slow and (unnamed or (answer["kind"] in ("node", "stage_imbalance") and waited_for)):
+        return {**answer, "kind": "network", "ranks": [], "network": network}
+    return {**answer, "network": network}
+
+
+def _network(found: SlowElements, recorded: RecordedTimeline) -> dict[str, Any]:
+    """What `network` of the answer says: `elements` if certain, else `possible`."""
+    causes = [[_element(item, recorded) for item in cause] for cause in found.causes]
+    kind = "none"
+    if found.slow:
+        kinds = {item["kind"] for cause in causes for item in cause}
+        kind = kinds.pop() if found.certain and len(kinds) == 1 else "several" if found.certain else "unknown"
+    groups = [
+        {"ranks": [recorded.ranks[rank] for rank in group.ranks], "excess_share": round(group.excess, 4)}
+        for group in sorted(found.slow, key=lambda group: -group.excess)[:SHOWN]
+    ]
+    return {
+        "kind": kind,
+        "elements": [cause[0] for cause in causes] if found.certain else [],
+        "possible": [] if found.certain else causes,
+        "slow_groups": groups,
+        "slow_group_count": len(found.slow),
+        "compared_groups": found.compared,
+    }
+
+
+def _element(item: Element, recorded: RecordedTimeline) -> dict[str, str]:
+    kind, name = item
+    if kind == "gpu":
+        name = f"rank {recorded.ranks[int(name)]}"
+    if kind in WORK:
+        name = name.split(" of operation ")[0]
+    return {"kind": kind, "name": name}
+
+
+def sentence(network: dict[str, Any]) -> str:
+    """The answer's sentence on the network."""
+    if network["kind"] == "none":
+        return "no part of the network is slow" if network["compared_groups"] else "the network cannot be judged"
+    if network["elements"]:
+        return "slow: " + " and ".join(f"{item['kind']} {item['name']}" for item in network["elements"])
+    lists = [", ".join(f"{item['kind']} {item['name']}" for item in cause[:SHOWN]) for cause in network["possible"]]
+    return "collectives are slow; one of: " + "; and one of: ".join(lists) if lists else (
+        "collectives are slow, and nothing in the topology explains which"
+    )  # fmt: skip

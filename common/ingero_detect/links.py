@@ -1,0 +1,248 @@
+"""Finds the slow part of a network from how long collectives last after their last rank has arrived. Pure.
+
+All ranks of a collective end together, so the shortest duration among them is the time after the last arrival: late
+ranks do not lengthen it, slow links do. A collective moves at the speed of the slowest part that it uses. A part of
+the network is named if every slow group uses it and no group that uses it is healthy.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.rank_outliers import SIGNIFICANCE, moderated_errors, time_segments, trimmed_mean, upper_quantiles
+from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, most_common_by_rank
+
+FEWEST_PEERS: Final = 4
+"""Groups of one operation and size that are needed to compare them."""
+
+SMALLEST_EXCESS: Final = 0.05
+"""Relative excess of a group's duration below which the group is not slow."""
+
+HEALTHY_SHARE: Final = 0.5
+"""A group below this share of the smallest slow excess is healthy."""
+
+PEER_SPREADS: Final = 5.0
+"""How far an excess must exceed the usual spread between like groups, standard deviations."""
+
+MAX_CANDIDATES: Final = 64
+"""Different sets of slow groups that are tried as two simultaneous causes."""
+
+Element = tuple[str, str]
+"""Kind and name: gpu, interconnect, nic, pair, link, switch, node; stage and replica stand for the job's own work."""
+
+WORK: Final = ("stage", "replica")
+
+
+@dataclass(frozen=True)
+class RankPort:
+    """Where a rank is attached: its node, its NIC, and the switches above the NIC, the nearest first."""
+
+    node: str
+    nic: str
+    switches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GroupExcess:
+    """Ranks that meet in one operation, and by which share they need longer than like groups."""
+
+    op: int
+    ranks: tuple[int, ...]
+    excess: float
+    error: float
+    slow: bool
+
+
+@dataclass(frozen=True)
+class SlowElements:
+    """What is slow: one entry by cause, each with all elements that explain it equally well.
+
+    No causes although groups are slow: nothing in the topology explains them.
+    """
+
+    causes: tuple[tuple[Element, ...], ...] = ()
+    slow: tuple[GroupExcess, ...] = ()
+    compared: int = 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether every cause is one element."""
+        return bool(self.causes) and all(len(cause) == 1 for cause in self.causes)
+
+
+def slow_elements(line: Timeline, ports: Mapping[int, RankPort]) -> SlowElements:
+    """The slow elements that a job's collectives show. Groups with ranks that have no port are left out."""
+    groups = [group for group in group_excesses(line) if all(rank in ports for rank in group.ranks)]
+    slow = tuple(group for group in groups if group.slow)
+    if not slow:
+        return SlowElements(compared=len(groups))
+    stage, replica = most_common_by_rank(line, line.stage), most_common_by_rank(line, line.data_parallel)
+    paths = [
+        path_elements(group.ranks, ports) | work_elements(group, ("stage", stage), ("replica", replica))
+        for group in groups
+    ]
+    return SlowElements(explain(groups, paths), slow, len(groups))
+
+
+def group_excesses(line: Timeline) -> list[GroupExcess]:
+    """Every group that can be compared with like ones, and whether it is slow."""
+    ops, members, table = _transfer_seconds(line)
+    kinds = Counter((op, len(ranks)) for op, ranks in zip(ops, members, strict=True))
+    tested = sum(count for count in kinds.values() if count >= FEWEST_PEERS)
+    found = []
+    for kind, count in kinds.items():
+        if count < FEWEST_PEERS:
+            continue
+        own = [place for place, op in enumerate(ops) if (op, len(members[place])) == kind]
+        mean, error, slow = _compared(table[own], tested)
+        found += [
+            GroupExcess(
+                kind[0], members[place], float(np.expm1(mean[number])), float(error[number]), bool(slow[number])
+            )
+            for number, place in enumerate(own)
+        ]
+    return found
+
+
+def _transfer_seconds(line: Timeline) -> tuple[list[int], list[tuple[int, ...]], Floats]:
+    """Operation, ranks and seconds after the last arrival by (group, step); groups that miss many steps left out."""
+    rows = np.flatnonzero(line.collective & (line.instance >= 0) & (line.step >= 0))
+    if not len(rows):
+        return [], [], np.zeros((0, 0))
+    rows = rows[np.argsort(line.instance[rows], kind="stable")]
+    starts = np.flatnonzero(np.diff(line.instance[rows], prepend=-1))
+    seconds = np.minimum.reduceat(line.duration[rows], starts)
+    # A number for the members of a collective that does not depend on their order.
+    marks = np.random.default_rng(0).integers(1, 2**63, line.ranks, dtype=np.uint64)
+    sets = np.add.reduceat(marks[line.rank[rows]], starts)
+    op, step = line.op[rows[starts]], line.step[rows[starts]]
+    order = np.lexsort((sets, op))
+    new = np.append(True, (np.diff(op[order]) != 0) | (np.diff(sets[order]) != 0))
+    group = np.empty(len(starts), np.int64)
+    group[order] = np.cumsum(new) - 1
+    place, size = group * line.steps + step, (int(group.max()) + 1) * line.steps
+    count = np.bincount(place, minlength=size)
+    table = np.where(count > 0, np.bincount(place, seconds, size) / np.maximum(count, 1), np.nan)
+    table = table.reshape(-1, line.steps)
+    ends = np.append(starts[1:], len(rows))
+    ops, members, kept = [], [], []
+    for number, first in enumerate(order[new].tolist()):
+        ranks = tuple(sorted(set(line.rank[rows[starts[first] : ends[first]]].tolist())))
+        known = np.isfinite(table[number]) & (table[number] > 0)
+        if len(ranks) >= 2 and known.sum() >= max(FEWEST_STEPS, line.steps // 2):
+            ops.append(int(op[first]))
+            members.append(ranks)
+            kept.append(number)
+    return ops, members, np.where(table[kept] > 0, table[kept], np.nan)
+
+
+def _compared(seconds: Floats, tested: int) -> tuple[Floats, Floats, Bools]:
+    """Mean logarithmic excess over like groups, its error, and which groups are slow, in all or in part of the steps.
+
+    What like groups have in common in a step is removed. With parts, the excess is that of the part that shows most.
+    """
+    logs = np.log(seconds)
+    logs = logs[:, np.isfinite(logs).sum(axis=0) >= FEWEST_PEERS // 2]
+    best = np.zeros(len(logs)), np.full(len(logs), np.inf), np.zeros(len(logs), np.bool_)
+    if logs.shape[1] < FEWEST_STEPS:
+        return best
+    parts = time_segments(logs.shape[1])
+    most = 0.0
+    for part in parts:
+        values = logs[:, part]
+        if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
+            continue
+        values = values - np.nanmedian(values, axis=0)
+        mean, error = trimmed_mean(values)
+        mean = mean - np.median(mean)
+        spread = MAD_TO_SIGMA * float(np.median(np.abs(mean)))
+        error, freedom = moderated_errors(error, values.shape[1])
+        needed = upper_quantiles(SIGNIFICANCE / max(tested * len(parts), 1), freedom) * error
+        slow: Bools = mean > np.maximum(np.maximum(needed, PEER_SPREADS * spread), np.log1p(SMALLEST_EXCESS))
+        shown = float(mean[slow].sum())
+        if part == parts[0] or shown > most:
+            best, most = (mean, error, slow), shown
+    return best
+
+
+def path_elements(ranks: Sequence[int], ports: Mapping[int, RankPort]) -> frozenset[Element]:
+    """What a ring over these ranks uses; a group of two is a pair."""
+    found: set[Element] = set()
+    for rank in ranks:
+        found |= {("gpu", str(rank)), ("node", ports[rank].node)}
+    hops = list(zip(ranks, (*ranks[1:], ranks[0]), strict=True))
+    for one, other in hops[:1] if len(ranks) == 2 else hops:
+        found |= _hop(ports[one], ports[other])
+    return frozenset(found)
+
+
+def _hop(one: RankPort, other: RankPort) -> set[Element]:
+    if one.node == other.node:
+        return {("interconnect", one.node)}
+    ends = [_nic(one), _nic(other)]
+    found = {("nic", ends[0]), ("nic", ends[1]), ("pair", " - ".join(sorted(ends)))}
+    shared = set(one.switches) & set(other.switches)
+    for port in (one, other):
+        below = ""
+        for switch in port.switches:
+            found.add(("switch", switch))
+            if below:
+                found.add(("link", f"{below} - {switch}"))
+            if switch in shared:
+                break
+            below = switch
+    return found
+
+
+def _nic(port: RankPort) -> str:
+    return f"{port.node}/{port.nic}"
+
+
+def work_elements(group: GroupExcess, *partitions: tuple[str, Ints]) -> frozenset[Element]:
+    """The parts of the job that the group belongs to: their own work explains longer operations, too."""
+    found: set[Element] = set()
+    for name, parts in partitions:
+        own = sorted({int(parts[rank]) for rank in group.ranks})
+        if own[0] >= 0 and len(own) < len(np.unique(parts)):
+            found.add((name, f"{'-'.join(map(str, own))} of operation {group.op}"))
+    return frozenset(found)
+
+
+def explain(groups: Sequence[GroupExcess], paths: Sequence[frozenset[Element]]) -> tuple[tuple[Element, ...], ...]:
+    """The causes of all slow groups: one, or else two; nothing if no one or two elements explain them all."""
+    slow = frozenset(number for number, group in enumerate(groups) if group.slow)
+    least = min(groups[number].excess for number in slow)
+    healthy: set[Element] = set()
+    coverage: dict[Element, set[int]] = {}
+    for number, (group, path) in enumerate(zip(groups, paths, strict=True)):
+        if number in slow:
+            for element in path:
+                coverage.setdefault(element, set()).add(number)
+        elif group.excess + 2 * group.error < HEALTHY_SHARE * least:
+            healthy |= path
+    alike: dict[frozenset[int], list[Element]] = {}
+    for element, covered in coverage.items():
+        if element not in healthy:
+            alike.setdefault(frozenset(covered), []).append(element)
+    if slow in alike:
+        return (_smallest(alike[slow]),)
+    sets = sorted(alike, key=lambda covered: (-len(covered), sorted(covered)))[:MAX_CANDIDATES]
+    pairs = [pair for pair in combinations(sets, 2) if pair[0] | pair[1] == slow]
+    if not pairs:
+        return ()
+    if len(pairs) > 1:
+        # Several pairs explain the same: all of their elements remain possible.
+        return (tuple(sorted({element for pair in pairs for covered in pair for element in alike[covered]})),)
+    return tuple(_smallest(alike[covered]) for covered in pairs[0])
+
+
+def _smallest(elements: list[Element]) -> tuple[Element, ...]:
+    """Without a node of which a part explains as much."""
+    parts = {name.split("/")[0] for kind, name in elements if kind in ("nic", "interconnect")}
+    return tuple(sorted(item for item in elements if item[0] != "node" or item[1] not in parts))

@@ -1,0 +1,117 @@
+"""Slow parts of a network, through the command and on simulated jobs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ingero_fleet.cli import main
+from ingero_testing.fabric_jobs import FabricJob, fabric_job, judged
+
+
+def written(folder: Path, job: FabricJob) -> tuple[str, str]:
+    timeline, topology = folder / "timeline.csv", folder / "topology.json"
+    rows = zip(*job.columns.values(), strict=True)
+    timeline.write_text("\n".join([",".join(job.columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    topology.write_text(json.dumps(job.topology))
+    return str(timeline), str(topology)
+
+
+def diagnose(*arguments: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["diagnose", *arguments, "--quiet"])
+    assert done.exit_code == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("fault", ["nothing", "nic", "pair", "leaf", "spine", "link", "node", "interconnect"])
+def test_simulated_faults_are_placed_and_no_innocent_node_is_named(fault: str) -> None:
+    assert judged(fabric_job(1, 5, fault))[0] in ("right", "unknown")
+
+
+def test_the_slow_nic_is_the_answer_of_the_command(tmp_path: Path) -> None:
+    job = fabric_job(1, 5, "nic")
+    timeline, topology = written(tmp_path, job)
+
+    answer = diagnose(timeline, "--topology", topology)
+
+    assert (answer["kind"], answer["ranks"], answer["network"]["kind"]) == ("network", [], "nic")
+    assert answer["network"]["elements"] == [{"kind": "nic", "name": job.name}]
+    table = CliRunner().invoke(main, ["diagnose", timeline, "--topology", topology, "--format", "table", "--quiet"])
+    assert f"slow: nic {job.name}" in table.stdout
+    assert "network" not in diagnose(timeline)
+
+
+def test_ranks_without_a_nic_are_counted_and_the_others_judged(tmp_path: Path) -> None:
+    job = fabric_job(1, 5, "interconnect")
+    name = job.name.removeprefix("node-")
+    timeline, topology = written(tmp_path, job)
+    job.topology["nics"] = [nic for nic in job.topology["nics"] if nic["node"] == f"node-{name}"]
+    Path(topology).write_text(json.dumps(job.topology))
+
+    network = diagnose(timeline, "--topology", topology)["network"]
+
+    assert network["ranks_without_nic"]["count"] == 56
+    assert {"kind": "interconnect", "name": job.name} in [
+        *network["elements"],
+        *(item for cause in network["possible"] for item in cause),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ("nics: [", "neither YAML nor JSON"),
+        ("[]", "nics: a list was expected"),
+        ("nics: []", "no NIC has a rank"),
+        ("nics: [{node: a, nic: b}]", "nics[0]: node, nic and ranks"),
+        ("nics: [{node: a, nic: b, ranks: [1]}, {node: c, nic: d, ranks: [1]}]", "nics[1].ranks: rank 1"),
+        ("nics: [{node: a, nic: b, ranks: [1], switch: x}]\nswitches: {x: y, y: x}", "switches: x: a ring"),
+    ],
+)
+def test_a_topology_that_cannot_be_used_is_an_error_with_its_place(tmp_path: Path, content: str, place: str) -> None:
+    timeline, topology = tmp_path / "timeline.csv", tmp_path / "topology.yaml"
+    timeline.write_text("rank,op,kind,start,duration\n0,a,compute,0,1\n")
+    topology.write_text(content)
+
+    done = CliRunner().invoke(main, ["diagnose", str(timeline), "--topology", str(topology), "--quiet"])
+
+    assert done.exit_code == 2
+    assert str(topology) in done.stderr
+    assert place in done.stderr
+
+
+def test_a_topology_says_nothing_of_a_hang(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["diagnose", "--flight-recorder", str(tmp_path), "--topology", "absent"])
+
+    assert done.exit_code == 2
+    assert "--topology needs" in done.stderr
+
+
+def test_the_slow_interconnect_is_found_in_lines_of_nccl_inspector(tmp_path: Path) -> None:
+    job = fabric_job(2, 5, "interconnect")
+    lines = []
+    for rank, op, kind, start, duration, step, group, *_ in zip(*job.columns.values(), strict=True):
+        members = group.partition(":")[2].split("-")
+        if kind == "collective" and len(members) > 2:
+            header = {"id": group, "rank": members.index(str(rank)), "n_ranks": len(members)}
+            spent = {
+                "coll": op,
+                "coll_sn": step,
+                "coll_exec_time_us": duration * 1e6,
+                "event_trace_ts": {"coll_start_ts": start * 1e6},
+            }
+            metadata = {"hostname": f"node-{rank // 8}", "pid": rank}
+            lines.append(json.dumps({"header": header, "metadata": metadata, "coll_perf": spent}))
+    (tmp_path / "inspector.jsonl").write_text("\n".join(lines))
+    job.topology["nics"] = [{**nic, "ranks": [f"{nic['node']}:{nic['ranks'][0]}"]} for nic in job.topology["nics"]]
+    (tmp_path / "topology.json").write_text(json.dumps(job.topology))
+
+    answer = diagnose(
+        "--nccl-inspector", str(tmp_path / "inspector.jsonl"), "--topology", str(tmp_path / "topology.json")
+    )
+
+    print(json.dumps(answer)[:3000])
+    assert answer["network"]["elements"] == [{"kind": "interconnect", "name": job.name}]
