@@ -68,6 +68,16 @@ class Instance:
             "the operator to settle",
         )
 
+    def rest(self) -> None:
+        """Wait until it compares everything once without a write: it writes nothing again and again."""
+
+        def wrote_nothing() -> bool:
+            before = self.writes()
+            self.settle(1)
+            return self.writes() == before
+
+        wait_until(wrote_nothing, "a comparison without a write")
+
 
 Start = Callable[..., AbstractContextManager[Instance]]
 
