@@ -1,7 +1,6 @@
 """Whether what Fleet forwards is delivered, by Fleet's own answer. Pure."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -9,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingero_operator.api.v1alpha1 import Forward
 from ingero_operator.conditions import Condition, no, yes
 from ingero_operator.taints.nodes import moment
+from ingero_operator.taints.state import timestamp_seconds
 
 FORWARDED: Final = "ForwardAvailable"
 _Count = Annotated[int, Field(ge=0, le=10**15)]
@@ -56,7 +56,7 @@ def parse_exporters(payload: Any) -> Forwarding | None:
         since = moment(exporter.failing_since)
         found.append(
             Forwarding(
-                since=datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since else "",
+                since=timestamp_seconds(since) if since else "",
                 failure=_printable(exporter.failure) if since else "",
                 detail=_printable(exporter.detail) if since else "",
                 full_percent=min(100, int(exporter.queue_full * 10 + 1e-9) * 10),

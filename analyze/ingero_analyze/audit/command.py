@@ -151,8 +151,8 @@ def _audit(
     from ingero_analyze.audit.ledger import read_ledger
     from ingero_analyze.audit.measurements import Measurements, ReadingOptions
     from ingero_analyze.audit.report import to_json
+    from ingero_analyze.figures import PlotError
     from ingero_analyze.file_progress import progress_over_files
-    from ingero_analyze.replay.plot import PlotError
     from ingero_detect.audit import audit
 
     with progress_over_files("audit", files, "reading", quiet) as advance:

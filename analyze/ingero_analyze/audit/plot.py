@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.audit.measurements import AuditInput
-from ingero_analyze.replay.plot import PlotError
+from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_detect.audit import AuditResult
 
 MOST_POPULATIONS: Final = 8
@@ -16,13 +16,7 @@ MOST_LABELS: Final = 12
 
 def draw(result: AuditResult, inputs: Sequence[AuditInput], file: Path) -> None:
     """Write a PNG. `PlotError` without matplotlib or without anything to draw, `OSError` as usual."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise PlotError("--plot needs matplotlib: pip install 'ingero[analyze]'") from None
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     shown = [number for number, found in enumerate(result.populations) if not found.refused][:MOST_POPULATIONS]
     if not shown:
         raise PlotError("there is nothing to draw")
@@ -53,9 +47,4 @@ def draw(result: AuditResult, inputs: Sequence[AuditInput], file: Path) -> None:
         axis.invert_yaxis()
         axis.legend(fontsize=7, loc="lower left")
     axes[-1, 0].set_xlabel("chips, sorted; red: named, or on a node that is")
-    try:
-        figure.savefig(file, dpi=110)
-    except ValueError as error:
-        raise PlotError(f"{file}: {error}") from None
-    finally:
-        plt.close(figure)
+    save(plt, figure, file)

@@ -66,6 +66,7 @@ def command(
     ingero-fleet replay --tick 60 --plot week.png week.parquet
     zcat history.csv.gz | ingero-fleet replay - --format json | jq '.episodes[].node'
     """
+    from ingero_analyze.figures import PlotError
     from ingero_analyze.file_progress import progress_over_files
     from ingero_analyze.replay import judge, report
     from ingero_analyze.replay import plot as plots
@@ -78,7 +79,7 @@ def command(
             done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
             if plot:
                 plots.draw(done, plot)
-    except plots.PlotError as error:
+    except PlotError as error:
         click.echo(f"ingero-fleet replay: {error}", err=True)
         sys.exit(1)
     if history.tick_seconds != parameters.tick_seconds:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_analyze.replay.judge import Replay
 from ingero_detect.episodes import Episode
 
@@ -16,19 +17,9 @@ MOST_NODES: Final = 60
 CURVES: Final = 3
 
 
-class PlotError(RuntimeError):
-    """No plot could be made; the text says why."""
-
-
 def draw(done: Replay, file: Path) -> None:
     """Write a PNG. `PlotError` without matplotlib, `OSError` as usual."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise PlotError("--plot needs matplotlib: pip install 'ingero[analyze]'") from None
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     watch = done.watch
     if watch is None or not watch.times:
         raise PlotError("there is nothing to draw")
@@ -77,12 +68,7 @@ def draw(done: Replay, file: Path) -> None:
     if done.history.calendar:
         label = f"hours since {datetime.fromtimestamp(ground, UTC):%Y-%m-%d %H:%M} UTC"
     axes[-1, 0].set_xlabel(label)
-    try:
-        figure.savefig(file, dpi=110)
-    except ValueError as error:
-        raise PlotError(f"{file}: {error}") from None
-    finally:
-        plt.close(figure)
+    save(plt, figure, file)
 
 
 def _curve(
