@@ -1,7 +1,7 @@
 """Measures what healthy nodes do by chance and sets the alarm levels; the mathematics is in `false_alarm_budget`.
 
 It keeps histograms of the peaks and steps of the evidence by group and side (`slow` and its mirror `fast`), of
-collapses that ended by themselves, and the node-hours behind them. They decay with a half-life of two days.
+large losses that ended by themselves, and the node-hours behind them. They decay with a half-life of two days.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ _SAMPLE: Final = 8192
 """Nodes whose steps are counted in one tick."""
 
 _SHORT_RUN: Final = 12
-"""Ticks. A collapse that ends by itself within this time makes the group need more ticks to confirm a collapse."""
+"""Ticks. Large losses that end by themselves within this time make the group need more ticks to confirm one."""
 
 _HALF_LIFE_HOURS: Final = 48.0
 
@@ -46,9 +46,7 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory
         judged = hours / parameters.tick_hours
         alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first)
         runs = memory.group("runs")[part]
-        tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
-        tolerable[:, -1] = True
-        memory.group("confirm")[part] = np.maximum(2, tolerable.argmax(axis=1))
+        memory.group("confirm")[part] = false_alarm_budget.confirming_ticks(runs, parameters.budget * hours)
         fade = 0.5 ** (period * parameters.tick_hours / _HALF_LIFE_HOURS)
         for table in (*peaks, *steps, runs, hours):
             table *= fade
@@ -64,9 +62,10 @@ def record_tick(
     for side, evidence in (("slow", own.slow), ("fast", own.fast)):
         _record_peaks(memory, side, nodes, free, evidence)
     _record_steps(memory, ticks, nodes, free, bounds)
-    ended = (collapse.before > 0) & (collapse.run == 0) & (collapse.before <= _SHORT_RUN)
+    lasted = collapse.steep_before
+    ended = (lasted > 0) & (collapse.steep == 0) & (lasted <= _SHORT_RUN) & ~nodes.accused
     if ended.any():
-        _count(memory.group("runs"), nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
+        _record_runs(memory, parameters, nodes.group[ended], lasted[ended])
     judged = np.bincount(nodes.group[~nodes.accused & nodes.fresh], minlength=len(nodes.level))
     memory.group("hours")[:] += judged * parameters.tick_hours
 
@@ -75,6 +74,14 @@ def _count(histograms: npt.NDArray[np.float32], group: Ints, bins: Ints) -> None
     """Add one to these bins of these groups."""
     cells = histograms.reshape(-1)
     np.add.at(cells, group * histograms.shape[1] + bins, np.float32(1))
+
+
+def _record_runs(memory: ColumnStore, parameters: Parameters, group: Ints, ticks: Ints) -> None:
+    """Count large losses that ended by themselves after so many ticks."""
+    runs = memory.group("runs")
+    _count(runs, group, np.minimum(ticks, RUNS - 1))
+    allowed = parameters.budget * memory.group("hours")[group]
+    memory.group("confirm")[group] = false_alarm_budget.confirming_ticks(runs[group], allowed)
 
 
 def _record_peaks(memory: ColumnStore, side: str, nodes: Residuals, free: Bools, evidence: Singles) -> None:
@@ -100,6 +107,17 @@ def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools
     for side, loss in (("slow", z), ("fast", -z)):
         steps = np.minimum(loss - allowance, cap)
         _count(memory.group(f"steps_{side}"), group, false_alarm_budget.step_bins_of(steps))
+
+
+def record_short_losses(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
+    """Count large losses that accused a node and ended by themselves within a minute, once they have ended."""
+    steep = memory.node("steep")
+    lasted = np.rint((memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds)
+    short = (steep[rows] > 0) & (lasted <= _SHORT_RUN)
+    steep[rows] = 0
+    if short.any():
+        ticks = np.maximum(lasted[short].astype(np.int64), 1)
+        _record_runs(memory, parameters, memory.node("group")[rows[short]].astype(np.int64), ticks)
 
 
 def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:

@@ -15,7 +15,7 @@ from ingero_detect.false_alarm_budget import BINS, STEP_BINS
 from ingero_detect.grouped import Ints
 
 RUNS: Final = 16
-"""Histogram of the lengths of collapses that ended by themselves, ticks; the last bin holds longer ones."""
+"""Histogram of the lengths of large losses that ended by themselves, ticks; the last bin holds longer ones."""
 
 NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "used": (np.bool_, False), "state": (np.uint8, LEARNING), "code": (np.uint8, 0), "home": (np.int32, -1),
@@ -25,7 +25,8 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "previous": (np.float32, np.nan), "slow": (np.float32, 0.0), "fast": (np.float32, 0.0),
     "below": (np.float32, 0.0), "slow_peak": (np.float32, 0.0), "fast_peak": (np.float32, 0.0),
     "onset": (np.float64, 0.0), "below_onset": (np.float64, 0.0), "shortfall": (np.float32, 0.0),
-    "spell": (np.int32, 0), "run": (np.int16, 0), "lower": (np.int16, 0), "idle_run": (np.int16, 0),
+    "spell": (np.int32, 0), "run": (np.int16, 0), "steep": (np.int16, 0), "lower": (np.int16, 0),
+    "idle_run": (np.int16, 0),
     "kind": (np.uint8, 0), "axis": (np.uint8, 0), "since": (np.float64, 0.0), "detected": (np.float64, 0.0),
     "loss": (np.float32, 0.0), "well": (np.float32, 0.0), "well_since": (np.float64, 0.0), "hold": (np.int16, 0),
     "reached": (np.float32, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
@@ -34,7 +35,8 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 """Type and initial value of the columns by node.
 
 `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers; `shortfall`
-over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the rate gone.
+over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the rate gone;
+`steep`: ticks in a row with a large loss.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -48,11 +50,17 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 HISTOGRAMS: Final = {
     "peaks_slow": BINS, "peaks_fast": BINS, "steps_slow": STEP_BINS, "steps_fast": STEP_BINS, "runs": RUNS,
 }  # fmt: skip
-"""Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of collapses
-that ended by themselves."""
+"""Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
+losses that ended by themselves."""
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the snapshot format."""
+
+_ADDED: Final[dict[int, tuple[str, ...]]] = {4: ("steep",)}
+"""Columns by node that a version added: in a snapshot of an earlier one they have their initial values.
+
+Versions before the first of these are not read.
+"""
 
 
 class SnapshotError(ValueError):
@@ -234,9 +242,13 @@ class ColumnStore:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             about = json.loads(arrays["names"].tobytes())
-            if about["version"] != VERSION or about["warmup"] != self.warmup:
+            version = about["version"]
+            if not min(_ADDED) - 1 <= version <= VERSION or about["warmup"] != self.warmup:
                 raise SnapshotError("the snapshot is of another version or of another warm-up")
             names = [node_key(str(cluster), str(node)) for cluster, node in about["names"]]
+            for name in (name for since, added in _ADDED.items() if since > version for name in added):
+                dtype, start = NODE_COLUMNS[name]
+                arrays[f"node_{name}"] = np.full(len(names), start, dtype)
             homes, groups = ([tuple(map(str, key)) for key in about[part]] for part in ("homes", "groups"))
             free = [int(slot) for slot in about["free"]]
             columns = {

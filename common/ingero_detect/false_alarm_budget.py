@@ -170,3 +170,18 @@ def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first
     levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
     clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
     return clipped
+
+
+def confirming_ticks(runs: Histogram, allowed: Floats) -> Ints:
+    """How many ticks a large loss must last before it accuses, by cohort, at least 2.
+
+    `runs`: histograms (cohorts, ticks) of the lengths of large losses that ended by themselves. Of p losses
+    that lasted n - 1 ticks, of which q lasted longer, p (q + 1/2) / (p + 1) are expected to last n (Jeffreys).
+    The answer is the first n of which no more than `allowed`, or one half, are expected.
+    """
+    lasting = runs[:, ::-1].cumsum(axis=1)[:, ::-1].astype(np.float64)
+    expected = lasting[:, 1:-1] * (lasting[:, 2:] + 0.5) / (lasting[:, 1:-1] + 1)
+    tolerable = expected <= np.maximum(0.5, allowed)[:, None]
+    tolerable[:, -1] = True
+    ticks: Ints = tolerable.argmax(axis=1) + 2
+    return ticks

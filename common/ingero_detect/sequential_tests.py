@@ -26,6 +26,9 @@ _HALF: Final = float(np.log(2.0))
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
 
+_MOST_CONFIRMING: Final = 3
+"""Ticks of the largest loss that may stay without an alarm where large losses keep ending by themselves."""
+
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
 
@@ -96,12 +99,17 @@ class PeerTest:
 
 @dataclass(frozen=True)
 class CollapseTest:
-    """By node: whether more than half is lost, for how many ticks before and now, and how many ticks are needed."""
+    """By node: whether more than half is lost, for how many ticks, and how many ticks are needed.
+
+    `steep`: ticks in a row with a collapse or a loss that adds more than the largest step, until the node is accused;
+    `steep_before`: the same before this tick.
+    """
 
     falling: Bools
-    before: Ints
     run: Ints
     confirm: Ints
+    steep_before: Ints
+    steep: Ints
 
 
 @dataclass(frozen=True)
@@ -184,7 +192,8 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
     crowd = np.bincount(group[low], minlength=len(alarm))
     crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
-    cap = np.minimum(parameters.largest_step, 0.75 * alarm)
+    fewest = np.minimum(memory.group("confirm") - 1, _MOST_CONFIRMING)
+    cap = np.minimum(np.minimum(parameters.largest_step, 0.75 * alarm), alarm / fewest)
     cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
 
@@ -248,12 +257,20 @@ def against_peers(
 def against_collapse(memory: ColumnStore, nodes: Residuals, bounds: Bounds) -> CollapseTest:
     """Count ticks in a row in which a node lost more than half of its own rate."""
     falling = (nodes.gap < -_HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
-    before = memory.node("run")[nodes.index].copy()
-    run = np.minimum(before + 1, LONGEST_RUN) * falling
-    run = np.where(nodes.eligible, run, before)
+    excess = bounds.z > bounds.allowance + bounds.largest
+    large = falling | (excess & nodes.ready & ~bounds.crowded[nodes.group])
+    steep_before = memory.node("steep")[nodes.index].copy()
     needed = memory.group("confirm")
     confirm = np.where(bounds.crowded, np.maximum(needed, 5), needed)[nodes.group]
-    return CollapseTest(falling, before, run, confirm)
+    return CollapseTest(
+        falling, _count_run(memory.node("run")[nodes.index], falling, nodes), confirm,
+        steep_before, np.where(nodes.accused, steep_before, _count_run(steep_before, large, nodes)),
+    )  # fmt: skip
+
+
+def _count_run(before: Ints, lasts: Bools, nodes: Residuals) -> Ints:
+    """Ticks in a row, one more or none; held nodes keep theirs."""
+    return np.where(nodes.eligible, np.minimum(before + 1, LONGEST_RUN) * lasts, before)
 
 
 def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, collapse: CollapseTest) -> Alarms:
@@ -282,6 +299,6 @@ def store_results(
     for name, values in (
         ("slow", own.slow), ("fast", own.fast), ("onset", own.onset), ("shortfall", own.shortfall),
         ("spell", own.spell), ("below", peers.below), ("below_onset", peers.onset), ("run", collapse.run),
-        ("residual", nodes.gap), ("scale", nodes.scale), ("expected", expected),
+        ("steep", collapse.steep), ("residual", nodes.gap), ("scale", nodes.scale), ("expected", expected),
     ):  # fmt: skip
         memory.node(name)[nodes.index] = values

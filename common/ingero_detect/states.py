@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.calibration import record_short_alarms
+from ingero_detect.calibration import record_short_alarms, record_short_losses
 from ingero_detect.codes import (
     AXES,
     HEALTHY,
@@ -113,6 +113,7 @@ def _check_recovery(
     state[rows[relapsed]] = STRAGGLER
     state[rows[healthy]] = HEALTHY
     memory.node("previous")[rows[healthy]] = np.nan
+    record_short_losses(memory, parameters, rows[proven])
     record_short_alarms(memory, parameters, rows[healthy])
 
 

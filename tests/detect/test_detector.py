@@ -1,5 +1,7 @@
 """Who is accused, when, on what evidence, and who is not."""
 
+import io
+import json
 import re
 from dataclasses import asdict
 from typing import Any
@@ -73,6 +75,28 @@ def test_one_tick_accuses_nobody_however_bad_it_was() -> None:
     rates[200, 3] = 0.01
 
     assert play(rates).accused() == []
+
+
+def test_a_pause_of_two_ticks_accuses_at_most_once_and_a_lasting_fault_is_named_one_tick_later() -> None:
+    rates = healthy(700, 8)
+    for tick, node in ((300, 1), (350, 2), (400, 3), (450, 1), (500, 4)):
+        rates[tick : tick + 2, node] *= 0.6
+    rates[600:, 6] *= 0.6
+
+    played = play(rates)
+
+    assert played.accused() == [(301, "n1"), (602, "n6")]
+    assert played.whats("n1") == ["accused", "recovering", "cleared"]
+
+
+def test_frequent_pauses_of_one_tick_accuse_nobody_and_a_lasting_fault_is_still_named() -> None:
+    rates = healthy(700, 8)
+    for tick in range(300, 600, 10):
+        rates[tick, tick // 10 % 8] *= 0.6
+    rates[600:, 6] *= 0.6
+
+    ((tick, node),) = play(rates).accused()
+    assert node == "n6" and 602 <= tick <= 605
 
 
 def test_a_slow_leak_is_named_before_fifteen_percent_are_lost() -> None:
@@ -378,6 +402,22 @@ def test_the_time_between_a_snapshot_and_the_next_tick_is_no_silence_of_nodes() 
     second.restore(play(rates[:250]).detector.snapshot())
 
     assert play(rates[280:], detector=second, first=280).accused() == [(283, "n4")]
+
+
+def test_a_snapshot_of_the_version_before_is_continued_without_learning_anew() -> None:
+    rates = healthy(300, 8)
+    rates[260:, 4] *= 0.5
+    with np.load(io.BytesIO(play(rates[:250]).detector.snapshot())) as file:
+        arrays = {name: file[name] for name in file.files if name != "node_steep"}
+    about = json.loads(arrays["names"].tobytes())
+    arrays["names"] = np.frombuffer(json.dumps({**about, "version": 3}).encode(), np.uint8)
+    older = io.BytesIO()
+    np.savez(older, **arrays)
+
+    second = Detector(Parameters(tick_seconds=TICK))
+    second.restore(older.getvalue())
+
+    assert play(rates[250:], detector=second, first=250).accused() == [(261, "n4")]
 
 
 @pytest.mark.parametrize("at", [0, 100, 5000, -200])

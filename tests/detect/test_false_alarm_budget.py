@@ -136,3 +136,24 @@ def test_of_two_levels_away_from_zero_the_nearer_one_counts() -> None:
     level, common, _ = reference(-0.2, -0.21, -0.19, -0.2, *[-1.0] * 6)
 
     assert (level, common) == (pytest.approx(-0.2, abs=0.02), True)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "allowed", "ticks"),
+    [
+        ([], 0.0, 2),
+        ([1] * 100, 0.0, 2),  # a hundred of one tick say little about longer ones
+        ([2], 0.0, 3),
+        ([1, 1, 2], 0.0, 3),
+        ([2] * 5, 4.0, 3),
+        ([2] * 5, 6.0, 2),
+        ([3, 3], 0.0, 4),
+        ([15] * 3, 0.0, 15),
+    ],
+)
+def test_a_large_loss_must_last_longer_than_those_that_ended_by_themselves(
+    lengths: list[int], allowed: float, ticks: int
+) -> None:
+    runs = np.bincount(lengths, minlength=16)[None].astype(float)
+
+    assert false_alarm_budget.confirming_ticks(runs, np.array([allowed])).tolist() == [ticks]
