@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
 from ingero_fleet.collectives.attribution import find_late_rank  # noqa: E402
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick, shared_error  # noqa: E402
-from ingero_fleet.nccl_settings import NcclConfig  # noqa: E402
+from ingero_fleet.processor_settings import NcclConfig  # noqa: E402
 from ingero_kit import logs  # noqa: E402
 from ingero_kit.otlp_decode import ReportDecoder  # noqa: E402
 from ingero_kit.otlp_receiver import Push  # noqa: E402

@@ -17,7 +17,7 @@ from ingero_agent.trace.evidence import read_time_window
 from ingero_agent.trace.findings import Finding, Severity, find_causes
 from ingero_agent.trace.queries import Filter
 from ingero_contract import attributes, echo
-from ingero_kit.due import Every
+from ingero_kit.clock import Every
 from ingero_kit.health_report import HealthReport
 from ingero_kit.logs import get
 from ingero_kit.otlp_encode import SCOPE, VERSION, pairs, resource_attributes

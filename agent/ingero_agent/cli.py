@@ -10,10 +10,10 @@ from ingero_agent.settings import AgentSettings, read_settings
 from ingero_agent.trace.commands import COMMANDS
 from ingero_agent.trace.settings import CONFIG_VARIABLE, TraceSettings
 from ingero_agent.trace.settings import read_settings as read_trace_settings
-from ingero_kit.flags import config_flag, exit_with_reason, settings_flags
+from ingero_kit.flags import CONTEXT, config_flag, exit_with_reason, settings_flags
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Measures a node and pushes its health."""

@@ -25,8 +25,7 @@ from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract.events import Event, StragglerResolvedEvent, StragglerStateEvent
 from ingero_contract.signals import RATIOS
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
-from ingero_kit.clock import Clock, rfc3339
-from ingero_kit.due import Every
+from ingero_kit.clock import Clock, Every, rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.logs import get
 from ingero_kit.otlp_encode import encode_event, encode_report

@@ -4,7 +4,7 @@ from typing import Final
 
 import click
 
-from ingero_kit.lazy_commands import LazyGroup
+from ingero_kit.flags import CONTEXT, LazyGroup
 
 COMMANDS: Final = {
     "audit": "ingero_analyze.audit.command:command",
@@ -14,9 +14,7 @@ COMMANDS: Final = {
 }
 
 
-@click.group(
-    cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
-)
+@click.group(cls=LazyGroup, lazy=COMMANDS, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Judges recorded histories and timelines, and loads OTLP receivers."""

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ingero_detect.diagnosis_result import Cause, Diagnosis
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.imbalance import sequence_imbalance, stage_imbalance
+from ingero_detect.imbalance import Cause, Diagnosis, sequence_imbalance, stage_imbalance
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.timeline import (

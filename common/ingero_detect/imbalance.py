@@ -1,15 +1,37 @@
 """Finds slowness that belongs to a pipeline stage, or to a step and its data, and not to a rank. Pure."""
 
-from typing import Final
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.diagnosis_result import Cause, Diagnosis
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.last_arrival import median_by_step
 from ingero_detect.rank_outliers import SIGNIFICANCE, upper_quantile
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
+
+
+class Cause(StrEnum):
+    """Cause of a slow job."""
+
+    NODE = "node"
+    STAGE = "stage_imbalance"
+    SEQUENCE = "sequence_imbalance"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The verdict. `ranks` are numbers of the timeline; `slowdown` is the step time over the possible step time."""
+
+    cause: Cause
+    ranks: tuple[int, ...] = ()
+    slowdown: float = 1.0
+    seconds_lost_per_step: float = 0.0
+    evidence: dict[str, Any] = field(default_factory=dict)
+
 
 SMALLEST_IMBALANCE: Final = 0.05
 """Share of a step that an imbalance of stages or sequences must cost to be named."""

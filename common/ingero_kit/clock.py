@@ -1,4 +1,4 @@
-"""Clocks that return the time of day and never step."""
+"""Clocks that return the time of day and never step, and work that is due at intervals."""
 
 import time
 from collections.abc import Callable
@@ -78,3 +78,17 @@ class SlewedClock:
 def rfc3339(seconds: float) -> str:
     """Render seconds since the epoch as RFC 3339 in UTC with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Every:
+    """Work that is due every `seconds`, first at `first` if given, otherwise at once."""
+
+    def __init__(self, seconds: float, first: float = float("-inf")) -> None:
+        self.seconds, self._at = seconds, first
+
+    def due(self, now: float) -> bool:
+        """Whether the work is due; if so, it is next due `seconds` from now, also after the clock was set back."""
+        if self._at - self.seconds <= now < self._at:
+            return False
+        self._at = now + self.seconds
+        return True

@@ -1,13 +1,14 @@
-"""What every command needs: flags made from a settings model, the flag of the settings file, and exits with a reason.
+"""What every command needs: lazy groups, flags made from a settings model, common flags, and exits with a reason.
 
 A settings model gives one flag for each setting, documented by the setting's docstring.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, Final, TypeVar, get_origin
 
 import click
 from pydantic import BaseModel
@@ -17,11 +18,45 @@ from ingero_kit.settings import SettingsError, format_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+"""Context settings of every command."""
+
+
+class LazyGroup(click.Group):
+    """A group whose `lazy` maps a command to `module:attribute`; each command loads only its own libraries."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = dict(lazy)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in order."""
+        return sorted([*super().list_commands(ctx), *self._lazy])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = self._lazy[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
 
 def config_flag(variable: str) -> Callable[[Command], Command]:
     """The flag `--config` of a command, passed to it as `file`; `variable` can name the file too."""
     path = click.Path(dir_okay=False, path_type=Path)
     return click.option("--config", "file", type=path, envvar=variable, help="YAML file.")
+
+
+def set_flag(example: str) -> Callable[[Command], Command]:
+    """The flag `--set` of a command, passed to it as `settings`."""
+    text = f"Set one value, e.g. {example}."
+    return click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help=text)
+
+
+def ports_file_flag(text: str = "Write the ports taken, as JSON, when ready.") -> Callable[[Command], Command]:
+    """The flag `--ports-file` of a command."""
+    return click.option("--ports-file", type=click.Path(path_type=Path), help=text)
 
 
 @contextmanager

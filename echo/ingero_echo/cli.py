@@ -11,6 +11,7 @@ import click
 import yaml
 
 from ingero_kit.files import write_ports_file
+from ingero_kit.flags import CONTEXT, config_flag, ports_file_flag, set_flag
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_ECHO_"
@@ -33,19 +34,15 @@ class _Commands(click.Group):
             sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=_Commands, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Keeps every event and answers questions about them."""
     os.umask(0o077)  # databases, copies, exports and audit lines contain data that is protected by tokens
 
 
-_config = click.option(
-    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
-)
-_set = click.option(
-    "--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set one value, e.g. retention.age=7d."
-)
+_config = config_flag(CONFIG_VARIABLE)
+_set = set_flag("retention.age=7d")
 _insecure = click.option(
     "--insecure", is_flag=True, default=None, help="Plain text, and no token unless configured; loopback only."
 )
@@ -64,7 +61,7 @@ def _read(file: Path | None, settings: tuple[str, ...], insecure: bool | None = 
 @_config
 @_set
 @_insecure
-@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
+@ports_file_flag()
 def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, ports_file: Path | None) -> None:
     """Run Echo until SIGTERM; SIGHUP reopens the audit file.
 
@@ -87,7 +84,7 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
 @_config
 @_set
 @_insecure
-@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
+@ports_file_flag()
 def read(file: Path | None, settings: tuple[str, ...], insecure: bool | None, ports_file: Path | None) -> None:
     """Answer questions from shared tables and the writers that seal into them, until SIGTERM; keeps nothing.
 
@@ -120,16 +117,11 @@ def _token(file: Path | None) -> str:
     return read_tokens(file)[0].split()[0] if file else ""
 
 
-_endpoint_options = [
-    click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with the bearer token."),
-    click.option("--ca-file", type=click.Path(dir_okay=False, path_type=Path), help="Authorities of the server."),
-]
-
-
 def _client(command: Any) -> Any:
-    for option in reversed(_endpoint_options):
-        command = option(command)
-    return command
+    """The flags of a command that calls a server."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    command = click.option("--ca-file", type=path, help="Authorities of the server.")(command)
+    return click.option("--token-file", type=path, help="File with the bearer token.")(command)
 
 
 @main.command()

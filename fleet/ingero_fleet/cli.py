@@ -1,6 +1,5 @@
 """The `ingero-fleet` command."""
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -9,10 +8,7 @@ import click
 import yaml
 
 from ingero_kit.files import write_ports_file
-from ingero_kit.lazy_commands import LazyGroup
-from ingero_kit.settings import SettingsError
-
-CONFIG_VARIABLE = "INGERO_FLEET_CONFIG"
+from ingero_kit.flags import CONTEXT, LazyGroup, config_flag, exit_with_reason, ports_file_flag, set_flag
 
 LAZY_COMMANDS: Final = {
     "audit": "ingero_analyze.audit.command:command",
@@ -25,26 +21,14 @@ LAZY_COMMANDS: Final = {
 Fleet must not depend on the tools."""
 
 
-@click.group(
-    cls=LazyGroup,
-    lazy=LAZY_COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
+@click.group(cls=LazyGroup, lazy=LAZY_COMMANDS, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Receives health over OTLP and answers with what the cluster knows about itself."""
 
 
-_config = click.option(
-    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
-)
-_set = click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Set one value, e.g. processors.ingero.push_interval=5s.",
-)
+_config = config_flag("INGERO_FLEET_CONFIG")
+_set = set_flag("processors.ingero.push_interval=5s")
 
 
 def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
@@ -56,7 +40,7 @@ def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
 @main.command()
 @_config
 @_set
-@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
+@ports_file_flag()
 def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None) -> None:
     """Run Fleet until SIGTERM; SIGHUP reads the processor's settings, rates and rules again.
 
@@ -70,7 +54,7 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
     """
     from ingero_kit import logs
 
-    try:
+    with exit_with_reason("ingero-fleet", OSError):
         config = _read(file, settings)
         if config.log.nats:
             from ingero_fleet.replication.processor_pin import pin_processor
@@ -80,9 +64,6 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
 
         logs.configure(config.service.telemetry.logs.level)
         app.run(config, lambda: _read(file, settings), partial(write_ports_file, ports_file))
-    except (SettingsError, OSError) as error:
-        click.echo(f"ingero-fleet: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
 @main.command()
@@ -90,9 +71,6 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
 @_set
 def validate(file: Path | None, settings: tuple[str, ...]) -> None:
     """Check settings and print them whole, defaults included, as YAML; exit status 2 when they cannot be used."""
-    try:
+    with exit_with_reason("ingero-fleet"):
         config = _read(file, settings)
-    except SettingsError as error:
-        click.echo(f"ingero-fleet: {error}", err=True)
-        sys.exit(2)
     click.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip())

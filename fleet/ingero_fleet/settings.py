@@ -10,11 +10,10 @@ from typing import Self
 from pydantic import model_validator
 
 from ingero_fleet.exporter_settings import ExportersConfig
-from ingero_fleet.extension_settings import ExtensionsConfig
 from ingero_fleet.log_settings import LogConfig
 from ingero_fleet.processor_settings import ProcessorsConfig
 from ingero_fleet.receiver_settings import ReceiversConfig
-from ingero_fleet.service_settings import ServiceConfig
+from ingero_fleet.service_settings import ExtensionsConfig, ServiceConfig
 from ingero_kit.settings import Settings, load
 
 

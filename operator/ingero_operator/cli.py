@@ -1,6 +1,5 @@
 """The `ingero-operator` command."""
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -8,25 +7,23 @@ from typing import IO, Any
 import click
 
 from ingero_kit.files import write_ports_file
-from ingero_kit.flags import settings_flags
-from ingero_kit.settings import SettingsError, load
+from ingero_kit.flags import CONTEXT, config_flag, exit_with_reason, ports_file_flag, settings_flags
+from ingero_kit.settings import load
 from ingero_operator.settings import OperatorConfig
 
 PREFIX = "INGERO_OPERATOR_"
 CONFIG_VARIABLE = "INGERO_OPERATOR_CONFIG"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Reconciles FleetCluster and EchoStore into the running components."""
 
 
 @main.command()
-@click.option(
-    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
-)
-@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the port taken, as JSON, when listening.")
+@config_flag(CONFIG_VARIABLE)
+@ports_file_flag("Write the port taken, as JSON, when listening.")
 @settings_flags(OperatorConfig)
 def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     """Run the operator until SIGTERM, with the pod's service account or the kubeconfig's current context.
@@ -44,13 +41,10 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     from ingero_operator.app import serve
     from ingero_operator.tasks import RestartRequired
 
-    try:
+    with exit_with_reason("ingero-operator", OSError, RestartRequired, ApiError):
         config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
         logs.configure(config.log_level)
         uvloop.run(serve(config, partial(write_ports_file, ports_file)))
-    except (SettingsError, OSError, RestartRequired, ApiError) as error:
-        click.echo(f"ingero-operator: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
 @main.command()
@@ -90,14 +84,11 @@ def preview(
     from ingero_operator.preview import command, report
     from ingero_operator.preview.echo_client import EchoError
 
-    try:
+    with exit_with_reason("ingero-operator", command.PreviewError, EchoError, ApiError):
         proposed = command.read_manifest(file, file.name)
         before = command.read_manifest(present, present.name) if present else None
         options = command.Options(days=days, echo=echo, token_file=token_file, ca_file=ca_file, offline=offline)
         found = asyncio.run(command.preview(proposed, before, options, time.time()))
-    except (SettingsError, command.PreviewError, EchoError, ApiError) as error:
-        click.echo(f"ingero-operator: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
     click.echo(json.dumps(report.as_json(found), indent=2) if as_json else report.as_text(found))
 
 

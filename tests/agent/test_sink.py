@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ingero_agent.event_socket import EventSocket
 from ingero_contract.events import MemoryEvent, StragglerResolvedEvent, StragglerStateEvent, parse_line
+from ingero_sink.app import consume, read_lines
 from ingero_sink.cli import main
-from ingero_sink.consumer import consume, read_lines
 from ingero_sink.stats import MAX_TYPES, SinkStats
 
 

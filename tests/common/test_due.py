@@ -1,6 +1,6 @@
 """Work that is due at intervals."""
 
-from ingero_kit.due import Every
+from ingero_kit.clock import Every
 
 
 def test_work_is_due_at_once_and_then_an_interval_after_it_was_done() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trustme
 
-from ingero_agent.threshold_api import ThresholdApi
+from ingero_agent.push import ThresholdApi
 from ingero_contract import routes
 from ingero_http.asgi import AsgiServer
 from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, make_client

@@ -22,7 +22,7 @@ from ingero_fleet.collectives.excuses import Claim, WaitProfile, without_victims
 from ingero_fleet.collectives.lags import group_by, in_buckets, measure
 from ingero_fleet.collectives.points import normal_op
 from ingero_fleet.collectives.tracker import CollectivesTracker
-from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.processor_settings import NcclConfig
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report

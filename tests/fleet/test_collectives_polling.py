@@ -11,7 +11,7 @@ from ingero_contract import attributes
 from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives.polling import poll_between_ticks
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick
-from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.processor_settings import NcclConfig
 from ingero_kit.clock import rfc3339
 from ingero_kit.otlp_receiver import Push
 from ingero_testing.collectives import BEGIN, Chain, Job, feed, named

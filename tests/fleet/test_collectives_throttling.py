@@ -12,7 +12,7 @@ from ingero_contract import attributes, metrics
 from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.intake import Intake
-from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.processor_settings import NcclConfig
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push

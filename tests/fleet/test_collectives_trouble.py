@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ingero_fleet.collectives.tracker import CollectivesTracker
-from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.processor_settings import NcclConfig
 from ingero_testing.collectives import BEGIN, Job, feed
 
 

@@ -14,8 +14,7 @@ from ingero_contract import metrics, routes
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_fleet import threshold_rule
-from ingero_fleet.cost.bill import Bill, make_bill
-from ingero_fleet.cost.counterfactual import savings, shares
+from ingero_fleet.cost.bill import Bill, make_bill, savings, shares
 from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.ledger import CostLedger
 from ingero_fleet.cost.pricing import Prices

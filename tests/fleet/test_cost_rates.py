@@ -22,7 +22,7 @@ from ingero_fleet.cli import main
 from ingero_fleet.cost.command import obtain
 from ingero_fleet.cost.files import read_prices
 from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
-from ingero_fleet.cost_settings import CostConfig
+from ingero_fleet.processor_settings import CostConfig
 from ingero_kit.gpu_rates import MAX_BYTES, RatesError, builtin, doubts, parse
 from ingero_kit.settings import SettingsError
 

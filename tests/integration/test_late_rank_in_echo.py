@@ -8,7 +8,7 @@ from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import echo, headers, routes
 from ingero_fleet.collectives.tracker import CollectivesTracker
-from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.processor_settings import NcclConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_receiver import Push

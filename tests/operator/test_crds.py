@@ -9,8 +9,7 @@ import yaml
 
 from ingero_operator.api import v1alpha1
 from ingero_operator.api.base import Part
-from ingero_operator.render.crds import all_definitions
-from ingero_operator.render.schema import structural
+from ingero_operator.render.crds import all_definitions, structural
 from ingero_operator.status import effective
 
 DEFINITIONS = {item["spec"]["names"]["kind"]: item for item in all_definitions()}

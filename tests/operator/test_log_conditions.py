@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from ingero_contract import routes
 from ingero_operator.conditions import Condition
 from ingero_operator.fleet_answers import PollRequest, PollResult
+from ingero_operator.fleet_poller import LogState, ask_replicas, with_log
 from ingero_operator.log_conditions import LOG_CONDITIONS, ReplicaLog, log_conditions, log_figures, taint_problem
 from ingero_operator.pod_reader import pod_addresses
-from ingero_operator.shared_log import LogState, ask_replicas, with_log
 from ingero_operator.taints.model import Evidence
 from ingero_operator.untrusted_http import open_session
 from ingero_operator.workloads import stuck

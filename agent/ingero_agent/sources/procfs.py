@@ -12,7 +12,7 @@ from typing import Final
 
 from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed
-from ingero_kit.due import Every
+from ingero_kit.clock import Every
 
 MAX_PROCESSES: Final = 4096
 

@@ -14,8 +14,7 @@ from ingero_agent.trace.governor import GROUPS
 from ingero_agent.trace.libraries import NCCL, FileIdentity, MappedLibrary
 from ingero_agent.trace.nccl_layout import ACCESSORS, accessor_codes, rank_offset
 from ingero_agent.trace.probes.table import PROGRAMS, library_functions
-from ingero_agent.trace.targets import AttachTarget, Places, plan_targets, probe_places
-from ingero_agent.trace.uprobe_offset import PEEK_BYTES, uprobe_offset
+from ingero_agent.trace.targets import PEEK_BYTES, AttachTarget, Places, plan_targets, probe_places, uprobe_offset
 from ingero_kit.logs import get
 
 log = get(__name__)

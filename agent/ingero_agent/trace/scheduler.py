@@ -11,7 +11,7 @@ from ingero_agent.trace import kernel
 from ingero_agent.trace.governor import DEFAULT_BUDGET
 from ingero_agent.trace.probes.table import SCHED_PROGRAMS
 from ingero_agent.trace.tracer_base import SchedulerMonitor
-from ingero_kit.due import Every
+from ingero_kit.clock import Every
 from ingero_kit.logs import get
 
 log = get(__name__)

@@ -39,7 +39,7 @@ from ingero_agent.trace.stats import HostSnapshot, TracerStatus, TraceStats
 from ingero_agent.trace.store import TraceStore
 from ingero_agent.trace.timeline import CollectiveTimeline
 from ingero_agent.trace.tracer_base import NOOP_MODE, Tracer
-from ingero_kit.due import Every
+from ingero_kit.clock import Every
 from ingero_kit.logs import get
 
 log = get(__name__)

@@ -19,7 +19,7 @@ from ingero_agent.trace.probes.table import NCCL
 from ingero_agent.trace.settings import KEEP_SECONDS, MAX_DB_BYTES
 from ingero_agent.trace.stacks import CallStack
 from ingero_agent.trace.stats import HostSnapshot
-from ingero_kit.due import Every
+from ingero_kit.clock import Every
 
 _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
 stored INTEGER NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0,

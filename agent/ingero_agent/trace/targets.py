@@ -1,8 +1,9 @@
-"""Decides which files to attach to, for which processes: one CUDA layer each, or launches would count twice. Pure."""
+"""Decides which files to attach to, for which processes, and where: one CUDA layer, or launches count twice. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ingero_agent.trace.governor import GROUPS
 from ingero_agent.trace.libraries import CUDA, CUDART, NCCL, FileIdentity, MappedLibrary
@@ -60,3 +61,28 @@ def probe_places(
         for offset in found:
             chosen[function.group][function.kind][offset] = function.cookie(slot)
     return chosen
+
+
+PEEK_BYTES: Final = 16
+_LANDING_MARK: Final = bytes.fromhex("f30f1efa")  # endbr64 does nothing, so a probe behind it sees the same call
+
+
+def uprobe_offset(code: bytes, machine: str) -> tuple[int, bool]:
+    """(Bytes to skip, whether the probe is single-stepped) for a function that begins with this code.
+
+    Only x86-64 is inspected. On other machines the usual first instruction is single-stepped, and calibration
+    measures it as such.
+    """
+    if machine != "x86_64":
+        return 0, False
+    skip = len(_LANDING_MARK) if code.startswith(_LANDING_MARK) else 0
+    return skip, not _emulated(code[skip:])
+
+
+def _emulated(code: bytes) -> bool:
+    first, second = (code + b"\0\0")[:2]
+    if first == 0x41:  # a push of r8 to r15
+        return 0x50 <= second <= 0x57
+    if first == 0x0F:  # a conditional jump
+        return 0x80 <= second <= 0x8F
+    return 0x50 <= first <= 0x57 or 0x70 <= first <= 0x7F or first in (0x90, 0xE8, 0xE9, 0xEB)

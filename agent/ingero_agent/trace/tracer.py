@@ -24,8 +24,7 @@ from ingero_agent.trace.seccomp import try_returns
 from ingero_agent.trace.selection import APART_KERNEL, Selection, split_by_selection
 from ingero_agent.trace.settings import AUTO, MULTI, NEVER, PERF
 from ingero_agent.trace.tracer_base import Tracer
-from ingero_kit.clock import clock_offset_ns
-from ingero_kit.due import Every
+from ingero_kit.clock import Every, clock_offset_ns
 from ingero_kit.logs import get
 
 log = get(__name__)

@@ -14,7 +14,7 @@ from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.lags import Group, PeerLag, group_by, in_buckets, mean_lags, measure
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
 from ingero_fleet.collectives.window import CommunicatorWindow
-from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.processor_settings import NcclConfig
 
 SAME_SECONDS: Final = 1e-6
 """Two times closer than this, seconds, are those of one point that was sent twice."""

@@ -22,7 +22,7 @@ from ingero_fleet.collectives.points import CommKey, PointReader
 from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank, StragglerRanks
 from ingero_fleet.collectives.throttling import ThrottleDetector
 from ingero_fleet.collectives.window import CommunicatorWindow
-from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.processor_settings import NcclConfig
 from ingero_kit.logs import get
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal

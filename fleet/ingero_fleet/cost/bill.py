@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
-from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.pricing import Priced, Prices, price
 from ingero_fleet.score_table import IDLE, Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot
@@ -192,3 +191,23 @@ def severity_of(snapshot: TickSnapshot, row: int, medians: dict[CohortKey, float
 def job_of(cohort: CohortKey, places: Sequence[int]) -> JobKey:
     """The job that a cohort belongs to."""
     return cohort[0], "/".join(cohort[place] for place in places if cohort[place])
+
+
+def shares(severities: Sequence[float]) -> list[float]:
+    """Each member's part of max(severities), 0 to 1; they add up to it."""
+    order = sorted(range(len(severities)), key=severities.__getitem__)
+    out = [0.0] * len(severities)
+    reached = carried = 0.0
+    for place, member in enumerate(order):
+        carried += (severities[member] - reached) / (len(order) - place)
+        reached = severities[member]
+        out[member] = carried
+    return out
+
+
+def savings(severities: Sequence[float]) -> list[float]:
+    """What repairing one member alone would save, as a share of the job: above 0 only for the single slowest."""
+    if not severities:
+        return []
+    first, second = sorted((*severities, 0.0), reverse=True)[:2]
+    return [first - second if severity == first else 0.0 for severity in severities]

@@ -6,7 +6,7 @@ from typing import Final
 
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
-from ingero_fleet.cost_settings import CostConfig
+from ingero_fleet.processor_settings import CostConfig
 from ingero_kit.gpu_rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_kit.settings import SettingsError
 

@@ -9,7 +9,7 @@ from ingero_fleet.cost.bill import Bill, JobBill, make_bill
 from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.files import read_prices
 from ingero_fleet.cost.ledger import CostLedger, JobAccount
-from ingero_fleet.cost_settings import CostConfig
+from ingero_fleet.processor_settings import CostConfig
 from ingero_fleet.score_table import Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.clock import rfc3339

@@ -12,8 +12,8 @@ from ingero_agent.trace import kernel
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
 from ingero_agent.trace.probes.table import FUNCTIONS, HOST
+from ingero_agent.trace.targets import PEEK_BYTES, uprobe_offset
 from ingero_agent.trace.tracer import EbpfTracer
-from ingero_agent.trace.uprobe_offset import PEEK_BYTES, uprobe_offset
 from ingero_testing.gpu_job import COLLECTIVES, RUNTIME, compile_c, go, job, said
 from ingero_testing.processes import wait_until
 
