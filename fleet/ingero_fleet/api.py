@@ -33,6 +33,10 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 Offset = Annotated[int, Query(ge=0)]
 
 
+Health = tuple[bool, dict[str, Any]]
+"""Whether a Fleet is healthy, and facts about it."""
+
+
 def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
     """A dependency that accepts a request only with a valid token."""
 
@@ -156,14 +160,14 @@ def admin_api(
     return app
 
 
-def health_api(engine: Engine, authenticator: Authenticator) -> FastAPI:
+def health_api(health_now: Callable[[], Health], authenticator: Authenticator) -> FastAPI:
     """Port 8088: health of Fleet itself. The detailed state is served only when a token is configured."""
     app = _app("ingero Fleet health")
 
     @app.get(routes.FLEET_HEALTH)
     def health() -> Response:
         """A short state without authentication."""
-        healthy, _ = engine.health()
+        healthy, _ = health_now()
         return PlainTextResponse("ok\n" if healthy else "unhealthy\n", 200 if healthy else 503)
 
     if authenticator.tokens is not None:
@@ -171,20 +175,20 @@ def health_api(engine: Engine, authenticator: Authenticator) -> FastAPI:
         @app.get(routes.FLEET_STATE, dependencies=[Depends(bearer(authenticator))])
         def details() -> Response:
             """Everything about Fleet's own health."""
-            healthy, facts = engine.health()
+            healthy, facts = health_now()
             return JSONResponse({"healthy": healthy, **facts}, 200 if healthy else 503)
 
     return app
 
 
-def zpages(engine: Engine) -> FastAPI:
+def zpages(health_now: Callable[[], Health]) -> FastAPI:
     """Port 55679: pages for probes and people."""
     app = _app("ingero Fleet zPages")
 
     @app.get("/debug/servicez")
     def servicez() -> Response:
         """Is the service up, and what runs in it."""
-        healthy, facts = engine.health()
+        healthy, facts = health_now()
         rows = "".join(f"<tr><td>{key}</td><td>{value}</td></tr>" for key, value in facts.items())
         page = f"<!doctype html><html lang=en><title>ingero Fleet</title><h1>ingero Fleet</h1><table>{rows}</table>"
         return HTMLResponse(page, 200 if healthy else 503)

@@ -7,9 +7,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
@@ -18,19 +17,16 @@ from ingero_fleet.collectives.polling import poll_between_ticks
 from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
 from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
-from ingero_fleet.export_state import ExportState, export_answer
 from ingero_fleet.intake import Observe
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
-from ingero_fleet.receivers.ingest import IngestService, make_authenticator, try_reload
-from ingero_fleet.receivers.pool import ReceiverPool
-from ingero_fleet.receivers.traffic import Traffic, total
+from ingero_fleet.page_servers import PageServers
+from ingero_fleet.receivers.ingest import make_authenticator, try_reload
+from ingero_fleet.receivers.reception import Reception
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.taints.tracker import TAINTS
-from ingero_http.asgi import AsgiServer, head_as_get
-from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import SlewedClock
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
@@ -38,9 +34,9 @@ from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import use_single_malloc_arena
 from ingero_kit.settings import SettingsError
-from ingero_kit.tls import ServerTls
 
 if TYPE_CHECKING:
+    from ingero_fleet.receiver_app import ReceiverFleet
     from ingero_fleet.replication.jetstream import JetStreamLog
     from ingero_fleet.replication.replica import Replica
 
@@ -57,9 +53,8 @@ class Fleet:
         """`read` reads the settings again."""
         self.config = config
         self._read = read
-        self.ports: dict[str, int] = {}
-        self._servers: list[AsgiServer] = []
-        self._receiver_pool: ReceiverPool | None = None
+        self._pages = PageServers()
+        self.ports = self._pages.ports
         self._replica: Replica | None = None
         self._log: JetStreamLog
 
@@ -71,26 +66,20 @@ class Fleet:
         machine = engine.machine
         self.engine, self._collectives, self._cost = engine, machine.collectives, machine.cost
         self._taints = machine.taints
-        ingest = self._ingest = IngestService(config, receiving, engine.clock, observe)
-        engine.facts.append(lambda: _receiving_facts(self._traffic()))
+        reception = self._reception = Reception(config, receiving, clock, observe)
+        engine.facts.append(reception.facts)
         self._live = LivePage(
             lambda: engine.snapshot, lambda: engine.config, self._cost, self._collectives, self._taints
         )
         engine.after_tick.append(self._live.record)
-        if ingest.exports(Signal.LOGS):
-            engine.export_logs.append(lambda body: ingest.export(Push(Signal.LOGS, "protobuf", body)))
-        if config.receivers.otlp.processes == 1:
-            engine.publish.append(ingest.adopt)
-            self.ports |= await ingest.listen()
-        else:
-            pool = self._receiver_pool = ReceiverPool(config, receiving, clock.offset, observe)
-            engine.collect_reports = pool.gather
-            engine.publish.append(pool.publish)
-            engine.facts.append(pool.facts)
-            self.ports |= await pool.start()
-        await self._pages()
+        if reception.ingest.exports(Signal.LOGS):
+            engine.export_logs.append(lambda body: self._export(Push(Signal.LOGS, "protobuf", body)))
+        engine.collect_reports = reception.collect_reports
+        engine.publish.append(reception.adopt)
+        self.ports.update(await reception.listen())
+        await self._open_pages()
         if self._replica:
-            self._replica.collect_reports = engine.collect_reports
+            self._replica.publisher.collect_reports = engine.collect_reports
             self._log.start()
             self._ticking = [asyncio.create_task(self._replica.run())]
             return
@@ -110,7 +99,7 @@ class Fleet:
         try:
             from ingero_fleet.replication.jetstream import JetStreamLog
         except ModuleNotFoundError as error:
-            raise SettingsError(f"log.nats: {error}; pip install 'ingero[fleet,fleet-log]'") from None
+            raise without_client(error) from None
         from ingero_fleet.replication.processor_pin import check_pinned
         from ingero_fleet.replication.replica import Replica
         from ingero_fleet.replication.replicated_state import ReplicatedState
@@ -133,34 +122,31 @@ class Fleet:
         engine, receiving = Engine(state.machine, clock), ScoreTable.of(ingero)
         name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self._log = JetStreamLog(self.config.log.nats)
-        self._replica = Replica(engine, state, self._log, receiving, name, lambda push: self._ingest.export(push))
-        return engine, receiving, self._replica.observe
+        self._replica = Replica(engine, state, self._log, receiving, name, self._export)
+        return engine, receiving, self._replica.publisher.observe
 
     def _exporter(self, signal: Signal) -> Callable[[Push], None] | None:
         """Where findings of a signal go; `None` when nothing exports them."""
         exporters = getattr(self.config.service.pipelines, signal.name.lower()).exporters
         wanted = any(name != "prometheus" for name in exporters)
-        return (lambda push: self._ingest.export(push)) if wanted else None
+        return self._export if wanted else None
 
-    def _exporters(self) -> dict[str, Any]:
-        return _exporting(self._traffic())
+    def _export(self, push: Push) -> None:
+        self._reception.ingest.export(push)
 
-    def _traffic(self) -> Traffic:
-        parts = [self._ingest.traffic()]
-        return total([*parts, self._receiver_pool.traffic()] if self._receiver_pool else parts)
-
-    async def _pages(self) -> None:
+    async def _open_pages(self) -> None:
         extensions, engine = self.config.extensions, self.engine
         by = self.config.processors.ingero.cohort.by
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
             app = api.agent_api(
-                engine, make_authenticator(threshold.auth), self._cost, self._collectives, self._exporters,
+                engine, make_authenticator(threshold.auth), self._cost, self._collectives,
+                self._reception.exporting,
                 self._replica.log_answer if self._replica else None,
             )  # fmt: skip
-            await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
-            await self._serve(
+            await self._pages.open("threshold", app, threshold.agent_endpoint, threshold.tls)
+            await self._pages.open(
                 "diagnostics",
                 add_page(
                     api.admin_api(engine, self._collectives, self._taints, make_authenticator(threshold.admin_auth)),
@@ -171,10 +157,10 @@ class Fleet:
             )
         if "healthee" in wanted:
             healthee = extensions.healthee
-            app = api.health_api(engine, make_authenticator(healthee.auth))
-            await self._serve("health", app, healthee.endpoint, healthee.tls)
+            app = api.health_api(engine.health, make_authenticator(healthee.auth))
+            await self._pages.open("health", app, healthee.endpoint, healthee.tls)
         if "zpages" in wanted:
-            await self._serve("zpages", api.zpages(engine), extensions.zpages.endpoint)
+            await self._pages.open("zpages", api.zpages(engine.health), extensions.zpages.endpoint)
         if any(
             "prometheus" in getattr(self.config.service.pipelines, kind.name.lower()).exporters for kind in Signal
         ):
@@ -183,30 +169,23 @@ class Fleet:
             findings.register(TableCollector(COST, lambda: self._cost))
             findings.register(TableCollector(COLLECTIVES, lambda: self._collectives))
             findings.register(TableCollector(TAINTS, lambda: self._taints))
-            await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
+            await self._pages.open("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         stats = CollectorRegistry()
-        stats.register(RuntimeStatsCollector(engine, self._traffic))
+        stats.register(RuntimeStatsCollector(engine, self._reception.traffic))
         if self._replica:
             from ingero_fleet.replication.log_stats import LOG
 
             stats.register(TableCollector(LOG, lambda: self._log.stats))
         ProcessCollector(registry=stats)
         PlatformCollector(registry=stats)
-        await self._serve("telemetry", api.metrics_app(stats), self.config.service.telemetry.metrics.address)
-
-    async def _serve(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
-        server = AsgiServer(head_as_get(app))
-        self.ports[name] = await server.start(*parse_endpoint(endpoint), tls=tls, purpose=name)
-        self._servers.append(server)
+        await self._pages.open("telemetry", api.metrics_app(stats), self.config.service.telemetry.metrics.address)
 
     def reload(self) -> None:
         """Read settings, rates and rules again. Failures are logged, and the old ones stay in force."""
         try_reload(self._read_again)
 
     def _read_again(self) -> None:
-        self._ingest.reload()
-        if self._receiver_pool:
-            self._receiver_pool.reload()
+        self._reception.reload()
         self.adopt(self._read())
         log.info("reloaded")
 
@@ -226,46 +205,48 @@ class Fleet:
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
         self._cost.adopt(config.processors.cost)
-        self._ingest.provide(self._cost.prices.providers)
+        self._reception.ingest.provide(self._cost.prices.providers)
         if not self._replica:
             self.engine.machine.config = new
 
-    async def stop(self) -> None:
+    async def stop(self, grace_seconds: float) -> None:
         """Stop taking pushes, answer pending requests, send what is queued, then close."""
         self._live.close()
-        await self._ingest.stop_listening(DRAIN_SECONDS)
-        if self._receiver_pool:
-            await self._receiver_pool.stop()
+        await self._reception.stop_listening(grace_seconds)
         for task in self._ticking:
             task.cancel()
         await asyncio.gather(*self._ticking, return_exceptions=True)
         if self._replica:
-            await self._replica.hand_over(DRAIN_SECONDS)
+            await self._replica.publisher.hand_over(grace_seconds)
             await self._log.stop()
         else:
             self._collectives.close(self.engine.clock())
         self.engine.close()
-        await self._ingest.stop_sending(DRAIN_SECONDS)
-        await asyncio.gather(*(server.stop(DRAIN_SECONDS) for server in self._servers))
+        await self._reception.stop_sending(grace_seconds)
+        await self._pages.stop(grace_seconds)
 
 
-def _receiving_facts(traffic: Traffic) -> dict[str, Any]:
-    return {"reports": traffic.totals["reports"], "exporters": _exporting(traffic)}
+def _fleet(config: FleetConfig, read: Callable[[], FleetConfig]) -> "Fleet | ReceiverFleet":
+    """The Fleet for the role that the settings give it; raises `SettingsError` without the client of the log."""
+    if config.log.role == "replica":
+        return Fleet(config, read)
+    try:
+        from ingero_fleet.receiver_app import ReceiverFleet
+    except ModuleNotFoundError as error:
+        raise without_client(error) from None
+    return ReceiverFleet(config, read)
 
 
-def _exporting(traffic: Traffic) -> dict[str, Any]:
-    """Every exporter: what waits, what was dropped since Fleet began, and why nothing is delivered."""
-    return {
-        name: export_answer(traffic.exports.get(name, ExportState()), counters)
-        for name, counters in traffic.exporters.items()
-    }
+def without_client(error: ModuleNotFoundError) -> SettingsError:
+    """What a user is told where the client of NATS is not installed."""
+    return SettingsError(f"log.nats: {error}; pip install 'ingero[fleet,fleet-log]'")
 
 
 async def serve(
     config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]
 ) -> None:
     """Run until SIGTERM or SIGINT; SIGHUP reloads."""
-    fleet = Fleet(config, read)
+    fleet = _fleet(config, read)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -282,7 +263,7 @@ async def serve(
     log.info("started", ports=fleet.ports)
     await ended.wait()
     log.info("stopping")
-    await fleet.stop()
+    await fleet.stop(DRAIN_SECONDS)
     log.info("stopped")
 
 

@@ -56,7 +56,7 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
 
     with exit_with_reason("ingero-fleet", OSError):
         config = _read(file, settings)
-        if config.log.nats:
+        if config.log.nats and config.log.role == "replica":
             from ingero_fleet.replication.processor_pin import pin_processor
 
             pin_processor()

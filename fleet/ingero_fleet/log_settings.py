@@ -1,10 +1,10 @@
 """Settings of the log that several Fleets share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ClientTls
@@ -24,12 +24,6 @@ def _server(text: str) -> str:
     return url if parts.port else f"{url}:4222"
 
 
-def _one(number: int) -> int:
-    if number != 1:
-        raise ValueError("one log carries every cluster; several partitions are not supported")
-    return number
-
-
 class NatsConfig(Settings):
     """A NATS cluster with JetStream, 2.10 or newer."""
 
@@ -41,8 +35,6 @@ class NatsConfig(Settings):
     """An NKEY seed, or the `.creds` file of a user; read again at every connection."""
     tls: ClientTls | None = None
     """TLS; plain text without it, unless an address begins with `tls://`."""
-    partitions: Annotated[int, AfterValidator(_one)] = 1
-    """Logs that share the clusters; only 1 is supported."""
     max_bytes: int = Field(default=1 << 30, ge=1 << 20)
     """Size of the log at which its oldest messages are dropped; NATS reserves so much."""
     max_age: Duration = Field(default=1800.0, ge=120)
@@ -54,3 +46,12 @@ class LogConfig(Settings):
 
     nats: NatsConfig | None = None
     """NATS JetStream; without it, this Fleet is alone."""
+    role: Literal["replica", "receiver"] = "replica"
+    """A `replica` receives and judges. A `receiver` publishes what it receives and answers by what replicas judge; it
+    needs `nats`."""
+
+    @model_validator(mode="after")
+    def _with_a_log(self) -> Self:
+        if self.role == "receiver" and self.nats is None:
+            raise ValueError("role: a receiver needs log.nats")
+        return self

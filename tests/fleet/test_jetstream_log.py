@@ -1,6 +1,8 @@
 """The shared log on real NATS servers: one order, one marker, gaps that are seen, absence that is waited out."""
 
 import asyncio
+import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -158,6 +160,62 @@ def test_the_last_two_snapshots_are_kept(server: NatsServers) -> None:
             info = await log._connection.jetstream.stream_info("OBJ_snaps-snapshots", subjects_filter=">")
             assert info.state.subjects and not any("orphan" in one for one in info.state.subjects)
             assert [one.name async for one in log.load_snapshots()] == ["snap-5", "snap-4"]
+
+    run(story)
+
+
+async def arrives(log: JetStreamLog, body: bytes, waiting: "asyncio.Future[bytes]") -> None:
+    """Publish verdicts until a follower, which may still be subscribing, has them."""
+    for number in itertools.count():
+        with contextlib.suppress(LogAway):
+            await log.publish_verdicts(f"a-{number}", body)
+        if (await asyncio.wait([waiting], timeout=0.1))[0]:
+            return
+
+
+def test_logs_with_their_own_prefixes_share_the_servers_and_nothing_else(server: NatsServers) -> None:
+    async def story() -> None:
+        async with connected(server, "east") as east, connected(server, "west") as west:
+            followed = [asyncio.ensure_future(anext(log.follow_verdicts())) for log in (east, west)]
+            for log, name in ((east, "east"), (west, "west")):
+                for number in range(3):
+                    await log.publish("batch", f"a-{number}", name.encode() * 300)
+                assert await log.cut("tick-1", name.encode(), after=0)
+                await log.save_snapshot("12-hash", name.encode())
+            large = os.urandom(1_500_000)
+            await arrives(east, large, followed[0])
+            assert await followed[0] == large and not followed[1].done()
+            await west._connection.jetstream.delete_stream("west-log")
+            await west.publish("batch", "a-3", b"again")
+            assert await west.cut("tick-2", b"west", after=0)
+            found = await take(east.follow(0), 4)
+            assert [one.body for one in found if isinstance(one, LogMessage)] == [b"east" * 300] * 3 + [b"east"]
+            assert [one.data async for one in east.load_snapshots()] == [b"east"]
+            assert [one.data async for one in west.load_snapshots()] == [b"west"]
+            assert not await east.cut("tick-2", b"east", after=0) and await east.cut("tick-2", b"east", after=4)
+            followed[1].cancel()
+
+    run(story)
+
+
+def test_verdicts_are_followed_again_when_the_servers_come_back(tmp_path: Path) -> None:
+    async def story() -> None:
+        with nats_servers(tmp_path) as servers:
+            async with connected(servers, "back") as one, connected(servers, "back") as two:
+                bodies = two.follow_verdicts()
+
+                first = asyncio.ensure_future(anext(bodies))
+                await arrives(one, b"one", first)
+                assert await first == b"one"
+                servers.kill(0)
+                with pytest.raises(LogAway):
+                    while True:
+                        await one.publish_verdicts("a-x", b"lost")
+                        await asyncio.sleep(0.01)
+                servers.start(0)
+                second = asyncio.ensure_future(anext(bodies))
+                await arrives(one, b"two", second)
+                assert await second == b"two"
 
     run(story)
 

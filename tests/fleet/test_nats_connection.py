@@ -22,6 +22,7 @@ from ingero_fleet.replication.ordered_log import LogMessage
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
 from scripts.nats_servers import BIN, nats_servers
+from tests.fleet.test_jetstream_log import arrives
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "manifests/examples/nats.yaml"
 
@@ -69,6 +70,7 @@ def test_servers_of_the_example_admit_only_the_named_key_and_let_it_do_what_a_fl
                     await log.publish("push", "a-1", b"body")
                     found = await anext(log.follow(0))
                     assert isinstance(found, LogMessage) and found.body == b"body"
+                    await arrives(log, b"verdicts", asyncio.ensure_future(anext(log.follow_verdicts())))
                     await log.save_snapshot("s", b"state")
                     assert [one.data async for one in log.load_snapshots()] == [b"state"]
                     assert not log.stats.events["client_error"]
@@ -102,7 +104,6 @@ def test_the_server_accepts_the_settings_of_the_example(tmp_path: Path) -> None:
         ({"servers": ("http://a:4222",)}, "nats://host:port"),
         ({"servers": ("nats://me:secret@a",)}, "credentials_file"),
         ({"prefix": "a.b"}, "pattern"),
-        ({"partitions": 2}, "several partitions are not supported"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_with_the_reason(change: dict[str, object], words: str) -> None:

@@ -41,6 +41,7 @@ def test_what_validate_prints_is_valid_again(tmp_path: Path) -> None:
         ("exporters: {otlphttp: {endpoint: 'ftp://echo:4318'}}", "http://host:port"),
         ("exporters: {otlphttp: {endpoint: 'http://echo:99999'}}", "http://host:port"),
         ("exporters: {otlphttp: {endpoint: 'http://ec ho:4318'}}", "http://host:port"),
+        ("log: {role: receiver}", "a receiver needs log.nats"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:

@@ -8,6 +8,9 @@ from ingero_fleet.replication.log_bodies import BatchHead
 MAX_REPLICAS: Final = 64
 """Replicas remembered; beyond that, the one that has been silent longest is forgotten."""
 
+MAX_RECEIVERS: Final = 1024
+"""Receivers that do not judge, likewise."""
+
 HASHES_KEPT: Final = 4
 """Latest hashed ticks that are compared."""
 
@@ -17,10 +20,17 @@ class Agreement:
 
     def __init__(self) -> None:
         self._heads: dict[str, tuple[BatchHead, float]] = {}
+        self._receivers: dict[str, float] = {}
         self._hashes: dict[int, dict[str, str]] = {}
 
     def note(self, head: BatchHead, now: float) -> None:
         """Take a head; `now` in seconds of any clock that does not jump."""
+        if not head.judges:
+            self._receivers.pop(head.replica, None)
+            self._receivers[head.replica] = now
+            if len(self._receivers) > MAX_RECEIVERS:
+                del self._receivers[next(iter(self._receivers))]
+            return
         self._heads.pop(head.replica, None)
         self._heads[head.replica] = head, now
         if len(self._heads) > MAX_REPLICAS:
@@ -31,8 +41,12 @@ class Agreement:
                 del self._hashes[tick]
 
     def alive(self, since: float) -> dict[str, BatchHead]:
-        """The replicas heard since a moment, by name."""
+        """The replicas that judge and were heard since a moment, by name."""
         return {name: head for name, (head, heard) in self._heads.items() if heard >= since}
+
+    def receivers(self, since: float) -> int:
+        """How many Fleets that only receive were heard since a moment."""
+        return sum(heard >= since for heard in self._receivers.values())
 
     def chosen(self, tick: int) -> str:
         """The state hash after a tick that most replicas have, of equally many the one that came first."""

@@ -12,6 +12,7 @@ from ingero_fleet.log_settings import NatsConfig
 from ingero_fleet.replication.in_flight import InFlight
 from ingero_fleet.replication.log_stats import LogStats, describe
 from ingero_fleet.replication.nats_connection import NatsConnection, with_copies
+from ingero_fleet.replication.nats_verdicts import VerdictChannel
 from ingero_fleet.replication.ordered_log import (
     LogAway,
     LogGap,
@@ -75,6 +76,7 @@ class JetStreamLog:
         self._window = InFlight(IN_FLIGHT_MESSAGES, IN_FLIGHT_BYTES)
         self._creating = asyncio.Lock()
         self._checking: asyncio.Task[None] | None = None
+        self._verdicts = VerdictChannel(f"{config.prefix}.verdicts", self._connection, self.stats)
         self._snapshots = SnapshotBucket(f"{config.prefix}-snapshots", self._connection, self.stats)
 
     def start(self) -> None:
@@ -178,6 +180,14 @@ class JetStreamLog:
         """Return the kept snapshots, newest first; see `OrderedLog`."""
         async for snapshot in self._snapshots.load():
             yield snapshot
+
+    async def publish_verdicts(self, key: str, body: bytes) -> None:
+        """Send the answers after a tick; see `OrderedLog`."""
+        await self._verdicts.publish(key, body, self._part_bytes())
+
+    def follow_verdicts(self) -> AsyncGenerator[bytes]:
+        """Return the answers after each tick; see `OrderedLog`."""
+        return self._verdicts.follow()
 
     def _part_bytes(self) -> int:
         return min(PART_BYTES, self._connection.client.max_payload - HEADER_BYTES)

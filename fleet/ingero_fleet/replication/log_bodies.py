@@ -1,7 +1,7 @@
 """What the messages of the shared log hold: reports with ages instead of times, and markers. Pure."""
 
 import struct
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -23,12 +23,14 @@ MarkerKind = Literal["tick", "early_poll", "collectives_poll"]
 
 @dataclass(frozen=True)
 class BatchHead:
-    """What a replica says of itself with every batch: ticks applied, and the state hash after tick `hashed`."""
+    """What a Fleet says of itself with every batch: ticks applied, the state hash after tick `hashed`, and whether it
+    judges."""
 
     replica: str
     ticks: int
     hashed: int = 0
     state_hash: str = ""
+    judges: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,18 @@ def decode_reports(body: bytes, now: float) -> tuple[BatchHead, ReportBatch]:
 
 
 def _fields(kind: type[Marker] | type[BatchHead], item: Any) -> dict[str, Any]:
-    """The fields of a dataclass; what a newer version added is left out."""
+    """The fields of a dataclass. What a newer version added is left out; what an older one lacks has its default."""
     if not isinstance(item, dict):
         raise ValueError("an object was expected")
-    try:
-        found = {one.name: item[one.name] for one in fields(kind)}
-    except KeyError as error:
-        raise ValueError(f"{error} is missing") from None
+    found = {}
     for one in fields(kind):
-        value = found[one.name]
+        if one.name not in item and one.default is MISSING:
+            raise ValueError(f"{one.name!r} is missing")
+        value = found[one.name] = item.get(one.name, one.default)
         if one.type is int and (type(value) is not int or value < 0):
             raise ValueError(f"{one.name} is not a count")
-        if one.type is not int and not isinstance(value, str):
+        if one.type is bool and type(value) is not bool:
+            raise ValueError(f"{one.name} is neither true nor false")
+        if one.type not in (int, bool) and not isinstance(value, str):
             raise ValueError(f"{one.name} is not text")
     return found

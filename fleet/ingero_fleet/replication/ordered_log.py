@@ -100,6 +100,17 @@ class OrderedLog(Protocol):
         """Return the kept snapshots, newest first; damaged ones are left out. Raises `LogAway` without an answer."""
         ...
 
+    async def publish_verdicts(self, key: str, body: bytes) -> None:
+        """Send the answers after a tick to all that follow them at present. They are not stored, and may be lost.
+
+        `key` is another one for each call. Raises `LogAway` without a connection.
+        """
+        ...
+
+    def follow_verdicts(self) -> AsyncGenerator[bytes]:
+        """Return what `publish_verdicts` sends from now on, each whole."""
+        ...
+
     def health(self) -> LogHealth:
         """How the log is doing."""
         ...

@@ -8,35 +8,30 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, Final
 
 from ingero_detect.column_store import SnapshotError
 from ingero_fleet.collectives.polling import MAX_POLL_LOAD
 from ingero_fleet.engine import POLLS_PER_TICK, Engine
-from ingero_fleet.receivers.messages import encode_push
 from ingero_fleet.replication.agreement import Agreement
-from ingero_fleet.replication.log_bodies import BatchHead, Marker, MarkerKind, encode_reports
+from ingero_fleet.replication.log_bodies import BatchHead, Marker, MarkerKind
 from ingero_fleet.replication.ordered_log import LogAway, LogGap, LogMessage, OrderedLog
+from ingero_fleet.replication.persistent_task import persist
+from ingero_fleet.replication.published_verdicts import encode_verdicts
+from ingero_fleet.replication.publisher import FLUSHES_PER_TICK, ReportPublisher
 from ingero_fleet.replication.replicated_state import HASH_TICKS, Applied, Position, ReplicatedState
+from ingero_fleet.replication.verdict_follower import VerdictFollower
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.state_machine import TickResult
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 
 log = get(__name__)
-
-FLUSHES_PER_TICK: Final = 10
-"""How often in a push interval fresh reports are published."""
-
-BATCH_NODES: Final = 4000
-"""Most nodes in one message."""
-
-MAX_PUSH_BYTES: Final = 64 << 20
-"""Pushes with collectives or taints that may wait to be published; the oldest are dropped and counted."""
 
 RANK_DELAY: Final = 0.2
 """Push intervals by which each further replica waits longer before it cuts a tick that is due."""
@@ -46,7 +41,7 @@ MARKERS_KEPT: Final = 256
 
 
 class Replica:
-    """One for each Fleet with a shared log. `observe` takes pushes for the log; `run` does the rest."""
+    """One for each Fleet that judges by a shared log. `publisher` takes pushes for the log; `run` does the rest."""
 
     def __init__(
         self, engine: Engine, state: ReplicatedState, shared: OrderedLog, receiving: ScoreTable, name: str,
@@ -59,15 +54,14 @@ class Replica:
         self.name = name
         self.outcomes: Counter[str] = Counter()
         """Markers lost to others, gaps, reloads, messages that were dropped, by name."""
-        self.collect_reports: Callable[[], Awaitable[None]] | None = None
-        """Awaited before reports are published: collects those of the receiver processes."""
-        self._engine, self._log, self._receiving, self._export = engine, shared, receiving, export
+        self._engine, self._log, self._export = engine, shared, export
         self._interval = engine.config.push_interval
         self._agreement = Agreement()
-        self._pushes: deque[tuple[str, bytes]] = deque()
-        self._push_bytes = 0
-        self._number = 0
         self._head = BatchHead(name, 0)
+        self.publisher = ReportPublisher(
+            shared, receiving, lambda: self._head, engine.clock, self._interval, self.outcomes
+        )
+        self.verdicts = VerdictFollower(shared, engine.clock, self._interval, self.outcomes, self._adopt_if_parked)
         self._next_tick = time.monotonic() + self._interval
         self._next_poll = 0.0
         self._marked = time.monotonic()
@@ -88,6 +82,7 @@ class Replica:
         return {
             "replica": self.name,
             "replicas": len(self._living()),
+            "receivers_only": self._agreement.receivers(self._recently()),
             "log": f"away since {rfc3339(away)}" if away else "ok",
             "log_sequence": self.at.sequence,
             "state_hash": self._head.state_hash,
@@ -99,13 +94,13 @@ class Replica:
 
     def log_answer(self) -> dict[str, Any]:
         """How this replica follows the log, and its state of the last comparison."""
-        health, living = self._log.health(), len(self._living())
+        health, senders = self._log.health(), len(self._living()) + self._agreement.receivers(self._recently())
         state = "ok"
         if health.away_since is not None:
             state = "away"
         elif self._loading:
             state = "reseeding"
-        elif not self.at.ticks or health.lag > 3 * FLUSHES_PER_TICK * max(1, living):
+        elif not self.at.ticks or health.lag > 3 * FLUSHES_PER_TICK * max(1, senders):
             state = "catching_up"
         return {
             "replica": self.name,
@@ -123,54 +118,10 @@ class Replica:
         return self._log.health().away_since is not None
 
     def _living(self) -> dict[str, BatchHead]:
-        return self._agreement.alive(time.monotonic() - 3 * self._interval)
+        return self._agreement.alive(self._recently())
 
-    # Receiving
-
-    def observe(self, push: Push, now: float) -> None:
-        """Take a push with collectives or taints; it is published soon."""
-        body = encode_push(push, now)
-        self._pushes.append((self._key(), body))
-        self._push_bytes += len(body)
-        while self._push_bytes > MAX_PUSH_BYTES:
-            self._push_bytes -= len(self._pushes.popleft()[1])
-            self.outcomes["pushes_dropped"] += 1
-
-    def _key(self) -> str:
-        self._number += 1
-        return f"{self.name}-{self._number}"
-
-    async def publish(self) -> None:
-        """Publish what was received since the last call; raises `LogAway`."""
-        if self.collect_reports:
-            await self.collect_reports()
-        now = self._engine.clock()
-        self._receiving.expire(now)
-        while self._pushes:
-            key, body = self._pushes[0]
-            await self._log.publish("push", key, body)
-            if self._pushes and self._pushes[0][0] == key:
-                self._pushes.popleft()
-                self._push_bytes -= len(body)
-        while True:
-            batch = self._receiving.take_fresh(BATCH_NODES)
-            await self._log.publish("batch", self._key(), encode_reports(self._head, batch, now))
-            if len(batch.names) < BATCH_NODES:
-                return
-
-    async def _keep_publishing(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval / FLUSHES_PER_TICK)
-            try:
-                await self.publish()
-            except LogAway:
-                # Reports of this call are lost. Each node has sent a newer one by the time that the log is back.
-                self.outcomes["flushes_lost"] += 1
-
-    async def hand_over(self, seconds: float) -> None:
-        """Publish what was received last, before this process ends, as far as the log takes it in time."""
-        with contextlib.suppress(LogAway, TimeoutError):
-            await asyncio.wait_for(self.publish(), seconds)
+    def _recently(self) -> float:
+        return time.monotonic() - 3 * self._interval
 
     # Applying
 
@@ -179,18 +130,11 @@ class Replica:
         while not await self._load(lambda ticks, state_hash: True):
             await asyncio.sleep(self._interval / FLUSHES_PER_TICK)
         async with asyncio.TaskGroup() as group:
-            for task in (self._keep_publishing, self.keep_following, self._keep_cutting):
-                group.create_task(self._persist(task))
-
-    async def _persist(self, task: Callable[[], Awaitable[None]]) -> None:
-        """Run a task until cancelled; when it fails, that is logged and counted, and it begins again."""
-        while True:
-            try:
-                await task()
-            except Exception:
-                self.outcomes["failed_tasks"] += 1
-                log.exception("replica_task_failed", task=task.__name__)
-                await asyncio.sleep(self._interval / FLUSHES_PER_TICK)
+            tasks = (
+                self.publisher.keep_publishing, self.verdicts.keep_following, self.keep_following, self._keep_cutting,
+            )  # fmt: skip
+            for task in tasks:
+                group.create_task(persist(task, self._interval / FLUSHES_PER_TICK, self.outcomes))
 
     async def keep_following(self) -> None:
         """Apply what the log returns until cancelled."""
@@ -239,12 +183,28 @@ class Replica:
             await self._in_worker(self._engine.call_listeners, applied.result.snapshot)
         elif applied.judged_early:
             self._next_tick = now + self._interval
+        if applied.result and own:
+            await self._publish_verdicts(applied.result)
         self._hand_on(applied.findings, marker, own)
         self._applied.set()
         if applied.result and own and self._head.ticks == self._head.hashed:
             name, data = await self._snapshot()
             if self._saving is None or self._saving.done():
                 self._saving = asyncio.create_task(self._save(name, data))
+
+    async def _publish_verdicts(self, result: TickResult) -> None:
+        """Send the answers of a tick to the receivers that do not judge. They get the next ones if these are lost."""
+        body = await self._in_worker(encode_verdicts, self.at.ticks, result.verdict_cache)
+        try:
+            await self._log.publish_verdicts(f"{self.name}-{self.at.ticks}", body)
+        except LogAway:
+            self.outcomes["verdicts_lost"] += 1
+
+    def _adopt_if_parked(self, cache: VerdictCache) -> None:
+        """While this replica does not judge, answer pushes by the verdicts of those that do."""
+        if self.at.parked:
+            for publish in self._engine.publish:
+                publish(cache)
 
     def _hand_on(self, findings: list[Push], marker: Marker, own: bool) -> None:
         """Export findings if this replica cut the marker, those included that nobody is known to have exported."""
@@ -306,7 +266,7 @@ class Replica:
         loaded, ticks = self.outcomes["snapshots_loaded"], self.at.ticks
         if applied.missed:
             await self._load(lambda saved, _: saved >= ticks)
-        elif applied.head and self._agreement.differs(self._head, time.monotonic() - 3 * self._interval):
+        elif applied.head and self._agreement.differs(self._head, self._recently()):
             tick, chosen = self._head.hashed, self._agreement.chosen(self._head.hashed)
             log.error("state_differs", tick=tick, own=self._head.state_hash, chosen=chosen)
             self.outcomes["states_differed"] += 1

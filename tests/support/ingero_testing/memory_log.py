@@ -25,6 +25,7 @@ class MemoryLog:
         self.snapshots: list[LogSnapshot] = []
         self.gaps = 0
         self._keys: set[str] = set()
+        self._verdicts: list[asyncio.Queue[bytes]] = []
         self._changed = asyncio.Event()
 
     @property
@@ -73,6 +74,17 @@ class MemoryLog:
         await self._answer()
         for one in self.snapshots:
             yield one
+
+    async def publish_verdicts(self, key: str, body: bytes) -> None:
+        await self._answer()
+        for queue in self._verdicts:
+            queue.put_nowait(body)
+
+    async def follow_verdicts(self) -> AsyncGenerator[bytes]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._verdicts.append(queue)
+        while True:
+            yield await queue.get()
 
     def health(self) -> LogHealth:
         return LogHealth(self.now if self.away else None)
