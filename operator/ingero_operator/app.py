@@ -13,7 +13,7 @@ import kopf
 from aiohttp import web
 
 from ingero_kit.addresses import parse_listen
-from ingero_kit.clock import steady_clock
+from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_operator import handlers
@@ -22,7 +22,7 @@ from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.audit_exporter import AuditExporter
 from ingero_operator.cache import OwnerKey
 from ingero_operator.children import ChildApplier
-from ingero_operator.context import ReconcileContext
+from ingero_operator.context import HealthEventSink, ReconcileContext
 from ingero_operator.credentials import login
 from ingero_operator.echo_stores import CONDITIONS as STORE_CONDITIONS
 from ingero_operator.echo_stores import EchoStores
@@ -89,6 +89,7 @@ class Operator:
             recorder=recorder,
             pods=PodReader(api, clock, failures),
             audit_exporter=AuditExporter(clock, tasks=self.tasks),
+            health_events=_health_events(config, clock, self.tasks),
             admission=NodePolicyProbe(api, clock, needed=config.node_policy),
             status_admission=NodePolicyProbe(api, clock, "status", needed=config.node_policy),
         )
@@ -248,6 +249,15 @@ class Operator:
         await web.TCPSite(runner, host, port).start()
         self._announce({"http": int(runner.addresses[0][1])})
         return runner
+
+
+def _health_events(config: OperatorConfig, clock: Clock, tasks: Tasks) -> HealthEventSink | None:
+    """The exporter to NVSentinel, if it is configured."""
+    if not config.nvsentinel:
+        return None
+    from ingero_operator.nvsentinel import HealthEventExporter  # gRPC takes memory that others need not pay for
+
+    return HealthEventExporter(clock, config.nvsentinel, config.nvsentinel_ca, config.nvsentinel_token, tasks)
 
 
 def ending(name: str, task: asyncio.Task[Any]) -> str:

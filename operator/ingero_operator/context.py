@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ingero_kit.clock import Clock
 from ingero_operator.admission import NodePolicyProbe
@@ -17,7 +18,18 @@ from ingero_operator.referenced import ReferencedObjects
 from ingero_operator.render.common import Platform
 from ingero_operator.settings import OperatorConfig
 from ingero_operator.status_writer import StatusWriter
+from ingero_operator.taints.health_events import HealthEvent
 from ingero_operator.volume_usage import VolumeUsagePoller
+
+
+class HealthEventSink(Protocol):
+    """Takes health events and counts what became of them."""
+
+    sent: int
+    lost: int
+
+    def export(self, event: HealthEvent) -> None:
+        """Send an event in the background."""
 
 
 @dataclass
@@ -39,6 +51,8 @@ class ReconcileContext:
     recorder: EventRecorder
     pods: PodReader
     audit_exporter: AuditExporter
+    health_events: HealthEventSink | None
+    """NVSentinel, if it is configured."""
     admission: NodePolicyProbe
     """Of writes to nodes."""
     status_admission: NodePolicyProbe

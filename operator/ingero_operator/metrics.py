@@ -52,6 +52,16 @@ OPERATOR: Final[tuple[MetricRow[Operator], ...]] = (
         "Taint events that no Fleet accepted in time.",
         lambda s: s.context.audit_exporter.lost,
     ),
+    counter(
+        "ingero_operator_health_events_exported",
+        "Health events that NVSentinel accepted.",
+        lambda s: s.context.health_events.sent if s.context.health_events else 0,
+    ),
+    counter(
+        "ingero_operator_health_events_dropped",
+        "Health events that NVSentinel did not accept in time.",
+        lambda s: s.context.health_events.lost if s.context.health_events else 0,
+    ),
     counter("ingero_operator_resyncs", "Comparisons of the cache with the API server.", lambda s: s.resync.rounds),
     gauge("ingero_operator_queue_length", "Resources that are due or being reconciled.", lambda s: len(s.queue)),
     gauge(

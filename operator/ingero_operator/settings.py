@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -97,6 +98,13 @@ class OperatorConfig(Settings):
     """How long a silent leader keeps the Lease."""
     leader_election: bool = True
     """Off: run at once, for development with one process."""
+    nvsentinel: str = ""
+    """Address (host:port) of NVSentinel's platform connector, which is sent a health event (stored only) when a
+    condition `ingero.io/Straggler` changes; none without it."""
+    nvsentinel_ca: Path | None = None
+    """PEM of the CA that signed its certificate; without it those that gRPC trusts."""
+    nvsentinel_token: Path | None = None
+    """File with the token of the service account that it admits, with its audience."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
 

@@ -137,6 +137,7 @@ INTEGRATIONS = {
     "device-taint-rule": ("resource.k8s.io/v1beta2", "DeviceTaintRule"),
     "slinky-values": (None, None),
     "nvsentinel-values": (None, None),
+    "nvsentinel-events": ("kustomize.config.k8s.io/v1alpha1", "Component"),
 }
 
 

@@ -15,7 +15,7 @@ from ingero_contract import attributes, metrics
 from ingero_contract import echo as routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import steady_clock
-from ingero_operator import audit_exporter
+from ingero_operator import retrying_exporter
 from ingero_operator.audit_exporter import AuditExporter, OtlpTarget
 from ingero_operator.taints.audit_events import log_request
 from ingero_operator.taints.controller import describe
@@ -155,7 +155,7 @@ def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
 def test_the_number_of_waiting_records_is_bounded() -> None:
     async def work() -> AuditExporter:
         found = AuditExporter(steady_clock())
-        for _ in range(audit_exporter.WAITING + 5):
+        for _ in range(retrying_exporter.WAITING + 5):
             found.export(OtlpTarget(url="http://127.0.0.1:1"), told())
         return found
 

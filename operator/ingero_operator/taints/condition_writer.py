@@ -15,6 +15,7 @@ from ingero_operator.failures import Operation, OperationKind, explain
 from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
 from ingero_operator.resources import conditions_wanted, is_deleting, is_paused, key_from
+from ingero_operator.taints.health_events import health_events
 from ingero_operator.taints.model import ClusterObservation
 from ingero_operator.taints.node_conditions import ConditionWrite, condition_writes
 from ingero_operator.taints.nodes import NodeView
@@ -40,6 +41,8 @@ class ConditionWriter:
     context: ReconcileContext
     _fresh_at: dict[OwnerKey, float] = field(default_factory=dict)
     """When the evidence of a FleetCluster was last new; without any, when it was first expected."""
+    _exported: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """See `health_events.Exported`."""
 
     async def reconcile(
         self, resource: Manifest, policy: Taints, observed: ClusterObservation, state: TaintState
@@ -50,7 +53,8 @@ class ConditionWriter:
             return None
         fresh_at = observed.evidence.received if observed.evidence else self._fresh_at.get(key, now)
         self._fresh_at[key] = fresh_at
-        writes = condition_writes(self._own_nodes(resource, policy), policy, observed, state, fresh_at, now)
+        nodes = self._own_nodes(resource, policy)
+        writes = condition_writes(nodes, policy, observed, state, fresh_at, now)
         failures = self.context.failures
         failures.retain(key, OperationKind.CONDITION, {POLICY, FINALIZER, *(write.node.name for write in writes)})
         due = [
@@ -59,10 +63,12 @@ class ConditionWriter:
             if not failures.backs_off(key, Operation(OperationKind.CONDITION, write.node.name))
         ]
         deleting = is_deleting(resource)
+        self._export(key, nodes, observed, now)
         if not due or not self.context.leads() or (is_paused(resource) and not deleting):
             return CHECK_SECONDS if policy.condition else None
         if await self._policy_in_force(key, due[0].node.name) and await self._finalized(resource):
             await self._write(key, due[:MOST_WRITES], now)
+            self._export(key, nodes, observed, now)
         return NEXT_SECONDS if len(due) > MOST_WRITES else CHECK_SECONDS
 
     def remaining(self, resource: Manifest, policy: Taints) -> frozenset[str]:
@@ -121,6 +127,19 @@ class ConditionWriter:
         with self.context.failures.guarded(key_from(resource), Operation(OperationKind.CONDITION, FINALIZER)):
             await set_finalizer(self.context.api, self.context.informer.cache, resource, True)
         return has_finalizer(resource)
+
+    def _export(self, key: OwnerKey, nodes: list[NodeView], observed: ClusterObservation, now: float) -> None:
+        """Export transitions of the conditions of these nodes to NVSentinel, if it is configured."""
+        exporter, known = self.context.health_events, self.context.informer.nodes
+        if exporter is None or not self.context.leads():
+            return
+        latest = [known[node.name] for node in nodes if node.name in known]
+        accused = observed.evidence.accused if observed.evidence else {}
+        for event in health_events(latest, f"{key[1]}/{key[2]}", accused, self._exported, now):
+            exporter.export(event)
+        if len(self._exported) > len(known):
+            for uid in self._exported.keys() - {node.uid for node in known.values()}:
+                del self._exported[uid]
 
     async def _write(self, key: OwnerKey, writes: list[ConditionWrite], now: float) -> None:
         context, failed = self.context, 0
