@@ -1,4 +1,4 @@
-"""Measures the audit on simulated fleets: false discoveries, and its power beside a test that knows the noise.
+"""Measures the audit on simulated fleets: false discoveries, and its power compared with a test that knows the noise.
 
 `make bench-audit` prints it in some minutes of processor time, with `ARGS=--quick` in one. The bound knows the
 distribution of healthy chips, the effects of runs and the usual speed, and applies the same false-discovery rate. All

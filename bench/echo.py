@@ -102,7 +102,7 @@ def ingest(folder: Path, size: Size) -> None:
         )  # fmt: skip
         facts = stress(service, "http", 8, events // 4, check=True)
         row(
-            f"{facts['acknowledged']:,} events looked for by id: missing, doubled, changed",
+            f"{facts['acknowledged']:,} events searched by id: missing, doubled, changed",
             f"{facts['missing']}, {facts['doubled']}, {facts['wrong_chain']}", "0, 0, 0", facts["clean"],
         )  # fmt: skip
         over_grpc = stress(service, "grpc", 32, events // 2, check=False)["events_per_second"]

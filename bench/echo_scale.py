@@ -137,11 +137,11 @@ def ingest(folder: Path, table: dict[str, Any], seconds: float) -> None:
 
 
 def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -> None:
-    """A writer that seals and is killed again and again, the catalog too; a reader looks all the time."""
+    """A writer that seals and is killed again and again, the catalog too; a reader polls all the time."""
     ports = {"ingest": {"http_endpoint": f"127.0.0.1:{free_port()}"}, "api": {"endpoint": f"127.0.0.1:{free_port()}"}}
     change = {"table": {**table, "every": 0.3, "keep": 0.0, "max_rows": 20_000}, **ports}
     read = {"shards": {"0": f"http://{ports['api']['endpoint']}"}, "every": 0.5}
-    dice, ended, looks, doubled = random.Random(1), threading.Event(), [0], [0]
+    dice, ended, polls, doubled = random.Random(1), threading.Event(), [0], [0]
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(start_echo(folder / "kills", change))
         reader = stack.enter_context(echo_reader(folder / "reader", {"table": change["table"], "read": read}))
@@ -153,15 +153,15 @@ def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -
         sender = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         stack.callback(sender.kill)
 
-        def look() -> None:
+        def poll() -> None:
             while not ended.is_set():
                 answer = CLIENT.post(reader.url("api", contract.SQL), json={"sql": EACH_ONCE})
                 if answer.status_code == 200:
-                    (everything, different), looks[0] = answer.json()["rows"][0], looks[0] + 1
+                    (everything, different), polls[0] = answer.json()["rows"][0], polls[0] + 1
                     doubled[0] += everything != different
 
-        looking = threading.Thread(target=look)
-        looking.start()
+        polling = threading.Thread(target=poll)
+        polling.start()
         running = first
         for number in range(times):
             time.sleep(dice.uniform(0.5, 7))
@@ -176,7 +176,7 @@ def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -
         stopped = time.time_ns()
         wait_until(lambda: whole(reader) > stopped, "the reader to have everything", 300)
         ended.set()
-        looking.join()
+        polling.join()
         everything, different = CLIENT.post(
             reader.url("api", contract.SQL), json={"sql": EACH_ONCE}
         ).json()["rows"][0]  # fmt: skip
@@ -188,7 +188,7 @@ def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -
         f"{different:,} in a reader, sealed through transaction {sealed:,.0f}: lost, doubled",
         f"{lost}, {twice}", "0, 0", not lost and not twice and different <= facts["sent"],
     )  # fmt: skip
-    row(f"{looks[0]:,} looks of the reader meanwhile: with a row twice", str(doubled[0]), "0", not doubled[0])
+    row(f"{polls[0]:,} polls of the reader meanwhile: with a row twice", str(doubled[0]), "0", not doubled[0])
 
 
 def whole(reader: Running) -> int:

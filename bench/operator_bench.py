@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_testing.fleets import fleets  # noqa: E402
-from operators import Operator, Rig, tell  # noqa: E402
+from operators import Operator, Rig, report  # noqa: E402
 from scripts.controlplane import control_plane  # noqa: E402
 
 POOL = "bench.ingero.io/pool"
@@ -67,7 +67,7 @@ class Bench(Rig):
     def many(self, meanwhile: Callable[[], None]) -> None:
         """First reconcile, one change, rest; other parts may be measured during the rest."""
         count = self.flags.clusters
-        tell(f"making {count} FleetClusters")
+        report(f"making {count} FleetClusters")
         self.parallel(self.cluster_requests(count))
         started = time.monotonic()
         with self.operator("--resync", f"{self.flags.resync}s") as operator:
@@ -163,7 +163,7 @@ class Bench(Rig):
         names = self.begin()
         says = self.fleet.of("bench-0", "taints")
         with self.operator("--poll", "200ms", "--resync", "5s") as operator:
-            self.wait("the first look", lambda: operator.page()["ingero_operator_reconciles_total"] > 0, 60)
+            self.wait("the first reconcile", lambda: operator.page()["ingero_operator_reconciles_total"] > 0, 60)
             added, removed = [], []
             for name in names[:3]:
                 says.stragglers = {name}
@@ -197,7 +197,7 @@ class Bench(Rig):
     def many_nodes(self) -> None:
         """One FleetCluster over very many nodes that all send heartbeats, with some of them accused."""
         count = self.flags.nodes
-        tell(f"making {count} nodes")
+        report(f"making {count} nodes")
         names = [f"many-{number:05}" for number in range(count)]
         self.parallel(self.node_requests(names))
         says = self.fleet.of("bench-0", "nodes")
@@ -255,35 +255,35 @@ class Bench(Rig):
         names = self.begin()
         says = self.fleet.of("bench-0", "taints")
         dice = random.Random(1)
-        before = self.told()
+        before = self.event_counts()
         with self.forks() as fork:
             says.stragglers = {names[0]}
             child, started = fork("--poll", "200ms", "--resync", "60s"), time.monotonic()
             self.wait("the first taint", lambda: self.marked(names[0]), 60)
             window = 2 * (time.monotonic() - started)
             os.kill(child, signal.SIGKILL)
-            tell(f"killing within {window:.1f} s of each start, twice as long as a mark takes")
+            report(f"killing within {window:.1f} s of each start, twice as long as a mark takes")
             for number in range(self.flags.kills):
                 says.stragglers = {dice.choice(names)} if number % 2 else set()
                 child = fork("--poll", "200ms", "--resync", "60s")
                 time.sleep(dice.uniform(0.0, window))
                 os.kill(child, signal.SIGKILL)
                 if number % 20 == 19:
-                    tell(f"killed {number + 1} of {self.flags.kills} times")
+                    report(f"killed {number + 1} of {self.flags.kills} times")
         says.stragglers = set()
         with self.operator("--poll", "200ms", "--resync", "5s"):
             self.wait("every node to be free", lambda: not any(self.marked(name) for name in names), 120, 0.2)
             time.sleep(1)
-        told = self.told()
-        doubled = {key: count for key, count in told.items() if count > 1}
-        tainted = sum(key[0] == "Tainted" for key in told) - sum(key[0] == "Tainted" for key in before)
-        released = sum(key[0] == "Released" for key in told) - sum(key[0] == "Released" for key in before)
-        overridden = sum(key[0] == "TaintOverridden" for key in told)
+        event_counts = self.event_counts()
+        doubled = {key: count for key, count in event_counts.items() if count > 1}
+        tainted = sum(key[0] == "Tainted" for key in event_counts) - sum(key[0] == "Tainted" for key in before)
+        released = sum(key[0] == "Released" for key in event_counts) - sum(key[0] == "Released" for key in before)
+        overridden = sum(key[0] == "TaintOverridden" for key in event_counts)
         good = not doubled and tainted == released and not overridden
         text = f"{tainted} marked, {released} released, {len(doubled)} Events twice, {overridden} taken for a person"
         self.note(f"kill -9 at {self.flags.kills} random points", text, "no stray taint, no double Event", good)
 
-    def told(self) -> dict[tuple[str, str, str], int]:
+    def event_counts(self) -> dict[tuple[str, str, str], int]:
         """Counts of the Events on the FleetCluster, by reason, name and message."""
         items = self.plane.read("-n", "bench-0", "events")["items"]
         return {
@@ -318,9 +318,9 @@ def main() -> None:
             each(folder / "taints", flags, [name for name in ("taints",) if name in wanted])
             if "many" in wanted:
                 with bench(folder / "many", flags) as found:
-                    found.many(lambda: beside(folder, flags, wanted))
+                    found.many(lambda: run_lanes(folder, flags, wanted))
             else:
-                beside(folder, flags, wanted)
+                run_lanes(folder, flags, wanted)
         except FileNotFoundError as error:
             raise SystemExit(f"bench: {error}") from None
 
@@ -339,7 +339,7 @@ def bench(folder: Path, flags: argparse.Namespace) -> Iterator[Bench]:
         yield Bench(plane, fleet, folder, flags)
 
 
-def beside(folder: Path, flags: argparse.Namespace, wanted: Sequence[str]) -> None:
+def run_lanes(folder: Path, flags: argparse.Namespace, wanted: Sequence[str]) -> None:
     """Run every lane concurrently."""
     with ThreadPoolExecutor(len(LANES)) as pool:
         running = [
@@ -355,7 +355,7 @@ def each(folder: Path, flags: argparse.Namespace, names: Sequence[str]) -> None:
         return
     with bench(folder, flags) as found:
         for name in names:
-            tell(f"part: {name}")
+            report(f"part: {name}")
             getattr(found, name)()
 
 

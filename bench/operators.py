@@ -42,7 +42,7 @@ for line in sys.stdin:
 """Program that forks operators with their modules already imported, as imports are most of a start."""
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Print a line of progress, separate from the table."""
     print(f"[{time.monotonic() - STARTED:4.0f} s] {text}", file=sys.stderr, flush=True)
 
@@ -84,14 +84,14 @@ class Rig:
         far: Callable[[], object] = lambda: "",
     ) -> float:  # fmt: skip
         """Wait until a condition holds; returns how long it took. `far` describes the progress at intervals."""
-        started = told = time.monotonic()
+        started = reported_at = time.monotonic()
         while not done():
             now = time.monotonic()
             if now - started > seconds:
                 raise SystemExit(f"bench: waited {seconds:.0f} s for {what}; see {self.folder}/*.log")
-            if now - told > TELL_SECONDS:
-                told = now
-                tell(f"waiting for {what} {far()}".rstrip())
+            if now - reported_at > TELL_SECONDS:
+                reported_at = now
+                report(f"waiting for {what} {far()}".rstrip())
             time.sleep(pause)
         return time.monotonic() - started
 
@@ -100,11 +100,11 @@ class Rig:
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, 6 * TELL_SECONDS))
-            tell(f"{what}: {max(0.0, ends - time.monotonic()):.0f} s to go")
+            report(f"{what}: {max(0.0, ends - time.monotonic()):.0f} s to go")
 
     def note(self, what: str, ours: str, target: str, reached: bool) -> None:
         """Add a line to the table and print it at once."""
-        tell(f"{what}: {ours}")
+        report(f"{what}: {ours}")
         sys.stdout.write(f"| {what} | {ours} | {target} | {'reached' if reached else 'not reached'} |\n")
         sys.stdout.flush()
 

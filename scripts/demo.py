@@ -103,12 +103,12 @@ class Demo:
 
     def named(self) -> set[str]:
         """The present stragglers; updates the view."""
-        self.view.show(self.site.picture())
+        self.view.show(self.site.nodes_answer())
         return self.site.named()
 
     def ready(self) -> bool:
         """Whether all nodes are healthy; updates the view."""
-        self.view.show(self.site.picture())
+        self.view.show(self.site.nodes_answer())
         return self.site.ready()
 
     def pushes(self, node: str) -> int:
@@ -164,7 +164,7 @@ class Demo:
         """Ask Echo which node straggles and why, as a user would."""
         found = dict[str, Any]()
 
-        def told() -> bool:
+        def echo_knows() -> bool:
             done = subprocess.run(
                 [
                     BIN / "ingero-echo", "ask", "find_stragglers", f"cluster_id={CLUSTER}", "--json",
@@ -175,7 +175,7 @@ class Demo:
             found.update(json.loads(done.stdout) if done.returncode == 0 else {})
             return bool(found.get("rows"))
 
-        self.lab.wait("Echo to know of it", told, 30)
+        self.lab.wait("Echo to know of it", echo_knows, 30)
         if found["rows"][0]["node_id"] != victim:
             raise LabFailed(f"Echo ranks {found['rows'][0]['node_id']} before {victim}")
         summary = str(found["summary"])

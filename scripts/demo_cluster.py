@@ -197,7 +197,7 @@ class Story:
         used: str | None = status.get("storage", {}).get("usedBand")
         return used
 
-    def marks_in_echo(self) -> list[str]:
+    def taints_in_echo(self) -> list[str]:
         """The taint events that Echo has stored."""
         text = f"SELECT message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}' ORDER BY timestamp"
         url = f"http://127.0.0.1:{self.echo['api']}{echo.SQL}"
@@ -315,7 +315,7 @@ class Story:
             "taint",
             f"After {seconds:.1f} s {victim}, and no other node, gets no new pods (nothing that runs is touched):",
             f"  {taint['key']}={taint['value']}:{taint['effect']}",
-            "The evidence stands beside it, in the annotation of the same name:",
+            "The evidence is in the annotation of the same name:",
         )
         note = json.loads(self.plane.read("node", victim)["metadata"]["annotations"]["ingero.io/straggler"])
         self.say(f"     {json.dumps({key: value for key, value in note.items() if key not in ('owner', 'node')})}")
@@ -332,8 +332,8 @@ class Story:
         for item in sorted(items, key=lambda item: str(item["firstTimestamp"])):
             if item["reason"] in ("Tainted", "Released"):
                 self.say(f"     Event {item['reason']}: {item['message']}")
-        self.lab.wait("Echo to have both marks", lambda: len(self.marks_in_echo()) >= 2)
-        for message in self.marks_in_echo():
+        self.lab.wait("Echo to have both marks", lambda: len(self.taints_in_echo()) >= 2)
+        for message in self.taints_in_echo():
             self.say(f"     Echo keeps: {message}")
         for line in self.status()["taints"]["history"]:
             self.say(f"     status.taints.history: {line}")

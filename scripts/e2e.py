@@ -80,7 +80,7 @@ def published(say: Say, lab: Lab) -> list[Row]:
     say(f"Fleet names {victim} after {by_fleet:.1f} s")
     lab.wait("the sink to hear of it", lambda: site.sink_events()[0] > 0, 30)
     at_sink = time.monotonic() - begun
-    say(f"the sink beside {victim} has booked it after {at_sink:.1f} s; the workload is brought back")
+    say(f"the sink of {victim} has booked it after {at_sink:.1f} s; the workload is brought back")
     site.hurt(signal.SIGCONT, victim)
     healed = lab.wait("the sink to hear that it is over", lambda: not named() and site.sink_events()[1] > 0, 120)
     say(f"resolved after {healed:.1f} s")
@@ -139,7 +139,7 @@ def late_rank(say: Say, lab: Lab, gloo: bool = False) -> list[Row]:
     say(f"{outcome.why or 'nobody was named'}")
     got = "nobody" if outcome.seconds is None else f"rank {plan.late}"
     within = outcome.seconds is not None and outcome.seconds <= WITHIN
-    how = "seen by eBPF" if jobs.traced else "told by themselves"
+    how = "seen by eBPF" if jobs.traced else "reported by themselves"
     what = f"rank {plan.late} of {plan.ranks} computes {plan.extra:.0%} longer, {how}"
     return [
         Row(case, what, f"rank {plan.late}, ≤ {WITHIN} s", got, outcome.seconds, within),
@@ -273,9 +273,9 @@ def play(todo: list[dict[str, Group]], say: Say) -> list[Row]:
             return [Row(name, "seen to its end", "yes", str(error), None, False)]
 
     rows: list[Row] = []
-    for beside in todo:
-        with ThreadPoolExecutor(max(1, len(beside))) as pool:
-            for found in pool.map(run, beside.keys(), beside.values()):
+    for parallel in todo:
+        with ThreadPoolExecutor(max(1, len(parallel))) as pool:
+            for found in pool.map(run, parallel.keys(), parallel.values()):
                 rows += found
     return rows
 

@@ -216,7 +216,7 @@ class Site:
             return None
         return answer.json() if answer.status_code == 200 else None
 
-    def picture(self) -> list[dict[str, Any]]:
+    def nodes_answer(self) -> list[dict[str, Any]]:
         """Every node as Fleet reports it."""
         found = self.get("diagnostics", f"/api/v1/nodes?cluster_id={self.cluster}")
         return found["nodes"] if found else []
@@ -228,7 +228,7 @@ class Site:
 
     def ready(self) -> bool:
         """Whether every node is active, known to the detector and not accused."""
-        nodes = self.picture()
+        nodes = self.nodes_answer()
         return len(nodes) == len(self.nodes) and all(
             node["state"] == "active" and (node["verdict"] or {}).get("state") in ("healthy", "suspected")
             for node in nodes

@@ -24,7 +24,7 @@ from ingero_testing.processes import Running
 from scripts.lab import BIN, Site
 
 TRACED = "unmodified processes, traced through eBPF"
-TOLD = "processes that push their own waits, without eBPF"
+SELF_REPORTED = "processes that push their own waits, without eBPF"
 GLOO = "processes of PyTorch that wait in gloo's all_reduce and push their own waits"
 NODE = "traced"
 FOREVER = 1_000_000
@@ -41,7 +41,7 @@ class Plan:
     step_seconds: float = 0.1
     extra: float = 0.05
     jitter: float = 0.01
-    patience: float = 30.0
+    deadline_seconds: float = 30.0
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Jobs:
 
     def __init__(self, site: Site, plan: Plan, traced: bool, gloo: bool = False) -> None:
         self.site, self.plan, self.traced, self.gloo = site, plan, traced, gloo
-        self.path = TRACED if traced else GLOO if gloo else TOLD
+        self.path = TRACED if traced else GLOO if gloo else SELF_REPORTED
         self._program = Path()
         self._count = 0
 
@@ -100,7 +100,7 @@ class Jobs:
     @contextlib.contextmanager
     def run(self) -> Iterator[RunningJob]:
         """Start one job; no rank is late yet."""
-        with self._traced() if self.traced else self._told() as running:
+        with self._traced() if self.traced else self._self_reported() as running:
             yield running
 
     @contextlib.contextmanager
@@ -117,7 +117,7 @@ class Jobs:
             yield RunningJob(comm, lambda: started.send_signal(signal.SIGUSR1))
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[RunningJob]:
+    def _self_reported(self) -> Iterator[RunningJob]:
         plan, site, self._count = self.plan, self.site, self._count + 1
         comm, program = f"{self._count:016x}", "scripts.gloo" if self.gloo else "scripts.ranks"
         site.start(
@@ -142,7 +142,7 @@ class Jobs:
         with self.run() as running:
             _, early = self._follow(running.comm, settle)
             running.hurt()
-            seconds, named = self._follow(running.comm, plan.patience, plan.late)
+            seconds, named = self._follow(running.comm, plan.deadline_seconds, plan.late)
             _, after = self._follow(running.comm, linger)
             return Outcome(seconds, early | ((named | after) - {plan.late}), self._why(running.comm))
 

@@ -56,7 +56,7 @@ class Pages:
         return found
 
 
-def test_pages_tell_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
+def test_pages_report_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
     driver = build_nvml(tmp_path)
     with ExitStack() as stack:
         service = stack.enter_context(fleet(tmp_path))
@@ -119,7 +119,7 @@ def row_names(row: str) -> Iterator[str]:
     yield from re.findall(r"`((?:ingero|gpu)_[a-z_]+)`", row.split("|")[1])
 
 
-def test_a_source_that_cannot_be_read_is_told_and_its_signals_go(tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_read_is_reported_and_its_signals_go(tmp_path: Path) -> None:
     script = tmp_path / "script.yaml"
     script.write_text("stages: [{seconds: 1}, {seconds: 600, fail: true}]\n")
     with fleet(tmp_path) as service, agent(tmp_path, service, "--stub-script", str(script)):

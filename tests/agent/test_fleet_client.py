@@ -216,7 +216,7 @@ def test_threshold_and_verdict_are_read_together(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_cluster_travels_beside_the_payload(protocol: str) -> None:
+def test_the_cluster_travels_next_to_the_payload(protocol: str) -> None:
     async def work(cluster: str) -> str:
         async with receiver(protocol, Answer()) as (port, taken):
             assert (await once(route(port, protocol, cluster=cluster))).failure is None

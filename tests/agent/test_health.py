@@ -18,7 +18,7 @@ from ingero_contract.values import DecisionSource, DetectionMode, VerdictState
 from ingero_contract.verdicts import VerdictLine
 
 
-def look(rate: float = 100.0, compute: float = 0.9, memory: float = 0.9, cpu: float = 0.9) -> SignalReading:
+def reading(rate: float = 100.0, compute: float = 0.9, memory: float = 0.9, cpu: float = 0.9) -> SignalReading:
     return SignalReading(
         rate=rate, compute=compute, memory=memory, cpu=cpu, launches=int(rate) if math.isfinite(rate) else 0
     )
@@ -36,14 +36,14 @@ def learnt(observation: SignalReading, samples: int = 30) -> Baseline:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
 def test_impossible_numbers_become_zero_and_are_named(value: float) -> None:
-    clean, wrong = sanitise(look(rate=value))
+    clean, wrong = sanitise(reading(rate=value))
 
     assert (clean.rate, wrong) == (0.0, ["rate"])
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1), st.integers(1, 200))
 def test_a_constant_signal_is_its_own_baseline_from_the_first_sample(rate: float, ratio: float, samples: int) -> None:
-    normal = learnt(look(rate, ratio, ratio, ratio), samples).normal()
+    normal = learnt(reading(rate, ratio, ratio, ratio), samples).normal()
 
     assert normal is not None
     assert normal.throughput == pytest.approx(rate)
@@ -51,11 +51,11 @@ def test_a_constant_signal_is_its_own_baseline_from_the_first_sample(rate: float
 
 
 def test_a_signal_that_sank_below_half_of_its_long_average_warns() -> None:
-    baseline = learnt(look(100), 300)
+    baseline = learnt(reading(100), 300)
     assert not baseline.degraded()
 
     for _ in range(40):
-        baseline = baseline.advance(look(20))
+        baseline = baseline.advance(reading(20))
 
     assert baseline.degraded()
 
@@ -64,11 +64,11 @@ def test_a_signal_that_sank_below_half_of_its_long_average_warns() -> None:
 
 
 def test_a_node_at_its_normal_scores_one() -> None:
-    assert score.compute(look(), learnt(look()).normal()).value == pytest.approx(1.0)
+    assert score.compute(reading(), learnt(reading()).normal()).value == pytest.approx(1.0)
 
 
 def test_a_light_but_healthy_job_scores_as_well_as_a_heavy_one() -> None:
-    light, heavy = look(10, compute=0.1), look(1000, compute=0.95)
+    light, heavy = reading(10, compute=0.1), reading(1000, compute=0.95)
 
     assert score.compute(light, learnt(light).normal()).value == pytest.approx(
         score.compute(heavy, learnt(heavy).normal()).value
@@ -88,24 +88,24 @@ def test_a_light_but_healthy_job_scores_as_well_as_a_heavy_one() -> None:
 def test_the_dominant_signal_is_the_one_furthest_below_its_own_normal(
     changes: dict[str, float], signal: HealthSignal
 ) -> None:
-    assert score.compute(look(**changes), learnt(look()).normal()).dominant is signal
+    assert score.compute(reading(**changes), learnt(reading()).normal()).dominant is signal
 
 
 @given(st.floats(0, 1e9), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(0, 50))
 def test_a_score_is_always_between_zero_and_one(
     rate: float, compute: float, memory: float, cpu: float, samples: int
 ) -> None:
-    normal = learnt(look(), samples).normal()
+    normal = learnt(reading(), samples).normal()
 
-    assert 0 <= score.compute(look(rate, compute, memory, cpu), normal).value <= 1
+    assert 0 <= score.compute(reading(rate, compute, memory, cpu), normal).value <= 1
 
 
 @given(st.floats(0, 0.9), st.floats(0, 0.9))
 def test_less_work_never_scores_better(first: float, second: float) -> None:
-    normal = learnt(look()).normal()
+    normal = learnt(reading()).normal()
     low, high = sorted((first, second))
 
-    assert score.compute(look(low * 100), normal).value <= score.compute(look(high * 100), normal).value
+    assert score.compute(reading(low * 100), normal).value <= score.compute(reading(high * 100), normal).value
 
 
 # Life.
@@ -130,7 +130,7 @@ def test_a_node_without_work_never_warms_up() -> None:
     assert set(live(*[0] * 20)) == {Phase.CALIBRATING}
 
 
-def test_a_failed_look_pushes_nothing_and_three_make_the_node_silent() -> None:
+def test_a_failed_poll_pushes_nothing_and_three_make_the_node_silent() -> None:
     state = PhaseState.restored(3)
     for expected in (Phase.ACTIVE, Phase.ACTIVE, Phase.STALE):
         state = phase.fail(state)

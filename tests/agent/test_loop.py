@@ -1,4 +1,4 @@
-"""Ticks of the real loop against Fleet's own receiver; only the node that is looked at is made up."""
+"""Ticks of the real loop against Fleet's own receiver; only the node's signals are simulated."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ from ingero_kit.tls import ClientTls
 
 @dataclass
 class Played:
-    """GPUs that play readings, one a look; the last goes on."""
+    """GPUs that play readings, one per poll; the last one repeats."""
 
     readings: list[GpuReading] = field(default_factory=lambda: [GpuReading()])
 
@@ -89,22 +89,22 @@ def names(request: Any) -> set[str]:
     return {metric.name for metric in request.resource_metrics[0].scope_metrics[0].metrics}
 
 
-def test_throttling_is_told_while_it_lasts_and_once_when_it_ends(tmp_path: Path) -> None:
+def test_throttling_is_reported_while_it_lasts_and_once_when_it_ends(tmp_path: Path) -> None:
     hot = gpu(a=0x40, b=0x1)
 
     pushes = ticks(tmp_path, 5, Played([gpu(a=0, b=0), hot, hot, gpu(a=0, b=0), gpu(a=0, b=0)]))
 
-    told = [throttle_points(push) for push in pushes if metrics.HEALTH_SCORE not in names(push)]
+    throttling = [throttle_points(push) for push in pushes if metrics.HEALTH_SCORE not in names(push)]
     on = {
         metrics.GPU_THROTTLE_POWER: {"a": 0, "b": 0}, metrics.GPU_THROTTLE_THERMAL: {"a": 1, "b": 0},
         metrics.GPU_THROTTLE_SW: {"a": 0, "b": 0}, metrics.GPU_THROTTLE_HW: {"a": 1, "b": 0},
     }  # fmt: skip
     off = {name: {"a": 0, "b": 0} for name in on}
-    assert told == [on, on, off]
+    assert throttling == [on, on, off]
     assert len(pushes) == 8
 
 
-def test_a_throttled_gpu_that_is_lost_is_told_as_free(tmp_path: Path) -> None:
+def test_a_throttled_gpu_that_is_lost_is_reported_as_free(tmp_path: Path) -> None:
     pushes = ticks(tmp_path, 2, Played([gpu(a=0x4), GpuReading("NVIDIA Imaginary 80GB", 1, None, 1)]))
 
     assert throttle_points(pushes[-1])[metrics.GPU_THROTTLE_POWER] == {"a": 0}
@@ -127,7 +127,7 @@ def test_a_node_without_gpus_says_nothing_about_throttling(tmp_path: Path) -> No
 
 
 def rates(pushes: list[ExportMetricsServiceRequest]) -> list[float]:
-    """The rate of work that every push tells."""
+    """The rate of work in every push."""
     return [
         point.as_double
         for push in pushes
@@ -138,7 +138,7 @@ def rates(pushes: list[ExportMetricsServiceRequest]) -> list[float]:
 
 
 def test_a_collapse_between_ticks_is_pushed_at_once_over_a_whole_interval(tmp_path: Path) -> None:
-    """Ticks every 10 s, short looks every second; the work stops 2 s after the last tick."""
+    """Ticks every 10 s, short polls every second; the work stops 2 s after the last tick."""
     now = [1_700_000_000.0]
     source = ScriptedSource([Stage(seconds=82.0), Stage(seconds=1e9, launches_per_second=0.0)])
     seen: list[tuple[int, int]] = []

@@ -154,7 +154,7 @@ def test_only_whole_buckets_inside_the_window_count(tmp_path: Path) -> None:
     assert observed(DatabaseSource(database(tmp_path / "a.db", rows), 60, 1)).launches == 12
 
 
-def test_another_schema_version_and_a_missing_file_fail_the_look_in_words(tmp_path: Path) -> None:
+def test_another_schema_version_and_a_missing_file_fail_the_poll_in_words(tmp_path: Path) -> None:
     with pytest.raises(ReadFailed, match="schema version 11"):
         DatabaseSource(database(tmp_path / "new.db", [], version=11), 60, 1).read(1000.0)
     with pytest.raises(ReadFailed, match=r"missing\.db"):
@@ -162,7 +162,7 @@ def test_another_schema_version_and_a_missing_file_fail_the_look_in_words(tmp_pa
 
 
 class Steps:
-    """A node that does some steps a second and then none; a look compares with the one before."""
+    """A node that does some steps a second and then none; a poll compares with the one before."""
 
     def __init__(self, rate: float, until: float) -> None:
         self.rate, self.until = rate, until
@@ -183,7 +183,7 @@ class Steps:
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=20))
-def test_short_looks_add_up_to_the_long_one(gaps: list[float]) -> None:
+def test_short_polls_add_up_to_the_long_one(gaps: list[float]) -> None:
     moments = np.cumsum([0.0, *gaps]).tolist()
     short, long, pieces = Steps(10.0, 7.0), Steps(10.0, 7.0), PollBuffer()
     for moment in moments:
@@ -197,25 +197,25 @@ def test_short_looks_add_up_to_the_long_one(gaps: list[float]) -> None:
     assert pieces.drain() is None
 
 
-def test_looks_count_for_as_long_as_they_counted() -> None:
+def test_polls_count_for_as_long_as_they_counted() -> None:
     """A tracer that writes at its own times: what it counted, over the time in which it did."""
     written = [0.0, 0.31, 0.35, 0.78, 0.99]
-    looks = [
+    polls = [
         SignalReading(rate=30.0 + 10 * number, compute=0.5, memory=0.5, cpu=0.5, launches=1, seconds=later - sooner)
         for number, (sooner, later) in enumerate(pairwise(written))
     ]
-    source, pieces = iter([None, *looks]), PollBuffer()
+    source, pieces = iter([None, *polls]), PollBuffer()
     for moment in range(5):
         pieces.read(SimpleNamespace(read=lambda now: next(source), close=lambda: None), moment / 4)
 
     joined = pieces.drain()
 
     assert joined is not None
-    assert joined.rate == pytest.approx(sum(look.rate * (look.seconds or 0) for look in looks) / 0.99)
+    assert joined.rate == pytest.approx(sum(poll.rate * (poll.seconds or 0) for poll in polls) / 0.99)
     assert joined.seconds == pytest.approx(0.99)
 
 
-def test_what_happened_recently_is_not_known_before_looks_cover_it() -> None:
+def test_what_happened_recently_is_not_known_before_polls_cover_it() -> None:
     source, pieces = Steps(10.0, 100.0), PollBuffer()
     known = []
     for moment in range(8):

@@ -96,7 +96,7 @@ def test_a_slow_rank_inside_a_pipeline_is_named_and_its_replica_is_not(tmp_path:
     assert (found["kind"], found["ranks"]) == ("node", [5])
 
 
-def test_the_larger_of_two_causes_is_the_verdict_and_the_other_is_told(tmp_path: Path) -> None:
+def test_the_larger_of_two_causes_is_the_verdict_and_the_other_is_reported(tmp_path: Path) -> None:
     found = diagnose(tmp_path, pipeline(rng(), culprit=13, late=0.5))
 
     assert (found["kind"], found["ranks"]) == ("node", [13])

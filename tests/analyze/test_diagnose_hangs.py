@@ -43,13 +43,13 @@ def dump(entries: list[dict[str, Any]], groups: dict[str, list[int]] | None = No
     } | more
 
 
-def told(*parts: tuple[int, Any]) -> Any:
+def hang_of(*parts: tuple[int, Any]) -> Any:
     return find_hang([dump_of(value, rank, f"rank{rank}", Problems(), OperationRows()) for rank, value in parts])
 
 
 def test_the_rank_that_did_not_come_is_named() -> None:
     ended = [entry(1), entry(2)]
-    hang = told(*((rank, dump(ended if rank == 2 else [*ended, entry(3, ended=False)])) for rank in range(WORLD)))
+    hang = hang_of(*((rank, dump(ended if rank == 2 else [*ended, entry(3, ended=False)])) for rank in range(WORLD)))
 
     assert (hang.kind, hang.ranks) == ("hang", (2,))
     front = hang.fronts[0]
@@ -59,7 +59,7 @@ def test_the_rank_that_did_not_come_is_named() -> None:
 def test_a_rank_that_is_missing_because_it_waits_elsewhere_is_a_victim() -> None:
     """Rank 1 waits for 0 in their own group, and so does not come to the collective of 1 and 3."""
     groups = {"1": [0, 1], "2": [1, 3]}
-    hang = told(
+    hang = hang_of(
         (0, dump([entry(1, group="1")], groups)),
         (1, dump([entry(2, group="1", ended=False), entry(1, group="2")], groups)),
         (3, dump([entry(2, group="2", ended=False)], groups)),
@@ -68,9 +68,9 @@ def test_a_rank_that_is_missing_because_it_waits_elsewhere_is_a_victim() -> None
     assert (hang.kind, hang.ranks) == ("hang", (0,))
 
 
-def test_ranks_that_wait_for_each_other_are_told_and_none_is_named() -> None:
+def test_ranks_that_wait_for_each_other_are_reported_and_none_is_named() -> None:
     groups = {"1": [0, 1], "2": [0, 1]}
-    hang = told(
+    hang = hang_of(
         (0, dump([entry(2, group="1", ended=False), entry(1, group="2")], groups)),
         (1, dump([entry(1, group="1"), entry(2, group="2", ended=False)], groups)),
     )
@@ -79,20 +79,20 @@ def test_ranks_that_wait_for_each_other_are_told_and_none_is_named() -> None:
 
 
 def test_a_rank_without_a_dump_is_named_when_all_others_wait() -> None:
-    hang = told(*((rank, dump([entry(5, ended=False)])) for rank in (0, 1, 3)))
+    hang = hang_of(*((rank, dump([entry(5, ended=False)])) for rank in (0, 1, 3)))
 
     assert (hang.kind, hang.ranks) == ("no_dump", (2,))
 
 
 def test_where_most_dumps_are_absent_nobody_is_named() -> None:
-    hang = told((0, dump([entry(5, ended=False)])))
+    hang = hang_of((0, dump([entry(5, ended=False)])))
 
     assert (hang.kind, hang.ranks) == ("unknown", ())
 
 
 @pytest.mark.parametrize("other", [{"op": "broadcast"}, {"input_sizes": [[999]]}], ids=["operation", "size"])
 def test_a_rank_that_calls_something_else_is_named(other: dict[str, Any]) -> None:
-    hang = told(
+    hang = hang_of(
         *((rank, dump([entry(3, ended=False, **(other if rank == 1 else {}))])) for rank in range(WORLD))
     )  # fmt: skip
 
@@ -100,14 +100,14 @@ def test_a_rank_that_calls_something_else_is_named(other: dict[str, Any]) -> Non
 
 
 def test_when_everybody_came_nobody_is_named() -> None:
-    assert told(*((rank, dump([entry(3, ended=False)])) for rank in range(WORLD))).kind == "stuck"
-    assert told(*((rank, dump([entry(3)])) for rank in range(WORLD))).kind == "none"
+    assert hang_of(*((rank, dump([entry(3, ended=False)])) for rank in range(WORLD))).kind == "stuck"
+    assert hang_of(*((rank, dump([entry(3)])) for rank in range(WORLD))).kind == "none"
 
 
 def test_the_status_counts_where_the_ring_has_forgotten() -> None:
     """Rank 2's entries are gone from its ring, and its status says that it ended number 7."""
     status = {"0": {"last_enqueued_collective": 7, "last_completed_collective": 7, "last_started_collective": 7}}
-    hang = told(
+    hang = hang_of(
         *((rank, dump([entry(8, ended=False)])) for rank in (0, 1, 3)),
         (2, dump([entry(5)], pg_status=status)),
     )
@@ -122,19 +122,19 @@ def test_a_rank_whose_ring_forgot_the_group_is_not_named() -> None:
     others = [(rank, dump([entry(8, ended=False)], groups)) for rank in (0, 1, 3)]
     status = {"0": {"last_enqueued_collective": 7, "last_completed_collective": 7}}
 
-    unknown = told(*others, (2, dump(busy, groups)))
-    missing = told(*others, (2, dump(busy, groups, pg_status=status)))
+    unknown = hang_of(*others, (2, dump(busy, groups)))
+    missing = hang_of(*others, (2, dump(busy, groups, pg_status=status)))
 
     assert (unknown.kind, unknown.ranks, unknown.fronts[0].unknown) == ("unknown", (), (2,))
     assert (missing.kind, missing.ranks) == ("hang", (2,))
 
 
-def test_gloo_leaves_scheduled_what_it_retired_and_tells_no_members() -> None:
+def test_gloo_leaves_scheduled_what_it_retired_and_reports_no_members() -> None:
     """Layout of a dump of torch 2.15 with gloo: state stays scheduled, the configuration has no name."""
     nameless = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
     old = [entry(seq, state="scheduled", retired=True) for seq in (1, 2)]
     late = entry(3, state="scheduled", ended=False)
-    hang = told(*((rank, dump(old if rank == 1 else [*old, late], pg_config=nameless)) for rank in range(WORLD)))
+    hang = hang_of(*((rank, dump(old if rank == 1 else [*old, late], pg_config=nameless)) for rank in range(WORLD)))
 
     assert (hang.kind, hang.ranks) == ("hang", (1,))
 
@@ -153,7 +153,7 @@ def test_real_dumps_of_a_job_that_hangs_in_gloo_name_the_rank_that_did_not_come(
 
 def test_a_receive_whose_sender_never_came_names_the_sender() -> None:
     waits = entry(0, op="recv 1<-0", ended=False, is_p2p=True)
-    hang = told((0, dump([entry(1)], {"0": [0, 1]})), (1, dump([entry(1), waits], {"0": [0, 1]})))
+    hang = hang_of((0, dump([entry(1)], {"0": [0, 1]})), (1, dump([entry(1), waits], {"0": [0, 1]})))
 
     assert (hang.kind, hang.ranks, hang.pairs) == ("hang", (0,), ((1, 0),))
 
@@ -217,7 +217,7 @@ def test_sizes_that_refer_to_themselves_cost_nothing() -> None:
     ring: list[Any] = []
     ring.append(ring)
 
-    hang = told((0, dump([entry(3, ended=False, input_sizes=tower, input_dtypes=ring)])))
+    hang = hang_of((0, dump([entry(3, ended=False, input_sizes=tower, input_dtypes=ring)])))
 
     assert hang.fronts[0].seq == 3
 
@@ -301,21 +301,21 @@ def collectives(
 
 
 def test_a_gpu_that_stops_within_what_all_others_have_ended_is_named_and_not_those_that_went_on() -> None:
-    hang = told(*((rank, dump(collectives(6, pending=3 if rank == 2 else 2))) for rank in range(WORLD)))
+    hang = hang_of(*((rank, dump(collectives(6, pending=3 if rank == 2 else 2))) for rank in range(WORLD)))
 
     assert (hang.kind, hang.ranks, hang.possible) == ("hang", (2,), ())
     assert "GPU" in hang.why[2]
 
 
 def test_two_gpus_that_do_not_end_the_same_are_listed_and_neither_is_named() -> None:
-    hang = told(*((rank, dump(collectives(6, pending=3 if rank in (1, 2) else 2))) for rank in range(WORLD)))
+    hang = hang_of(*((rank, dump(collectives(6, pending=3 if rank in (1, 2) else 2))) for rank in range(WORLD)))
 
     assert (hang.kind, hang.ranks, hang.possible) == ("stuck", (), (1, 2))
 
 
-def test_a_dump_written_early_is_told_from_a_rank_that_stopped() -> None:
+def test_a_dump_written_early_is_distinguished_from_a_rank_that_stopped() -> None:
     """Rank 1's dump has not ended number 2, but others have ended number 5, which needed it; rank 3 did not come."""
-    hang = told(
+    hang = hang_of(
         *((rank, dump(collectives(6, pending=1))) for rank in (0, 2)),
         (1, dump(collectives(3, pending=2))),
         (3, dump(collectives(5))),
@@ -325,20 +325,22 @@ def test_a_dump_written_early_is_told_from_a_rank_that_stopped() -> None:
 
 
 def test_a_dump_written_early_is_named_when_nothing_else_explains_the_hang() -> None:
-    hang = told(
+    hang = hang_of(
         *((rank, dump(collectives(6, pending=1))) for rank in (0, 2, 3)), (1, dump(collectives(3, pending=2)))
     )
 
     assert (hang.kind, hang.ranks, hang.early) == ("hang", (1,), (1,))
 
 
-def test_a_missing_dump_beside_a_proven_cause_is_not_excluded() -> None:
-    hang = told(*((rank, dump(collectives(5 + (rank != 3), pending=int(rank != 3)))) for rank in (0, 1, 3)))
+def test_a_missing_dump_next_to_a_proven_cause_is_not_excluded() -> None:
+    hang = hang_of(*((rank, dump(collectives(5 + (rank != 3), pending=int(rank != 3)))) for rank in (0, 1, 3)))
 
     assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (3,), (2,))
 
 
-def test_a_kernel_that_does_not_start_is_told_from_those_that_wait_in_it_where_starts_were_recorded() -> None:
+def test_a_kernel_that_does_not_start_is_distinguished_from_those_that_wait_in_it_where_starts_were_recorded() -> (
+    None
+):
     started = {"state": "started", "time_discovered_started_ns": 5}
     dumps = []
     for rank in range(WORLD):
@@ -346,7 +348,7 @@ def test_a_kernel_that_does_not_start_is_told_from_those_that_wait_in_it_where_s
         entries[1] |= {"state": "scheduled"} if rank == 1 else started
         dumps.append((rank, dump(entries)))
 
-    hang = told(*dumps)
+    hang = hang_of(*dumps)
 
     assert (hang.kind, hang.ranks) == ("hang", (1,))
 
@@ -354,7 +356,7 @@ def test_a_kernel_that_does_not_start_is_told_from_those_that_wait_in_it_where_s
 def test_a_host_that_stopped_while_its_gpu_waits_for_another_rank_is_listed() -> None:
     """Rank 2's GPU stopped; rank 1's host called less than the others with the same calls pending."""
     ahead = {0: 3, 1: 1, 2: 4, 3: 3}
-    hang = told(
+    hang = hang_of(
         *((rank, dump(collectives(5 + ahead[rank] - (rank == 2), pending=ahead[rank]))) for rank in range(WORLD))
     )
 
@@ -373,7 +375,7 @@ def test_sends_called_together_have_the_state_of_their_batch() -> None:
     sender = dump(batch("send 0->1", 1, True), groups)
     receiver = dump(batch("recv 1<-0", 1, True) + batch("recv 1<-0", 2, False), groups)
 
-    hang = told((0, sender), (1, receiver))
+    hang = hang_of((0, sender), (1, receiver))
 
     assert (hang.kind, hang.ranks, hang.pairs) == ("hang", (0,), ((1, 0),))
 
@@ -382,7 +384,7 @@ def test_numbers_of_a_status_are_not_used_where_they_count_sends_too() -> None:
     """The library keeps one status for sends and collectives; this 40 is a send's."""
     status = {"0": {"last_enqueued_collective": 40, "last_completed_collective": 40}}
     sent = entry(2, op="send 0->1", is_p2p=True)
-    hang = told(
+    hang = hang_of(
         *((rank, dump([*collectives(1 + (rank != 1), pending=int(rank != 1)), sent], pg_status=status))
           for rank in range(WORLD))
     )  # fmt: skip

@@ -63,13 +63,13 @@ class Runs:
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_a_pickle_that_would_run_a_command_is_refused_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
-    witness = tmp_path / "ran"
-    data = pickle.dumps({"entries": [Runs(f"touch {witness}")], "version": "2.5"}, protocol)
+    marker = tmp_path / "ran"
+    data = pickle.dumps({"entries": [Runs(f"touch {marker}")], "version": "2.5"}, protocol)
 
     with pytest.raises(UnsafePickleError, match="byte"):
         load_plain_pickle(data)
 
-    assert not witness.exists()
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(

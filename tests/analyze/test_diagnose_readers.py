@@ -278,8 +278,8 @@ EVENTS = st.fixed_dictionaries(
 
 
 @given(st.lists(EVENTS | ANYTHING, max_size=6), ANYTHING)
-def test_traces_with_any_values_give_rows_or_a_refusal(events: Any, told: Any) -> None:
-    for tree in ({"traceEvents": events, "distributedInfo": told, "host_name": told}, events, told):
+def test_traces_with_any_values_give_rows_or_a_refusal(events: Any, described: Any) -> None:
+    for tree in ({"traceEvents": events, "distributedInfo": described, "host_name": described}, events, described):
         rows = OperationRows()
         try:
             kineto.fill(rows, kineto.trace_of(tree, Path("rank3.json"), Problems()))
@@ -348,7 +348,7 @@ def test_throttled_gpus_say_by_what() -> None:
     assert found[0].violations == {"thermal": 3.0}
 
 
-def test_a_throttled_gpu_beside_a_late_rank_is_its_reason(tmp_path: Path) -> None:
+def test_a_throttled_gpu_next_to_a_late_rank_is_its_reason(tmp_path: Path) -> None:
     inspected(tmp_path)
     pages = [tmp_path / f"dcgm{rank}.txt" for rank in range(RANKS)]
     for rank, file in enumerate(pages):

@@ -1,4 +1,4 @@
-"""Histories through the command: formats, errors with their place, several files, pictures."""
+"""Histories through the command: formats, errors with their place, several files and plots."""
 
 import gzip
 import json
@@ -124,12 +124,12 @@ def test_the_published_rule_can_be_compared(tmp_path: Path) -> None:
     assert len(found["episodes"]) > 10
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    done = run(written(tmp_path, rows()), "--plot", tmp_path / "picture.png")
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    done = run(written(tmp_path, rows()), "--plot", tmp_path / "plot.png")
 
     assert done.exit_code == 0, done.stderr
     assert "n2" in done.stdout
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 GOOD = "time,node,rate\n0,a,1\n5,a,1\n"
@@ -194,9 +194,9 @@ def test_a_row_one_tick_late_is_still_taken(tmp_path: Path) -> None:
     assert [episode["node"] for episode in replay(written(tmp_path, lines))["episodes"]] == ["n2"]
 
 
-def test_a_picture_of_no_known_kind_is_refused_in_words(tmp_path: Path) -> None:
-    done = run(written(tmp_path, rows()), "--plot", tmp_path / "picture.xyz")
+def test_a_plot_of_no_known_kind_is_refused_in_words(tmp_path: Path) -> None:
+    done = run(written(tmp_path, rows()), "--plot", tmp_path / "plot.xyz")
 
     assert done.exit_code == 1
-    assert "picture.xyz: Format 'xyz' is not supported" in done.stderr
+    assert "plot.xyz: Format 'xyz' is not supported" in done.stderr
     assert isinstance(done.exception, SystemExit)

@@ -34,7 +34,7 @@ ANSWERS = {
     b"busy": Answer(status=Status.BUSY, message="later", retry_seconds=2.5),
     b"away": Answer(status=Status.UNAVAILABLE, message="away", retry_seconds=1),
     b"partial": Answer(rejected=3, message="three were no good"),
-    b"told": Answer(metadata=((headers.GRPC_THRESHOLD, "0.850000"),)),
+    b"threshold": Answer(metadata=((headers.GRPC_THRESHOLD, "0.850000"),)),
 }
 
 
@@ -124,7 +124,7 @@ def test_every_signal_is_taken_with_its_metadata(receiver: Receiver) -> None:
 def test_answer_metadata_is_sent_as_initial_metadata(receiver: Receiver) -> None:
     with receiver.channel() as channel:
         for _ in range(2):
-            raw, call = unary(channel, METHOD).with_call(b"told", timeout=10)
+            raw, call = unary(channel, METHOD).with_call(b"threshold", timeout=10)
             assert (raw, call.code()) == (b"", grpc.StatusCode.OK)
             assert dict(call.initial_metadata())[headers.GRPC_THRESHOLD] == "0.850000"
 

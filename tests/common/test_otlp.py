@@ -288,7 +288,7 @@ def test_bytes_that_are_no_text_cost_nobody_else_anything_in_json() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])
-def test_a_metric_without_a_name_is_told_and_the_others_are_taken(encoding: Literal["protobuf", "json"]) -> None:
+def test_a_metric_without_a_name_is_reported_and_the_others_are_taken(encoding: Literal["protobuf", "json"]) -> None:
     request = encode_report(HealthReport(node_id="n", cluster_id="c", score=0.9))
     request.resource_metrics[0].scope_metrics[0].metrics[1].ClearField("name")
     body = request.SerializeToString() if encoding == "protobuf" else to_json(request)

@@ -89,7 +89,7 @@ def test_any_damage_to_json_is_seen_by_both_alike(report: HealthReport, seed: in
 
 
 @given(REPORTS, st.integers(1, 2**63), st.integers(1, 2**63), st.integers(0, 12), st.integers(0, 12), st.booleans())
-def test_times_in_json_may_differ_and_may_look_like_other_text(
+def test_times_in_json_may_differ_and_may_resemble_other_text(
     report: HealthReport, first: int, second: int, changed: int, also: int, spoken: bool
 ) -> None:
     report.time_unix_nano, report.score = first, 0.5

@@ -150,7 +150,7 @@ def test_a_request_for_too_much_is_refused_in_words(encoding: Encoding, make: Ca
 
 
 def test_what_was_mended_counts_as_work() -> None:
-    """Each part of it was looked at before it is read."""
+    """Each part of it is checked before it is read."""
     bad, good = part(1, b"\x3a\x03\x0a\x01\xff"), b"\x0a\x00"
     most = MAX_COST // POINT_WORK - 1000
 

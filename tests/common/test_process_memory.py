@@ -1,4 +1,4 @@
-"""What stays is left out of the collector's walks a few times, not at every look."""
+"""What stays is left out of the collector's walks a few times, not at every check."""
 
 import gc
 from itertools import pairwise

@@ -102,7 +102,7 @@ def test_an_address_of_ipv6_needs_no_quotes() -> None:
     assert load(Outer, assignments=["name=[::1]:4317"]).name == "[::1]:4317"
 
 
-def test_settings_that_do_not_fit_together_are_told_without_their_values() -> None:
+def test_settings_that_do_not_fit_together_are_reported_without_their_values() -> None:
     with pytest.raises(SettingsError) as error:
         load(Outer, assignments=["name=secret", "inner.k=10"])
 

@@ -159,7 +159,7 @@ def test_when_a_large_part_is_slow_the_slow_ones_are_named_and_nobody_else(share
     assert {node for _, node in play(rates).accused()} == {f"n{number}" for number in range(slow)}
 
 
-def test_a_job_that_slows_down_as_a_whole_is_told_and_nobody_is_accused() -> None:
+def test_a_job_that_slows_down_as_a_whole_is_reported_and_nobody_is_accused() -> None:
     rates = healthy(400, 16)
     rates[200:] *= 0.5
 
@@ -257,8 +257,8 @@ def test_a_node_that_moves_to_another_job_is_learnt_anew() -> None:
     assert played.accused() + later.accused() == []
 
 
-def looked_at_early(rates: np.ndarray[Any, Any], tick: int, node: int, value: float) -> Detector:
-    """A detector after so many ticks and, half an interval later, a look at one node."""
+def polled_early(rates: np.ndarray[Any, Any], tick: int, node: int, value: float) -> Detector:
+    """A detector after so many ticks and, half an interval later, an early poll of one node."""
     nodes = rates.shape[1]
     detector = play(rates[:tick]).detector
     values, state = rates[tick - 1].copy(), np.full(nodes, HELD, np.uint8)
@@ -269,28 +269,28 @@ def looked_at_early(rates: np.ndarray[Any, Any], tick: int, node: int, value: fl
     return detector
 
 
-def test_an_early_look_counts_as_the_first_of_two_that_confirm_a_collapse() -> None:
+def test_an_early_poll_counts_as_the_first_of_two_that_confirm_a_collapse() -> None:
     rates = healthy(200, 3)
     rates[150:, 1] *= 0.1
 
-    played = play(rates[150:], detector=looked_at_early(rates, 150, 1, 10.0), first=150)
+    played = play(rates[150:], detector=polled_early(rates, 150, 1, 10.0), first=150)
 
     assert played.accused() == [(150, "n1")]
     assert play(rates).accused() == [(151, "n1")]
 
 
-def test_an_early_look_accuses_nobody_when_the_next_tick_is_well() -> None:
+def test_an_early_poll_accuses_nobody_when_the_next_tick_is_well() -> None:
     rates = healthy(400, 8)
 
-    assert play(rates[150:], detector=looked_at_early(rates, 150, 1, 1.0), first=150).accused() == []
+    assert play(rates[150:], detector=polled_early(rates, 150, 1, 1.0), first=150).accused() == []
 
 
-def test_an_early_look_leaves_what_is_known_of_the_others_as_it_was() -> None:
+def test_an_early_poll_leaves_what_is_known_of_the_others_as_it_was() -> None:
     rates = healthy(200, 8)
     rates[149, 5] *= 0.4
     plain = play(rates[:150]).detector.memory
 
-    after = looked_at_early(rates, 150, 1, 10.0).memory
+    after = polled_early(rates, 150, 1, 10.0).memory
 
     others = [number for number in range(8) if number != 1]
     for name in (
@@ -311,11 +311,11 @@ def test_an_early_look_leaves_what_is_known_of_the_others_as_it_was() -> None:
         assert np.array_equal(after.group(name), plain.group(name)), name
 
 
-def test_a_whole_job_that_stops_between_ticks_accuses_nobody_for_an_early_look() -> None:
+def test_a_whole_job_that_stops_between_ticks_accuses_nobody_for_an_early_poll() -> None:
     rates = healthy(200, 8)
     rates[150:] *= 0.02
 
-    assert play(rates[150:], detector=looked_at_early(rates, 150, 1, 2.0), first=150).accused() == []
+    assert play(rates[150:], detector=polled_early(rates, 150, 1, 2.0), first=150).accused() == []
 
 
 def test_the_same_inputs_give_the_same_bytes() -> None:

@@ -136,7 +136,7 @@ def test_every_answer_has_the_columns_it_promises_and_cites_events_that_are_ther
         assert all(row["evidence"] for row in rows)
 
 
-def test_the_straggler_is_first_with_its_verdict_and_events_that_can_be_looked_up(service: Running) -> None:
+def test_the_straggler_is_first_with_its_verdict_and_events_that_can_be_found(service: Running) -> None:
     body = ask(service, "find_stragglers", cluster_id="lab")
 
     row = body["rows"][0]
@@ -285,8 +285,13 @@ def test_cost_is_what_fleet_counted_and_an_unknown_rate_is_said(tmp_path: Path) 
         push(service, routes.OTLP_LOGS, telemetry.verdict("unpriced", "straggler", "lab"))
         answer = ask(service, "get_cost", cluster_id="lab")
 
-    told, unknown = answer["rows"]
-    assert (told["node_id"], told["cost"], told["currency"], told["source"]) == ("late-node", 6.5, "EUR", "fleet")
+    priced, unknown = answer["rows"]
+    assert (priced["node_id"], priced["cost"], priced["currency"], priced["source"]) == (
+        "late-node",
+        6.5,
+        "EUR",
+        "fleet",
+    )
     assert (unknown["node_id"], unknown["cost"], unknown["rate"], unknown["source"]) == (
         "unpriced", None, None, "estimate",
     )  # fmt: skip
@@ -541,7 +546,7 @@ def test_a_tenant_sees_and_writes_its_own_clusters_only(guarded: Running) -> Non
     assert [row["cluster_id"] for row in result.structured_content["rows"]] == ["a"]
 
 
-def test_who_asks_too_often_is_told_when_to_come_back(guarded: Running) -> None:
+def test_who_asks_too_often_is_asked_to_retry_later(guarded: Running) -> None:
     url = guarded.url("api", echo.WHOAMI)
     answers = [web.get(url, headers=bearer("slow")) for _ in range(40)]
 

@@ -1,4 +1,4 @@
-"""Repeats are known from memory: they cost others nothing, and what memory cannot tell the database does."""
+"""Repeats are known from memory: they cost others nothing, and the database answers what memory cannot."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ OTHER = "11111111-2222-3333-4444-666666666666"
 
 
 class Watched:
-    """A connection that keeps what was asked of it, and fails where it is told to."""
+    """A connection that keeps what was asked of it, and fails on request."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -163,7 +163,7 @@ def test_what_is_derived_goes_with_its_own_event_where_several_share_an_id(servi
     assert service.rows("causal_chains") == [(OTHER,)]
 
 
-def test_a_write_that_nobody_could_tell_of_is_looked_up_once(service: Service) -> None:
+def test_a_write_that_nobody_could_confirm_is_found_once(service: Service) -> None:
     service.start()
     request = telemetry.numbered(100)[1]
     before = len(service.rows("events"))
@@ -177,7 +177,7 @@ def test_a_write_that_nobody_could_tell_of_is_looked_up_once(service: Service) -
     assert len(service.rows("events")) == before + 100
 
 
-def test_while_nothing_is_remembered_a_group_is_looked_up_in_one_query_and_undated_events_are_no_repeats(
+def test_while_nothing_is_remembered_a_group_is_found_in_one_query_and_undated_events_are_no_repeats(
     service: Service,
 ) -> None:
     service.watched.cursors = False

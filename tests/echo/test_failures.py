@@ -75,7 +75,7 @@ def push_until_refused(service: Running) -> tuple[list[str], httpx.Response, Any
 
 
 @pytest.mark.parametrize("wal_limit_mb", [1, 1000], ids=["full in a checkpoint", "full in the log"])
-def test_on_a_full_disk_senders_are_told_why_and_all_goes_on_when_there_is_room(
+def test_on_a_full_disk_senders_get_the_reason_and_all_goes_on_when_there_is_room(
     tmp_path: Path, wal_limit_mb: int
 ) -> None:
     with volume(tmp_path / "volume", 5) as folder:
@@ -227,7 +227,7 @@ def at_another_time(folder: Path, shift: int) -> Iterator[Running]:
         yield running
 
 
-def test_when_the_clock_goes_back_nothing_is_lost_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_when_the_clock_goes_back_nothing_is_lost_and_the_reason_is_reported(tmp_path: Path) -> None:
     before, request = telemetry.numbered(100, cluster="clock")
     with start_echo(tmp_path) as service:
         assert push(service, request).status_code == 200
@@ -260,7 +260,7 @@ def test_a_clock_that_is_far_ahead_for_a_while_deletes_nothing_and_refuses_nothi
         swept = sweeps(service)
         during, late = telemetry.numbered(100, cluster="clock")
         answer = push(service, late)
-        wait_until(lambda: sweeps(service) >= swept + 3, "retention to look a few times")
+        wait_until(lambda: sweeps(service) >= swept + 3, "a few runs of retention")
         found = stored(service)
     with start_echo(tmp_path) as service:
         after = stored(service)

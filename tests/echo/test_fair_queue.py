@@ -40,7 +40,7 @@ def writer(tmp_path: Path) -> Any:
     store.close()
 
 
-def test_a_sender_that_fills_the_queue_is_told_to_come_back_before_the_others_are(writer: Writer) -> None:
+def test_a_sender_that_fills_the_queue_is_asked_to_retry_before_the_others_are(writer: Writer) -> None:
     for _ in range(6):
         writer.check_room(MB, "greedy", {})
         writer.put(Batch(identities=[b"i"]), MB, "greedy")

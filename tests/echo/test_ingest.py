@@ -257,7 +257,7 @@ def test_a_json_resource_that_cannot_be_read_costs_its_own_records_only() -> Non
 
 @pytest.mark.parametrize("count", [5, 200, 40_000])
 @pytest.mark.parametrize("signal_name", ["logs", "metrics", "traces"])
-def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal_name: str, count: int) -> None:
+def test_a_record_that_is_no_text_costs_those_next_to_it_nothing(signal_name: str, count: int) -> None:
     if signal_name == "logs":
         request: Any = telemetry.logs([("e", "good", {"k": "good"})] * count)
         records = request.resource_logs[0].scope_logs[0].log_records
@@ -280,21 +280,23 @@ def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal_name: str
 
 
 @pytest.mark.parametrize("count", [5, 20_000])
-def test_an_attribute_of_a_resource_that_is_no_text_is_told_and_costs_no_record(service: Running, count: int) -> None:
+def test_an_attribute_of_a_resource_that_is_no_text_is_reported_and_costs_no_record(
+    service: Running, count: int
+) -> None:
     cluster = f"no-text-{count}"
     request = telemetry.logs([("e", "good", {})] * count, cluster, zone="XXXX")
     body = request.SerializeToString().replace(b"XXXX", b"\xff\xfe\xfd\xfc")
 
     answer = web.post(service.url("otlp/http", routes.OTLP_LOGS), content=body, headers=PROTOBUF, timeout=30)
 
-    told = ExportLogsServiceResponse.FromString(answer.content).partial_success
-    assert (answer.status_code, told.rejected_log_records) == (200, 0)
-    assert "UTF-8" in told.error_message
+    partial = ExportLogsServiceResponse.FromString(answer.content).partial_success
+    assert (answer.status_code, partial.rejected_log_records) == (200, 0)
+    assert "UTF-8" in partial.error_message
     assert rows(service, f"SELECT count(*) FROM events WHERE cluster_id = '{cluster}'") == [[count]]
 
 
 @pytest.mark.parametrize("letters", [rb"\ud800", rb"\ude00\ud83d", b"\xff"])
-def test_json_text_that_is_no_unicode_is_replaced_and_told(letters: bytes) -> None:
+def test_json_text_that_is_no_unicode_is_replaced_and_reported(letters: bytes) -> None:
     body = (LOGS % json.dumps([GOOD, {"body": {"stringValue": "<XXXX>"}}, GOOD])).encode().replace(b"XXXX", letters)
 
     batch = decode_request(Signal.LOGS, "json", body, "c", time.time_ns(), lambda _: True)
@@ -340,18 +342,18 @@ def test_a_value_that_fits_no_column_costs_its_own_record_only(monkeypatch: pyte
     assert "does not fit the table causal_chains" in batch.message
 
 
-def test_what_otlp_says_beside_the_attributes_is_kept(service: Running) -> None:
+def test_what_otlp_says_next_to_the_attributes_is_kept(service: Running) -> None:
     scope = InstrumentationScope(name="lib", version="1.2", attributes=telemetry.pairs({"k": 1}))
-    trace = telemetry.spans(["served"], "beside")
+    trace = telemetry.spans(["served"], "siblings")
     trace.resource_spans[0].scope_spans[0].scope.CopyFrom(scope)
     span = trace.resource_spans[0].scope_spans[0].spans[0]
     span.kind, span.trace_state = Span.SPAN_KIND_SERVER, "a=b"
     link = span.links.add(trace_id=bytes(16), span_id=bytes(8))
     link.attributes.extend(telemetry.pairs({"why": "retry"}))
-    log = telemetry.logs([("said", "", {})], "beside")
+    log = telemetry.logs([("said", "", {})], "siblings")
     log.resource_logs[0].scope_logs[0].scope.CopyFrom(scope)
     log.resource_logs[0].scope_logs[0].log_records[0].severity_text = "Warning"
-    points = telemetry.gauges([("total", 1.0, {}), ("spread", 0.0, {})], "beside")
+    points = telemetry.gauges([("total", 1.0, {}), ("spread", 0.0, {})], "siblings")
     total, spread = points.resource_metrics[0].scope_metrics[0].metrics
     total.unit, spread.unit = "By", "ms"
     at = total.gauge.data_points[0].time_unix_nano
@@ -367,7 +369,7 @@ def test_what_otlp_says_beside_the_attributes_is_kept(service: Running) -> None:
     for kind, message in messages.items():
         assert push(service, message, kind).content == b""
         as_json = web.post(
-            service.url("otlp/http", PATHS[kind] + "?cluster_id=beside-json"), content=to_json(message),
+            service.url("otlp/http", PATHS[kind] + "?cluster_id=siblings-json"), content=to_json(message),
             headers={"content-type": "application/json"},
         )  # fmt: skip
         assert as_json.json() == {}
@@ -376,11 +378,11 @@ def test_what_otlp_says_beside_the_attributes_is_kept(service: Running) -> None:
     found = {
         (cluster, name): json.loads(text)
         for cluster, name, text in rows(
-            service, "SELECT cluster_id, metric_name, attributes FROM events WHERE cluster_id LIKE 'beside%'"
+            service, "SELECT cluster_id, metric_name, attributes FROM events WHERE cluster_id LIKE 'siblings%'"
         )
     }
     assert len(found) == 8
-    for cluster in ("beside", "beside-json"):
+    for cluster in ("siblings", "siblings-json"):
         said = found[cluster, "served"]
         assert said.items() >= {**from_scope, "span_kind": 2, "trace_state": "a=b"}.items()
         assert [link["why"] for link in said["links"]] == ["retry"]
@@ -437,7 +439,7 @@ def test_killed_in_the_middle_nothing_acknowledged_is_lost_or_doubled(tmp_path: 
     assert set(acknowledged) == set(found)
 
 
-def test_an_interrupted_stress_looks_for_what_was_acknowledged(service: Running, tmp_path: Path) -> None:
+def test_an_interrupted_stress_searches_what_was_acknowledged(service: Running, tmp_path: Path) -> None:
     with process(
         tmp_path / "stress.log", str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--nodes", "2",
         "--endpoint", f"127.0.0.1:{service.ports['otlp/http']}", "--events", "100000000", "--batch", "10",
@@ -453,7 +455,7 @@ def test_an_interrupted_stress_looks_for_what_was_acknowledged(service: Running,
         assert facts["acknowledged"] == rows(service, count)[0][0]
 
 
-def test_a_second_process_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_process_learns_who_the_first_is(tmp_path: Path) -> None:
     with (
         start_echo(tmp_path) as first,
         pytest.raises(AssertionError, match=f"in use by process {first.process.pid}"),

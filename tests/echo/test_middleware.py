@@ -226,7 +226,7 @@ def test_absurd_times_are_refused_in_words_or_clipped(service: Running, argument
     assert answered.headers["content-type"] == "application/json"
 
 
-def test_other_methods_are_told_which_there_are(service: Running) -> None:
+def test_a_refused_method_gets_the_allowed_ones(service: Running) -> None:
     for path, allowed in (
         (echo.SQL, "POST"),
         (echo.HEALTH, "GET"),

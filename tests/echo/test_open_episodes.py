@@ -23,7 +23,7 @@ HOUR = 3600 * 10**9
 
 
 class Books:
-    """A store and the desk that answers from it, in this process."""
+    """A store and the query service that reads it, in this process."""
 
     def __init__(self, folder: Path) -> None:
         config = EchoConfig(insecure=True, store=StoreConfig(path=folder / "e.duckdb"))

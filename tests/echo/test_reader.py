@@ -95,7 +95,7 @@ def test_every_question_has_the_same_rows_sealed_or_not(shard: Shard, reader: Op
     assert theirs["as_of"]["0"] > "2026"
 
 
-def test_a_reader_sees_each_row_once_in_every_order_of_seals_and_looks(tmp_path: Path) -> None:
+def test_a_reader_sees_each_row_once_in_every_order_of_seals_and_polls(tmp_path: Path) -> None:
     dice, tables = random.Random(3), table_config(tmp_path / "lake", max_rows=7)
     shard = Shard(tmp_path / "e.duckdb", tables)
     written: set[str] = set()

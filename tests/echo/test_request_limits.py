@@ -204,7 +204,7 @@ class Shelf(Writer):
 
 
 @pytest.mark.serial
-def test_a_large_request_is_read_beside_the_event_loop_and_in_order() -> None:
+def test_a_large_request_is_read_next_to_the_event_loop_and_in_order() -> None:
     shelf = Shelf()
     now = time.time_ns()
     clock = RetentionClock(None, now, time.monotonic_ns())

@@ -33,11 +33,11 @@ def test_stopped_and_started_a_hundred_times_it_holds_what_was_written(tmp_path:
                 ).fetchall()[0]
                 shorter += path.stat().st_size < block * total
         path.unlink()
-    assert shorter > 0  # the state that has to be told from a damaged file did come up
+    assert shorter > 0  # the state that has to be channel from a damaged file did come up
 
 
 def killed_once(path: Path, seed: int) -> tuple[Held, Held, Held]:
-    """What a life found, what it was told is written, and what it may have written besides."""
+    """What a life found, what was acknowledged as written, and what it may have written besides."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ingero_echo.export", "ingero_echo.retention", "ingero_echo.writer"])
     ours, theirs = context.Pipe(duplex=False)
@@ -51,10 +51,10 @@ def killed_once(path: Path, seed: int) -> tuple[Held, Held, Held]:
         life.join()
 
 
-def _listen(told: Connection, life: multiprocessing.process.BaseProcess, max_wait: int) -> tuple[Held, Held, Held]:
+def _listen(channel: Connection, life: multiprocessing.process.BaseProcess, max_wait: int) -> tuple[Held, Held, Held]:
     def hear() -> object:
-        assert told.poll(90), "the store says nothing"
-        return told.recv()
+        assert channel.poll(90), "the store says nothing"
+        return channel.recv()
 
     found, written, begun = hear(), Held(), Held()
     assert isinstance(found, dict)
@@ -66,9 +66,9 @@ def _listen(told: Connection, life: multiprocessing.process.BaseProcess, max_wai
                 written[name] = begun.pop(name)
     life.kill()
     life.join()
-    while told.poll():
+    while channel.poll():
         try:
-            more = told.recv()
+            more = channel.recv()
         except EOFError:
             break
         if isinstance(more, tuple):
@@ -134,7 +134,7 @@ def test_a_file_that_was_cut_is_refused_wherever_it_was_cut_and_the_advice_destr
     with duckdb.connect(str(path)) as engine:
         needed = 3 * 4096 + (_last_block(engine) + 1) * 262_144
     killed_once(path, 8)
-    logged_too = held_by_copy(path, tmp_path / "look/e.duckdb")
+    logged_too = held_by_copy(path, tmp_path / "copied/e.duckdb")
     whole = contents(path)
     for size in (5_000, 12_288, needed // 3, needed // 2, needed - 262_144, needed - 1):
         path.write_bytes(whole[""][:size])
@@ -165,7 +165,7 @@ def held_by_copy(path: Path, copy: Path) -> Held:
 
 
 @pytest.mark.parametrize("tail", [b"", bytes(5_000), b"rubbish!" * 99, None], ids=["none", "zeros", "rubbish", "cut"])
-def test_what_a_damaged_end_of_the_log_loses_is_told(tmp_path: Path, tail: bytes | None) -> None:
+def test_what_a_damaged_end_of_the_log_loses_is_reported(tmp_path: Path, tail: bytes | None) -> None:
     path = tmp_path / "e.duckdb"
     whole, log = logged(path), path.with_name("e.duckdb.wal")
     log.write_bytes(whole[:-7] if tail is None else whole + tail)
@@ -195,17 +195,17 @@ def logged(path: Path) -> bytes:
 def test_the_end_of_the_log_is_read_as_the_engine_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "e.duckdb"
     log = logged(path)
-    look = tmp_path / "look.duckdb"
+    copied = tmp_path / "copied.duckdb"
     for size in range(len(log) // 2, len(log), 131):
-        shutil.copyfile(path, look)
-        look.with_name("look.duckdb.wal").write_bytes(log[:size])
+        shutil.copyfile(path, copied)
+        copied.with_name("copied.duckdb.wal").write_bytes(log[:size])
         left = uncommitted_tail(log[:size])
         assert left is not None
-        with duckdb.connect(str(look)) as engine:
+        with duckdb.connect(str(copied)) as engine:
             engine.execute("PRAGMA disable_checkpoint_on_shutdown")
             rows = engine.execute("SELECT count(*) FROM rows_of_log").fetchall()
-        look.with_name("look.duckdb.wal").write_bytes(log[: size - left])
-        with duckdb.connect(str(look)) as engine:
+        copied.with_name("copied.duckdb.wal").write_bytes(log[: size - left])
+        with duckdb.connect(str(copied)) as engine:
             assert engine.execute("SELECT count(*) FROM rows_of_log").fetchall() == rows
         assert uncommitted_tail(log[: size - left]) == 0
 

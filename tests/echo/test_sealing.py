@@ -371,8 +371,11 @@ def test_a_boundary_is_committed_once_and_only_from_the_one_before() -> None:
 
 
 def test_boundaries_survive_as_properties() -> None:
-    told = {**plan.boundary_properties("a-1", Boundary(5, "x", 7)), **plan.boundary_properties("b", Boundary(6, "y"))}
-    assert plan.boundaries({**told, "owner": "me"}) == {"a-1": Boundary(5, "x", 7), "b": Boundary(6, "y")}
+    properties = {
+        **plan.boundary_properties("a-1", Boundary(5, "x", 7)),
+        **plan.boundary_properties("b", Boundary(6, "y")),
+    }
+    assert plan.boundaries({**properties, "owner": "me"}) == {"a-1": Boundary(5, "x", 7), "b": Boundary(6, "y")}
 
 
 @pytest.mark.parametrize(("now", "keep", "through"), [(9, 0, 2), (9, 7, 1), (9, 100, -1), (3, 0, 2)])

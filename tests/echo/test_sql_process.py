@@ -203,7 +203,7 @@ def test_questions_are_right_while_the_file_changes_under_them(store: Store) -> 
             try:
                 seen += pool.run(store.snapshots, text, None, 10, CancelToken()).lists()
             except EchoApiError as refused:
-                assert refused.status == 503, refused  # overtaken twice; the asker is told to come back
+                assert refused.status == 503, refused  # overtaken twice; the client is asked to retry
         return seen
 
     with ThreadPoolExecutor(3) as threads:
@@ -296,7 +296,7 @@ def test_one_asker_never_holds_every_place() -> None:
     asyncio.run(play())
 
 
-def test_who_waits_too_long_or_behind_too_many_is_told_to_come_back() -> None:
+def test_who_waits_too_long_or_behind_too_many_is_asked_to_retry() -> None:
     async def play() -> None:
         limiter = ConcurrencyLimiter(places=1, max_wait=0.01)
         async with limiter.slot("a"):

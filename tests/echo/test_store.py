@@ -217,7 +217,7 @@ def test_when_the_disk_is_full_senders_come_back_and_nothing_acknowledged_is_los
         assert found == [len(sent) + 1000] * 2
 
 
-def test_a_full_queue_tells_senders_to_come_back(tmp_path: Path) -> None:
+def test_a_full_queue_asks_senders_to_retry(tmp_path: Path) -> None:
     change = {"ingest": {"queue_mb": 1, "group_rows": 1, "max_decoded_body_size": 64 << 20}}
     with start_echo(tmp_path, change) as service:
         done = subprocess.run(

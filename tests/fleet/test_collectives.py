@@ -167,7 +167,7 @@ def test_both_spellings_of_an_operation_are_one(written: Any, name: str) -> None
 
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])
 @pytest.mark.parametrize("seq", [True, False])
-def test_the_culprit_is_named_with_its_node_and_pod(encoding: Encoding, seq: bool) -> None:
+def test_the_late_rank_is_named_with_its_node_and_pod(encoding: Encoding, seq: bool) -> None:
     tracker = CollectivesTracker(NcclConfig())
     bodies = Job(8, late_ms={5: 5.0}, clock_seconds=10.0 if seq else 0.02).pushes(100, seq=seq)
 
@@ -181,7 +181,7 @@ def test_the_culprit_is_named_with_its_node_and_pod(encoding: Encoding, seq: boo
     assert len(tracker.stragglers) == 1
 
 
-def test_a_culprit_is_told_since_when_and_for_how_many_ticks() -> None:
+def test_a_late_rank_is_reported_since_when_and_for_how_many_ticks() -> None:
     tracker, job = CollectivesTracker(NcclConfig()), Job(8, late_ms={5: 5.0})
     for tick in range(3):
         feed(tracker, job.pushes(100), BEGIN + 10 * tick)
@@ -194,7 +194,7 @@ def test_a_culprit_is_told_since_when_and_for_how_many_ticks() -> None:
 
 
 @pytest.mark.parametrize("late", [{}, {5: 5.0}])
-def test_after_a_long_time_in_which_all_were_well_the_culprit_is_named_as_soon_and_nobody_else(
+def test_after_a_long_time_in_which_all_were_well_the_late_rank_is_named_as_soon_and_nobody_else(
     late: dict[int, float],
 ) -> None:
     named_at = []
@@ -374,8 +374,8 @@ def test_a_peer_lag_is_of_one_operation() -> None:
     assert abs(found["allreduce", 1]) < 1 > abs(found["allgather", 2])
 
 
-def told_edges(sent: list[Push]) -> list[tuple[str, str, int]]:
-    """State, node and rank of every record that was told, in order."""
+def exported_edges(sent: list[Push]) -> list[tuple[str, str, int]]:
+    """State, node and rank of every exported record, in order."""
     found = []
     for push in sent:
         assert push.signal is Signal.LOGS
@@ -391,7 +391,7 @@ def told_edges(sent: list[Push]) -> list[tuple[str, str, int]]:
     return found
 
 
-def test_every_edge_of_an_accusation_is_told_once() -> None:
+def test_every_edge_of_an_accusation_is_reported_once() -> None:
     sent: list[Push] = []
     tracker, job = (
         CollectivesTracker(NcclConfig(window=64, ttl=60.0), export_logs=sent.append),
@@ -400,20 +400,20 @@ def test_every_edge_of_an_accusation_is_told_once() -> None:
     for tick in range(3):
         feed(tracker, job.pushes(100), BEGIN + 10 * tick)
         tracker.judge(BEGIN + 10 * tick)
-    assert told_edges(sent) == [("straggler", "node-5", 5)]
+    assert exported_edges(sent) == [("straggler", "node-5", 5)]
     job.late_ms = {2: 5.0}
     feed(tracker, job.pushes(100), BEGIN + 40)
     tracker.judge(BEGIN + 40)
-    assert told_edges(sent)[1:] == [("healthy", "node-5", 5), ("straggler", "node-2", 2)]
+    assert exported_edges(sent)[1:] == [("healthy", "node-5", 5), ("straggler", "node-2", 2)]
     tracker.judge(BEGIN + 50)
     tracker.judge(BEGIN + 200)
-    assert told_edges(sent)[3:] == [("learning", "node-2", 2)]
+    assert exported_edges(sent)[3:] == [("learning", "node-2", 2)]
     assert len({push.body for push in sent}) == len(sent)
     tracker.close(BEGIN + 210)
     assert len(sent) == 3
 
 
-def test_a_node_whose_other_rank_is_late_now_is_told_anew() -> None:
+def test_a_node_whose_other_rank_is_late_now_is_reported_anew() -> None:
     sent: list[Push] = []
     tracker, job = CollectivesTracker(NcclConfig(window=64), export_logs=sent.append), Job(8, late_ms={5: 5.0})
     for late in (5, 6, 5):
@@ -422,10 +422,10 @@ def test_a_node_whose_other_rank_is_late_now_is_told_anew() -> None:
         feed(tracker, [body.replace(b"host-6", b"host-5") for body in bodies], BEGIN)
         tracker.judge(BEGIN)
 
-    assert told_edges(sent) == [("straggler", "host-5", late) for late in (5, 6, 5)]
+    assert exported_edges(sent) == [("straggler", "host-5", late) for late in (5, 6, 5)]
 
 
-def test_more_edges_than_a_tick_may_tell_are_told_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_edges_than_a_tick_may_report_are_reported_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingero_fleet.collectives.straggler_ranks.MAX_EDGES", 2)
     sent: list[Push] = []
     tracker = CollectivesTracker(NcclConfig(), export_logs=sent.append)
@@ -435,11 +435,11 @@ def test_more_edges_than_a_tick_may_tell_are_told_by_the_next(monkeypatch: pytes
     counts = []
     for tick in range(4):
         tracker.judge(BEGIN + tick)
-        counts.append(len(told_edges(sent)))
+        counts.append(len(exported_edges(sent)))
 
     assert counts == [2, 4, 5, 5]
     tracker.close(BEGIN + 10)
-    assert told_edges(sent)[5:] == [("learning", f"n{number}-1", 1) for number in range(5)]
+    assert exported_edges(sent)[5:] == [("learning", f"n{number}-1", 1) for number in range(5)]
 
 
 @pytest.mark.parametrize("actionable", [False, True])
@@ -470,21 +470,21 @@ def test_a_running_fleet_names_the_rank(tmp_path: Path, actionable: bool) -> Non
             return web.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=c")).json()
 
         def complete() -> bool:
-            told = stragglers()
+            summary = stragglers()
             return (
-                bool(told["culprits"])
-                and told["active_nodes"] == 8
-                and told["cost"]["cost_per_hour"] > 7.5 * 8 * 12.29
+                bool(summary["culprits"])
+                and summary["active_nodes"] == 8
+                and summary["cost"]["cost_per_hour"] > 7.5 * 8 * 12.29
             )
 
         wait_until(complete, "all nodes, and the bill of all nodes")
-        told = stragglers()
-        straggler = told["culprits"][0]
+        summary = stragglers()
+        straggler = summary["culprits"][0]
         assert [straggler[key] for key in ("node_id", "rank", "pod", "kind", "straggler")] == [
             "node-5", 5, "pod-5", "late_rank", actionable,
         ]  # fmt: skip
-        assert [item["node_id"] for item in told["stragglers"]] == (["node-5"] if actionable else [])
-        assert told["cost"]["cost_per_hour"] == pytest.approx(8 * 8 * 12.29)
+        assert [item["node_id"] for item in summary["stragglers"]] == (["node-5"] if actionable else [])
+        assert summary["cost"]["cost_per_hour"] == pytest.approx(8 * 8 * 12.29)
         share = straggler["share"]
         billed = web.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"]
         assert [(item["node_id"], item["named_by"]) for item in billed] == [("node-5", "collectives")]

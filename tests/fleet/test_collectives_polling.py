@@ -1,4 +1,4 @@
-"""Between two ticks: the culprit is named as soon as agents have told of it, and still nobody is named for it."""
+"""Between two ticks: the late rank is named as soon as agents reported it, and no other."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from ingero_testing.collectives import BEGIN, Chain, Job, feed, named
 
 TICK = 5.0
 POLLS_PER_TICK = 4
-CULPRIT = "node-7"
+LATE_NODE = "node-7"
 
 
 def verdicts(tracker: CollectivesTracker, now: float) -> list[str]:
@@ -26,11 +26,11 @@ def verdicts(tracker: CollectivesTracker, now: float) -> list[str]:
 
 
 @pytest.mark.parametrize(("tick", "poll", "polls"), [(5.0, 1.0, 4), (5.0, 2.0, 2), (1.0, 1.0, 0), (1.0, 5.0, 0)])
-def test_looks_fill_the_time_between_two_ticks(tick: float, poll: float, polls: int) -> None:
+def test_polls_fill_the_time_between_two_ticks(tick: float, poll: float, polls: int) -> None:
     assert polls_per_tick(tick, poll) == polls
 
 
-def test_a_look_names_the_culprit_before_the_tick_and_the_tick_counts_from_then() -> None:
+def test_a_poll_names_the_late_rank_before_the_tick_and_the_tick_counts_from_then() -> None:
     sent: list[Push] = []
     tracker, job = CollectivesTracker(NcclConfig(), export_logs=sent.append, polls=POLLS_PER_TICK), Job(8)
     feed(tracker, job.pushes(40), BEGIN)
@@ -59,30 +59,30 @@ def states(sent: list[Push]) -> list[str]:
     return found
 
 
-def test_looks_leave_to_the_tick_what_it_would_have_found_without_them() -> None:
+def test_polls_leave_to_the_tick_what_it_would_have_found_without_them() -> None:
     sent: list[list[Push]] = [[], []]
-    desks = [CollectivesTracker(NcclConfig(), export.append, polls=POLLS_PER_TICK) for export in sent]
+    trackers = [CollectivesTracker(NcclConfig(), export.append, polls=POLLS_PER_TICK) for export in sent]
     job = Job(8, late_ms={5: 3.0})
     for tick in range(3):
         for second in range(5):
             now = BEGIN + TICK * tick + second
             bodies = job.pushes(10, drop=0.1, seq=tick > 0)
-            for tracker in desks:
+            for tracker in trackers:
                 feed(tracker, bodies, now)
-            desks[0].early_poll(now)
-        for tracker in desks:
+            trackers[0].early_poll(now)
+        for tracker in trackers:
             tracker.judge(BEGIN + TICK * (tick + 1))
 
-    looked, plain = (tracker.answer(None, BEGIN + 15) for tracker in desks)
-    assert desks[0].polls["done"] == 15
-    assert [{**item, "since": ""} for item in looked.pop("culprits")] == [
+    polled, plain = (tracker.answer(None, BEGIN + 15) for tracker in trackers)
+    assert trackers[0].polls["done"] == 15
+    assert [{**item, "since": ""} for item in polled.pop("culprits")] == [
         {**item, "since": ""} for item in plain.pop("culprits")
     ]
-    assert looked == plain
+    assert polled == plain
     assert [push.body for push in sent[0]] == [push.body for push in sent[1]]
 
 
-def test_a_look_without_news_or_with_too_much_of_it_is_left_to_the_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_without_news_or_with_too_much_of_it_is_left_to_the_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, job = CollectivesTracker(NcclConfig(), polls=POLLS_PER_TICK), Job(8, late_ms={5: 5.0})
     tracker.early_poll(BEGIN)
     feed(tracker, job.pushes(20), BEGIN)
@@ -97,8 +97,8 @@ def test_a_look_without_news_or_with_too_much_of_it_is_left_to_the_tick(monkeypa
     assert named(tracker) == {"node-5"}
 
 
-def test_the_chance_of_error_is_shared_by_all_looks_of_a_tick() -> None:
-    """Ten collectives are enough for a tick alone, not for one look of a hundred."""
+def test_the_chance_of_error_is_shared_by_all_polls_of_a_tick() -> None:
+    """Ten collectives are enough for a tick alone, not for one poll of a hundred."""
     found = []
     for polls in (0, 99):
         tracker = CollectivesTracker(NcclConfig(error=5e-8), polls=polls)
@@ -110,7 +110,7 @@ def test_the_chance_of_error_is_shared_by_all_looks_of_a_tick() -> None:
 
 
 def moments(chain: Chain, slow: tuple[int, ...]) -> Iterator[tuple[float, int]]:
-    """When which node pushes, in order: every second, slow ones with a tick; then -1 for a look, -2 for a tick."""
+    """When which node pushes, in order: every second, slow ones with a tick; then -1 for a poll, -2 for a tick."""
     due = {node: BEGIN + chain.random.uniform(0, 1) for node in range(chain.NODES)}
     due[-1], due[-2] = BEGIN + chain.random.uniform(0, 1), BEGIN + chain.random.uniform(0, TICK)
     while (moment := min(due.values())) < chain.moment:
@@ -120,8 +120,8 @@ def moments(chain: Chain, slow: tuple[int, ...]) -> Iterator[tuple[float, int]]:
 
 
 @pytest.mark.parametrize("slow", [(), (0, 1, 2, 4), (3,), (7,)])
-def test_a_node_that_is_held_up_elsewhere_is_never_named_however_its_peers_tell(slow: tuple[int, ...]) -> None:
-    """The bridge comes late to the second communicator; the first one's agents may tell of the reason later."""
+def test_a_node_that_is_held_up_elsewhere_is_never_named_however_its_peers_report(slow: tuple[int, ...]) -> None:
+    """The bridge comes late to the second communicator; the first one's agents may report the reason later."""
     after = []
     for seed in range(12):
         chain, tracker = Chain(seed), CollectivesTracker(NcclConfig(), polls=POLLS_PER_TICK)
@@ -136,7 +136,7 @@ def test_a_node_that_is_held_up_elsewhere_is_never_named_however_its_peers_tell(
                 tracker.early_poll(moment)
             else:
                 tracker.judge(moment)
-            assert named(tracker) <= {CULPRIT}
+            assert named(tracker) <= {LATE_NODE}
             assert not tracker.stragglers or moment > hurt
             first = first or (moment if tracker.stragglers else None)
         after.append(first - hurt if first else np.inf)
@@ -154,22 +154,22 @@ def test_a_victim_is_excused_by_who_is_not_proven_to_be_late_yet() -> None:
             chain.run(more, {7: 5.0})
             feed(tracker, [chain.push(node, np.inf) for node in range(chain.NODES)], chain.moment)
             tracker.judge(chain.moment)
-            assert named(tracker) <= {CULPRIT}
-        right += named(tracker) == {CULPRIT}
+            assert named(tracker) <= {LATE_NODE}
+        right += named(tracker) == {LATE_NODE}
         assert all(text != "culprit" or len(tracker.stragglers) for text in verdicts(tracker, chain.moment))
 
     assert right == 40
 
 
 @pytest.mark.parametrize("jitter", [0.05, 1.0])
-def test_a_victim_is_not_named_either_once_its_culprit_is_cured(jitter: float) -> None:
+def test_a_victim_is_not_named_either_once_its_late_rank_is_cured(jitter: float) -> None:
     chain, tracker = Chain(jitter_ms=jitter), CollectivesTracker(NcclConfig(), polls=POLLS_PER_TICK)
     found = []
     for tick in range(18):
         chain.run(50, {7: 5.0} if 2 <= tick < 6 else {})
         feed(tracker, [chain.push(node, np.inf) for node in range(chain.NODES)], chain.moment)
         tracker.judge(chain.moment)
-        assert named(tracker) <= {CULPRIT}
+        assert named(tracker) <= {LATE_NODE}
         found.append(bool(tracker.stragglers))
 
     assert found[2:6] == [True] * 4
@@ -177,7 +177,7 @@ def test_a_victim_is_not_named_either_once_its_culprit_is_cured(jitter: float) -
 
 
 class Stumbling(CollectivesTracker):
-    """Fails at its first look."""
+    """Fails at its first poll."""
 
     def early_poll(self, now: float) -> None:
         if not self.polls["failed"]:
@@ -185,16 +185,16 @@ class Stumbling(CollectivesTracker):
         super().early_poll(now)
 
 
-def test_looks_go_on_after_one_that_failed() -> None:
+def test_polls_go_on_after_one_that_failed() -> None:
     tracker = Stumbling(NcclConfig(), polls=POLLS_PER_TICK)
     feed(tracker, Job(8, late_ms={5: 5.0}).pushes(30), BEGIN)
 
     async def run() -> None:
-        looking = asyncio.create_task(poll_between_ticks(tracker, lambda: BEGIN, 0.01))
+        polling = asyncio.create_task(poll_between_ticks(tracker, lambda: BEGIN, 0.01))
         while not tracker.stragglers:
             await asyncio.sleep(0.01)
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

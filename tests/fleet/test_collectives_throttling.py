@@ -24,8 +24,8 @@ TICK = 5.0
 
 
 def throttled(node: str, *kinds: Throttle, gpu: str = "GPU-1") -> bytes:
-    told = Throttling({gpu: frozenset(kinds)})
-    request = encode_throttling(told, HealthReport(node_id=node, cluster_id="c"), 1)
+    throttled_gpus = Throttling({gpu: frozenset(kinds)})
+    request = encode_throttling(throttled_gpus, HealthReport(node_id=node, cluster_id="c"), 1)
     return request.SerializeToString()
 
 
@@ -41,21 +41,21 @@ def clock(node: str, hz: float, gpu: str = "GPU-1") -> bytes:
 
 
 class WaitProfile:
-    """A job of 8 nodes in ticks; `told` is pushed with every tick."""
+    """A job of 8 nodes in ticks; `throttled_gpus` is pushed with every tick."""
 
     def __init__(self, tracker: CollectivesTracker | None = None, **job: Any) -> None:
         self.tracker, self.job = tracker or CollectivesTracker(NcclConfig()), Job(8, **job)
-        self.told: list[bytes] = []
+        self.throttled_gpus: list[bytes] = []
         self.now = BEGIN
 
     def ticks(self, count: int) -> None:
         for _ in range(count):
             self.now += TICK
-            feed(self.tracker, [*self.told, *self.job.pushes(45)], self.now)
+            feed(self.tracker, [*self.throttled_gpus, *self.job.pushes(45)], self.now)
             self.tracker.judge(self.now)
 
-    def hurt(self, step_ms: float, *told: bytes) -> None:
-        self.job.step_ms, self.told = step_ms, list(told)
+    def hurt(self, step_ms: float, *throttled_gpus: bytes) -> None:
+        self.job.step_ms, self.throttled_gpus = step_ms, list(throttled_gpus)
 
     @property
     def named(self) -> set[str]:
@@ -101,7 +101,7 @@ def facts(push: Push) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "told", "verdict"),
+    ("step_ms", "throttled_gpus", "verdict"),
     [
         (110.0, [], "none: "),
         (110.0, [throttled("node-5", Throttle.SW)], "none: "),
@@ -117,11 +117,11 @@ def facts(push: Push) -> tuple[str, str, str]:
     ids=["no evidence", "clocks that were set", "no slower", "a power cap", "two at once", "a node of another job"],
 )
 def test_without_proof_nobody_is_named_and_the_verdict_says_so(
-    step_ms: float, told: list[bytes], verdict: str
+    step_ms: float, throttled_gpus: list[bytes], verdict: str
 ) -> None:
     wait_profile = WaitProfile()
     wait_profile.ticks(5)
-    wait_profile.hurt(step_ms, *told)
+    wait_profile.hurt(step_ms, *throttled_gpus)
     wait_profile.ticks(8)
 
     assert wait_profile.named == set()
@@ -161,7 +161,7 @@ def test_a_low_clock_that_nothing_holds_back_is_no_reason() -> None:
     assert wait_profile.verdict.startswith("none: ")
 
 
-def test_a_late_rank_s_gpu_is_its_reason_and_whoever_is_held_back_beside_it_is_not_named() -> None:
+def test_a_late_rank_s_gpu_is_its_reason_and_whoever_is_delayed_with_it_is_not_named() -> None:
     wait_profile = WaitProfile(late_ms={5: 5.0})
     wait_profile.ticks(5)
     wait_profile.hurt(110.0, throttled("node-5", *HOT), throttled("node-3", *HOT))
@@ -190,13 +190,13 @@ def test_a_node_with_several_ranks_is_named_without_one() -> None:
 
 def test_silence_is_forgotten_and_no_more_gpus_are_kept_than_allowed() -> None:
     wait_profile = WaitProfile(CollectivesTracker(NcclConfig(max_gpus=2, gpu_age=12.0)))
-    wait_profile.told = [throttled("node-5", *HOT, gpu=f"GPU-{number}") for number in range(3)]
+    wait_profile.throttled_gpus = [throttled("node-5", *HOT, gpu=f"GPU-{number}") for number in range(3)]
     wait_profile.ticks(1)
 
     assert len(wait_profile.tracker.gpus) == 2
     refused = wait_profile.tracker.refused
     assert refused == {"more GPUs than Fleet keeps (processors.nccl.max_gpus)": 3}
-    wait_profile.told = []
+    wait_profile.throttled_gpus = []
     wait_profile.ticks(3)
     assert len(wait_profile.tracker.gpus) == 0
 
@@ -210,8 +210,8 @@ def test_points_without_a_gpu_are_counted(uuid: str) -> None:
 
 
 def test_json_says_the_same() -> None:
-    desks = [CollectivesTracker(NcclConfig()) for _ in range(2)]
-    feed(desks[0], [throttled("node-5", *HOT), clock("node-5", 1e9)], BEGIN)
+    trackers = [CollectivesTracker(NcclConfig()) for _ in range(2)]
+    feed(trackers[0], [throttled("node-5", *HOT), clock("node-5", 1e9)], BEGIN)
     for body in (throttled("node-5", *HOT), clock("node-5", 1e9)):
         request = ExportMetricsServiceRequest.FromString(body)
         for metric in request.resource_metrics[0].scope_metrics[0].metrics:
@@ -222,13 +222,13 @@ def test_json_says_the_same() -> None:
             copied.CopyFrom(metric)
             for point in copied.gauge.data_points:
                 point.as_double = float(point.as_int) or point.as_double
-            desks[1].take(Push(Signal.METRICS, "json", as_json(single.SerializeToString())), BEGIN)
+            trackers[1].take(Push(Signal.METRICS, "json", as_json(single.SerializeToString())), BEGIN)
 
-    assert desks[0].gpus.throttled() == desks[1].gpus.throttled() != {}
-    assert desks[0].gpus.clock(node_key("c", "node-5")) == desks[1].gpus.clock(node_key("c", "node-5")) == 1e9
+    assert trackers[0].gpus.throttled() == trackers[1].gpus.throttled() != {}
+    assert trackers[0].gpus.clock(node_key("c", "node-5")) == trackers[1].gpus.clock(node_key("c", "node-5")) == 1e9
 
 
-def test_what_agents_push_of_their_gpus_reaches_the_desk() -> None:
+def test_what_agents_push_of_their_gpus_reaches_the_tracker() -> None:
     tracker = CollectivesTracker(NcclConfig())
     intake = Intake(ScoreTable(ScoreLimits(9, 9, 9.0), ()), lambda: BEGIN, observe=tracker.take)
     intake(Push(Signal.METRICS, "protobuf", throttled("node-5", *HOT)))

@@ -57,7 +57,7 @@ def test_a_restarted_job_that_numbers_anew_is_judged_on() -> None:
     assert named(tracker) == {("c", "new-2", 2)}
 
 
-def test_a_rank_that_restarts_alone_makes_no_victim_and_the_culprit_is_still_named() -> None:
+def test_a_rank_that_restarts_alone_makes_no_victim_and_the_late_rank_is_still_named() -> None:
     tracker, job = CollectivesTracker(NcclConfig(window=128)), Job(8, late_ms={5: 5.0})
     for tick in range(12):
         bodies = job.pushes(50)
@@ -90,7 +90,7 @@ def test_communicators_that_differ_in_cluster_size_or_hash_are_kept_apart(other:
 def test_two_communicators_of_one_hash_on_the_same_nodes_are_unknown(mixed: bool) -> None:
     tracker = CollectivesTracker(NcclConfig())
     one = Job(8, late_ms={5: 5.0}, seed=1).pushes(60)
-    # The other one waits far less: whoever is mistaken for a member of it would look late.
+    # The other one waits far less: whoever is mistaken for a member of it would seem late.
     two = Job(8, jitter_ms=0.01, step_ms=50, seed=2).pushes(60)
     for rank in range(8):
         pair = [one[rank], two[rank]]
@@ -112,7 +112,7 @@ def test_what_is_sent_again_is_no_dispute() -> None:
     assert tracker.outcomes["repeated"] == 2 * 60
 
 
-def test_among_ten_thousand_communicators_the_culprit_is_named_and_one_more_is_counted() -> None:
+def test_among_ten_thousand_communicators_the_late_rank_is_named_and_one_more_is_counted() -> None:
     tracker = CollectivesTracker(NcclConfig())
     healthy = Job(2, seed=1, comm="0" * 16).pushes(3)
     for number in range(9_999):

@@ -143,7 +143,7 @@ def test_the_verdict_s_severity_counts_when_there_is_one() -> None:
 
 
 def test_a_late_rank_s_node_costs_its_job_the_share_of_time_that_is_lost_to_it() -> None:
-    """The job told no world size; that collectives wait for a node of it says enough."""
+    """The job reports no world size; that collectives wait for one of its nodes suffices."""
     seen, table = snapshot(job([1.0, 1.0, 1.0, 1.0]))
     bill = make_bill(
         seen,
@@ -174,7 +174,7 @@ def test_a_node_that_both_accuse_is_billed_once_by_the_larger() -> None:
     assert math.fsum(item.share for item in bill.stragglers) == pytest.approx(bill.jobs[("c", "j")].waiting, abs=1e-9)
 
 
-def test_what_culprits_cost_goes_onward_once_a_minute_and_adds_up() -> None:
+def test_what_late_ranks_cost_goes_onward_once_a_minute_and_adds_up() -> None:
     ledger, teller = CostLedger(0.0, 0.0), CostExporter(0.0)
     sent = []
     for tick in range(1, 16):

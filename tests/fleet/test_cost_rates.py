@@ -268,9 +268,9 @@ BY_PLACE = """
     ],
 )
 def test_labels_and_addresses_of_nodes_decide(rules: str, name: str, reported: str, provider: str) -> None:
-    told = replace(parse_providers(rules, "on-premise"), places=parse_nodes(json.dumps(NODES).encode()))
+    mapped = replace(parse_providers(rules, "on-premise"), places=parse_nodes(json.dumps(NODES).encode()))
 
-    assert told.find(node_key("c", name), reported) == provider
+    assert mapped.find(node_key("c", name), reported) == provider
 
 
 @pytest.mark.parametrize(

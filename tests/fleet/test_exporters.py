@@ -1,4 +1,4 @@
-"""What goes onward is sent or counted, whatever the transport does."""
+"""What is exported is sent or counted, whatever the transport does."""
 
 import asyncio
 import json
@@ -238,7 +238,7 @@ def test_a_receiver_that_refuses_everything_is_not_asked_for_every_record() -> N
     assert (counters["sent"], counters["dropped_permanent"]) == (0, 20)
 
 
-def test_points_of_one_metric_are_told_apart_as_well() -> None:
+def test_points_of_one_metric_are_distinguished_as_well() -> None:
     request = ExportMetricsServiceRequest()
     gauge = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m").gauge
     for number in range(5):
@@ -398,7 +398,7 @@ def test_what_is_no_otlp_is_refused_and_goes_nowhere(signal: Signal, encoding: s
 
 
 @pytest.mark.parametrize("odd", [{"traceId": "zz"}, {"timeUnixNano": "never"}, {"attributes": {"no": "list"}}, None])
-def test_a_record_in_json_that_cannot_be_read_costs_those_beside_it_nothing(odd: object) -> None:
+def test_a_record_in_json_that_cannot_be_read_costs_those_next_to_it_nothing(odd: object) -> None:
     passed: list[Push] = []
     intake = Intake(ScoreTable(ScoreLimits(nodes=9, clusters=9, ttl_seconds=9.0), ()), lambda: 0.0, passed.append)
     good = [{"body": {"stringValue": text}, "traceId": TRACE} for text in ("a", "b")]

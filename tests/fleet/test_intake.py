@@ -60,7 +60,7 @@ def test_a_request_for_too_much_is_refused_counted_and_not_sent_on(
     assert (taking.malformed, taking.rejected[TOO_MUCH]) == (1, 1)
 
 
-def test_what_cannot_be_read_is_told_and_left_out_of_what_is_sent_on() -> None:
+def test_what_cannot_be_read_is_reported_and_left_out_of_what_is_sent_on() -> None:
     good = [encode_report(HealthReport(node_id=name, cluster_id="c", job_id="JJJJ", score=0.9)) for name in "ab"]
     body = good[0].SerializeToString().replace(b"JJJJ", b"\xff\xfe\xfd\xfc") + good[1].SerializeToString()
     sent: list[Push] = []
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_told_and_left_out_of_what_is_sent_on() -> None:
 
 
 @pytest.mark.parametrize("signal", [Signal.LOGS, Signal.TRACES])
-def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal: Signal) -> None:
+def test_a_record_that_is_no_text_costs_those_next_to_it_nothing(signal: Signal) -> None:
     request: Any
     if signal is Signal.LOGS:
         request = ExportLogsServiceRequest()
@@ -97,7 +97,7 @@ def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal: Signal) 
 
 @pytest.mark.parametrize("letters", [rb"\ud800", b"\xff"])
 @pytest.mark.parametrize("signal", [Signal.LOGS, Signal.TRACES])
-def test_json_text_that_is_no_unicode_is_replaced_told_and_sent_on(signal: Signal, letters: bytes) -> None:
+def test_json_text_that_is_no_unicode_is_replaced_reported_and_sent_on(signal: Signal, letters: bytes) -> None:
     names = ("Logs", "logRecords", "eventName") if signal is Signal.LOGS else ("Spans", "spans", "name")
     kind, records, field = (name.encode() for name in names)
     body = b'{"resource%b":[{"scope%b":[{"%b":[{"%b":"first"},{"%b":"<%b>"}]}]}]}' % (
@@ -213,7 +213,7 @@ def test_a_wait_that_was_not_recorded_is_none_and_not_zero(encoding: Encoding) -
 
 
 @pytest.mark.parametrize("wrong", [{"timeUnixNano": "soon"}, {"timeUnixNano": "9" * 400}, {"attributes": 5}])
-def test_a_collective_that_cannot_be_read_costs_those_beside_it_nothing(wrong: dict[str, Any]) -> None:
+def test_a_collective_that_cannot_be_read_costs_those_next_to_it_nothing(wrong: dict[str, Any]) -> None:
     batch, refused = read([collective(1), collective(2, **wrong), collective(3)], "json")
 
     assert list(batch["seq"]) == [1, 3]

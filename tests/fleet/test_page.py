@@ -1,4 +1,4 @@
-"""The live page: what it is told, and in a real browser what people see of it."""
+"""The live page: its data, and what a real browser shows."""
 
 import functools
 import json
@@ -236,7 +236,7 @@ def test_no_more_pages_than_fleet_keeps_up_to_date(tmp_path: Path) -> None:
 
 
 def taint(service: Running, node: str) -> None:
-    """What the operator tells when it has marked a node."""
+    """The operator's event for a tainted node."""
     now = time.time()
     pairs = {
         attributes.TAINT_ACTION: "add", attributes.TAINT_EFFECT: "NoSchedule", attributes.TAINT_REASON: "Confirmed",
@@ -275,7 +275,7 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @needs_browser
-def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path: Path, page: Page) -> None:
+def test_people_see_the_straggler_its_reason_its_taint_and_the_late_rank(tmp_path: Path, page: Page) -> None:
     with fleet(tmp_path) as service:
         page.size(1360, 900)
         learn(service, 40)
@@ -292,7 +292,7 @@ def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path
         assert "of its rate" in page.run("byId('stragglers').textContent")
         assert "node-00017" in page.run("byId('announcement').textContent")
         assert "node-00017" in page.run("byId('cost').textContent")
-        # Nobody told a GPU model: what that costs is not known, which is not 0.
+        # No GPU model was reported: its cost is unknown, which is not 0.
         assert "no rate" in page.run("byId('cost').textContent")
         assert "$0.00" not in page.run("byId('cost').tBodies[0].textContent + byId('tiles').textContent")
         page.wait("byId('taints').textContent.includes('node-00017')", "the mark", feed=slow)

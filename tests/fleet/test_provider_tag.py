@@ -1,4 +1,4 @@
-"""The provider stands on every metric that goes onward, and nothing else of it changes."""
+"""The provider stands on every exported metric, and nothing else of it changes."""
 
 import ipaddress
 from typing import Any
@@ -49,7 +49,7 @@ def without_providers(body: bytes) -> ExportMetricsServiceRequest:
 
 
 @pytest.mark.parametrize(
-    ("node", "told", "reported", "provider"),
+    ("node", "configured", "reported", "provider"),
     [
         ("n", "", "", "coreweave"),
         ("n", "aws", "", "aws"),
@@ -60,9 +60,9 @@ def without_providers(body: bytes) -> ExportMetricsServiceRequest:
     ids=["default", "its own word", "its health report", "a rule", "providerID"],
 )
 def test_what_a_rule_says_counts_then_the_node_s_word_then_what_is_known(
-    node: str, told: str, reported: str, provider: str
+    node: str, configured: str, reported: str, provider: str
 ) -> None:
-    tag, body = ProviderTag(RULES, lambda _: reported), request(node, provider=told)
+    tag, body = ProviderTag(RULES, lambda _: reported), request(node, provider=configured)
 
     for _ in range(2):
         tagged = tag(body, "")

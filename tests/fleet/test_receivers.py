@@ -169,7 +169,7 @@ def test_a_board_says_the_same_on_the_other_side(overrides: int, as_of: float) -
     assert found == verdict_cache
 
 
-def test_a_node_that_came_after_the_judgement_is_told_nothing() -> None:
+def test_a_node_that_came_after_the_judgement_receives_no_verdict() -> None:
     verdict_cache = VerdictCache(
         (),
         {},

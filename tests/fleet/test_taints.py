@@ -1,4 +1,4 @@
-"""Marks that the operator tells of: kept while they stand, shown to people, bounded, and never believed blindly."""
+"""Taint events of the operator: kept while the taints last, shown to people, bounded, and validated."""
 
 import json
 import time
@@ -51,7 +51,7 @@ def take(tracker: TaintTracker, *requests: dict[str, Any], now: float = NOW) -> 
     return tracker
 
 
-def test_a_mark_stands_from_its_record_to_its_removal() -> None:
+def test_a_taint_stands_from_its_record_to_its_removal() -> None:
     tracker = take(TaintTracker(), record("add"))
 
     assert tracker.taints(NOW) == [
@@ -70,7 +70,7 @@ def test_a_mark_stands_from_its_record_to_its_removal() -> None:
     assert tracker.outcomes == {"add": 1, "lower": 1, "remove": 1}
 
 
-def test_a_mark_ends_by_itself_unless_it_is_renewed() -> None:
+def test_a_taint_ends_by_itself_unless_it_is_renewed() -> None:
     tracker = take(TaintTracker(), record("add", expires=NOW + 100), record("add", "gpu-8", expires=NOW + 100))
     take(tracker, record("renew", now=NOW + 50, expires=NOW + 200), now=NOW + 50)
 
@@ -79,7 +79,7 @@ def test_a_mark_ends_by_itself_unless_it_is_renewed() -> None:
     assert tracker.outcomes["expired"] == 2
 
 
-def test_no_mark_is_believed_for_ever() -> None:
+def test_no_taint_is_believed_for_ever() -> None:
     without_end = record("add", "gpu-8")
     pairs = without_end["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]["attributes"]
     pairs[:] = [pair for pair in pairs if pair["key"] != attributes.TAINT_EVIDENCE]
@@ -90,7 +90,7 @@ def test_no_mark_is_believed_for_ever() -> None:
     assert tracker.taints(NOW + MAX_TAINT_SECONDS + 1) == []
 
 
-def test_a_record_that_comes_late_brings_no_mark_back() -> None:
+def test_a_record_that_comes_late_brings_no_taint_back() -> None:
     tracker = take(
         TaintTracker(), record("add"), record("remove", now=NOW + 60), record("raise", now=NOW + 30), now=NOW + 61
     )
@@ -110,7 +110,7 @@ def test_a_record_from_the_future_shuts_out_no_other() -> None:
     assert (tracker.outcomes["ahead"], tracker.outcomes["expired"]) == (1, 1)
 
 
-def test_marks_beyond_the_limit_are_counted_and_removals_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taints_beyond_the_limit_are_counted_and_removals_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "MAX_TAINTS", 3)
     tracker = take(TaintTracker(), *(record("add", f"gpu-{number}") for number in range(5)))
     assert (len(tracker.taints(NOW)), tracker.outcomes["over_limit"]) == (3, 2)
@@ -138,7 +138,7 @@ def test_marks_beyond_the_limit_are_counted_and_removals_make_room(monkeypatch: 
         ({attributes.TAINT_EVIDENCE: "{" * 5000}, attributes.TAINT_EVIDENCE),
     ],
 )
-def test_what_is_no_mark_is_counted_with_its_reason_and_nothing_else_is_lost(
+def test_what_is_no_taint_is_counted_with_its_reason_and_nothing_else_is_lost(
     change: dict[str, str], reason: str
 ) -> None:
     request = record("add")
@@ -175,7 +175,7 @@ def send(service: Running, request: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_running_fleet_says_of_a_node_that_it_is_marked(tmp_path: Path, processes: int) -> None:
+def test_a_running_fleet_says_of_a_node_that_it_is_tainted(tmp_path: Path, processes: int) -> None:
     with fleet(tmp_path, {"receivers": {"otlp": {"processes": processes}}}) as service:
         for number in range(3):
             report = HealthReport(node_id=f"gpu-{number}", cluster_id="prod", score=0.9)

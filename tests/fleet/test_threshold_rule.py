@@ -140,7 +140,7 @@ def test_recovery_needs_more_than_the_threshold_itself() -> None:
     assert stragglers(score_table, tick(score_table, done.memory)) == set()
 
 
-def test_since_and_windows_tell_how_long() -> None:
+def test_since_and_windows_report_how_long() -> None:
     score_table = table()
     observe(score_table, a=0.9, b=0.9, c=0.9, d=0.1)
     done = tick(score_table, now=5.0)

@@ -1,4 +1,4 @@
-"""The detector inside Fleet: what nodes are told, what goes onward, what survives a kill, what a recording tells."""
+"""The detector inside Fleet: verdicts in responses, exports, state after a kill, recordings."""
 
 import asyncio
 import csv
@@ -58,7 +58,7 @@ def push(service: Running, node: str, score: float, last: str = "", rate: float 
 
 
 def rounds(service: Running, node_verdicts: dict[str, str], **score_table: float) -> dict[str, str]:
-    """One push of every node, which echoes what it was told last."""
+    """One push of every node, which echoes its last verdict."""
     for node in NODES:
         node_verdicts[node] = push(
             service, node, score_table.get(node, 0.9), node_verdicts.get(node, "")
@@ -76,7 +76,7 @@ def stragglers(service: Running) -> list[str]:
     return [node["node_id"] for node in answer.json()["stragglers"]] if answer.status_code == 200 else []
 
 
-def test_nodes_are_told_their_verdict_and_its_evidence_can_be_asked_for(tmp_path: Path) -> None:
+def test_nodes_receive_their_verdict_and_its_evidence_can_be_asked_for(tmp_path: Path) -> None:
     with fleet(tmp_path) as service:
         node_verdicts: dict[str, str] = {}
         drive(service, node_verdicts, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
@@ -357,14 +357,14 @@ def early(folder: Path) -> tuple[LiveDetector, list[Any], list[float]]:
 
 
 def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -> None:
-    _, found, (looked,) = early(tmp_path)
+    _, found, (polled_at,) = early(tmp_path)
 
     (edge,) = found
     assert (edge.what, edge.verdict.node) == ("accused", "n4")
-    assert edge.verdict.time == pytest.approx(looked + 10, abs=5)
+    assert edge.verdict.time == pytest.approx(polled_at + 10, abs=5)
 
 
-def test_an_early_look_sees_what_other_processes_heard() -> None:
+def test_an_early_poll_sees_what_other_processes_heard() -> None:
     now = [1_700_000_000.0]
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
     engine = Engine(StateMachine(ProcessorsConfig(ingero=config), now[0]), lambda: now[0])
@@ -391,7 +391,7 @@ def test_an_early_look_sees_what_other_processes_heard() -> None:
     engine.close()
 
 
-def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_recording_with_early_polls_replays_to_the_same_bytes(tmp_path: Path) -> None:
     detector, live, _ = early(tmp_path)
 
     done = replay(RecordedHistory([str(tmp_path / "record.csv")], 10.0), "ingero", detector.detector.parameters)

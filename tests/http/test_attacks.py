@@ -62,7 +62,7 @@ async def ask_grpc(port: int) -> None:
 
 
 def run(attack: Callable[[Any, Callable[[], Awaitable[None]]], Awaitable[None]], server: Any) -> None:
-    """Run an attack and look at what is left when the attackers have gone."""
+    """Run an attack and check what is left when the attackers have gone."""
     ask = ask_http1 if isinstance(server, Http1Server) else ask_grpc
 
     async def main() -> None:

@@ -461,7 +461,7 @@ class Wire(asyncio.Transport):
         self.closed = True
 
 
-def told(chunks: list[bytes], server: Http1Server) -> tuple[bytes, bool]:
+def exchange(chunks: list[bytes], server: Http1Server) -> tuple[bytes, bool]:
     """What a connection answers to chunks of octets, and whether it was closed."""
     wire, connection = Wire(), server.connection()
     assert isinstance(connection, asyncio.Protocol)
@@ -495,15 +495,15 @@ HEAD = len(post(INNER)) - len(INNER)
 @example([INNER, post(INNER)], [len(INNER), len(INNER) + HEAD])
 @example([post(INNER, "a: b"), post(b"c")], [HEAD + len("a: b\r\n"), HEAD + len("a: b\r\n") + len(INNER)])
 def test_responses_do_not_depend_on_how_the_input_is_cut(sent: list[bytes], places: list[int]) -> None:
-    """Requests whose head is known already are read without the parser; nobody may be able to tell."""
+    """Requests whose head is known already are read without the parser; the responses are the same."""
     stream = b"".join(sent)
     cuts = sorted({place for place in places if place < len(stream)} | {0, len(stream)})
     pieces = [stream[start:end] for start, end in itertools.pairwise(cuts)]
     octets = [stream[place : place + 1] for place in range(len(stream))]
     limits = Limits(body_bytes=99)
-    expected = told(octets, Http1Server(whole, limits=limits))
-    assert told(sent, Http1Server(whole, limits=limits)) == expected
-    assert told(pieces, Http1Server(whole, limits=limits)) == expected
+    expected = exchange(octets, Http1Server(whole, limits=limits))
+    assert exchange(sent, Http1Server(whole, limits=limits)) == expected
+    assert exchange(pieces, Http1Server(whole, limits=limits)) == expected
 
 
 def test_every_request_is_checked() -> None:
@@ -514,7 +514,7 @@ def test_every_request_is_checked() -> None:
         return Response(401, b"no more") if len(seen) == 3 else None
 
     server = Http1Server(echo, check_head=guard)
-    answers, closed = told([post(b"1"), post(b"22"), post(b"333"), post(b"4")], server)
+    answers, closed = exchange([post(b"1"), post(b"22"), post(b"333"), post(b"4")], server)
     assert seen == [b"1", b"2", b"3"]
     assert answers.count(b" 200 OK") == 2
     assert b" 401 " in answers

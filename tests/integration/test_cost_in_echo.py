@@ -1,4 +1,4 @@
-"""What a late rank costs: counted by Fleet, sent onward, answered by Echo."""
+"""What a late rank costs: counted by Fleet, exported, answered by Echo."""
 
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ def test_echo_answers_with_the_dollars_that_fleet_counted(tmp_path: Path) -> Non
 
             wait_until(lambda: bool(answer()), "Echo to know what the late rank costs")
             row = answer()[0]
-            told = web.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"][0]
+            billed = web.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"][0]
 
     assert (
         (row["node_id"], row["source"], row["currency"])
-        == (told["node_id"], "fleet", "USD")
+        == (billed["node_id"], "fleet", "USD")
         == ("node-5", "fleet", "USD")
     )
-    assert 0 < row["cost"] <= told["share"] + 1e-9
+    assert 0 < row["cost"] <= billed["share"] + 1e-9

@@ -108,8 +108,8 @@ def sends_to(exporter: str, target: str) -> dict[str, Any]:
 
 
 def drive(service: Running, until: Callable[[dict[str, str]], bool], what: str, **scores: float) -> int:
-    """Push rounds of every node until something is so of what they are told; returns the pushes."""
-    told: dict[str, str] = {}
+    """Push rounds of every node until a condition on their verdicts holds; returns the pushes."""
+    received: dict[str, str] = {}
     pushes = 0
 
     def once() -> bool:
@@ -126,8 +126,8 @@ def drive(service: Running, until: Callable[[dict[str, str]], bool], what: str, 
             )  # fmt: skip
             assert answer.status_code == 200
             pushes += 1
-            told[node] = answer.headers.get(headers.VERDICT, "") or told.get(node, "")
-        return until(told)
+            received[node] = answer.headers.get(headers.VERDICT, "") or received.get(node, "")
+        return until(received)
 
     wait_until(once, what)
     return pushes
@@ -156,8 +156,8 @@ def test_what_fleet_sends_on_is_kept_once_and_names_the_straggler(
         relay(store, forgetful) as target,
         fleet(tmp_path / "fleet", sends_to(exporter, target)) as service,
     ):
-        pushes = drive(service, lambda told: set(told.values()) == {"healthy"}, "everybody to be known")
-        pushes += drive(service, lambda told: told["b"].startswith("straggler"), "a verdict", b=0.5)
+        pushes = drive(service, lambda received: set(received.values()) == {"healthy"}, "everybody to be known")
+        pushes += drive(service, lambda received: received["b"].startswith("straggler"), "a verdict", b=0.5)
         wait_until(lambda: rows(store, "SELECT count(*) FROM node_metrics") == [[pushes]], "every push at Echo")
         wait_until(
             lambda: rows(store, "SELECT count(*) FROM verdicts WHERE state = 'straggler'") == [[1]], "the verdict"

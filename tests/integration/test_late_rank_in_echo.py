@@ -105,8 +105,8 @@ def test_a_fleet_that_stops_takes_back_what_it_can_no_longer_know(tmp_path: Path
 
 
 def test_echo_knows_a_node_whose_gpu_is_held_back_without_a_rank(tmp_path: Path) -> None:
-    told: list[Push] = []
-    tracker, job, begun = CollectivesTracker(NcclConfig(), export_logs=told.append), Job(8), time.time() - 60
+    exported: list[Push] = []
+    tracker, job, begun = CollectivesTracker(NcclConfig(), export_logs=exported.append), Job(8), time.time() - 60
     hot = Throttling({"GPU-1": frozenset({Throttle.THERMAL})})
     heat = encode_throttling(hot, HealthReport(node_id="node-5", cluster_id="c"), 1).SerializeToString()
     for tick in range(12):
@@ -117,7 +117,7 @@ def test_echo_knows_a_node_whose_gpu_is_held_back_without_a_rank(tmp_path: Path)
             tracker.take(Push(Signal.METRICS, "protobuf", body), begun + 5 * tick)
         tracker.judge(begun + 5 * tick)
     with start_echo(tmp_path / "echo") as store:
-        for push in told:
+        for push in exported:
             web.post(store.url("otlp/http", routes.OTLP_LOGS), content=push.body, headers=PROTOBUF)
         wait_until(lambda: bool(ask(store, "find_stragglers")["rows"]), "Echo to know the node")
 

@@ -1,4 +1,4 @@
-"""A real job in lockstep beside a real Fleet: whoever is late is named."""
+"""A real job in lockstep and a real Fleet: whoever is late is named."""
 
 from pathlib import Path
 

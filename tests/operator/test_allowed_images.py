@@ -44,7 +44,7 @@ def test_an_image_is_in_the_repository_that_a_runtime_would_ask(image: str, name
         ("anything/at:all", (), False),
     ],
 )
-def test_an_entry_allows_its_repository_and_nothing_that_looks_like_it(
+def test_an_entry_allows_its_repository_and_nothing_that_resembles_it(
     image: str, entries: tuple[str, ...], allowed: bool
 ) -> None:
     assert is_allowed(image, entries) is allowed
@@ -85,7 +85,7 @@ def test_what_nobody_configured_is_taken_from_no_registry_of_the_internet() -> N
     assert platform_with(version="1.2.3").image_of("agent", None, None) == "localhost/ingero/agent:1.2.3"
 
 
-def test_the_operator_is_told_in_flags_and_variables() -> None:
+def test_allowed_images_come_from_flags_and_variables() -> None:
     environment = {"X_IMAGE_REGISTRY": "r.example.com/team", "X_IMAGE_DIGESTS": f"fleet={DIGEST},agent={DIGEST}"}
     config = load(OperatorConfig, prefix="X_", environment=environment, flags={"allowed_images": "a.b/c, d.e/f/"})
 

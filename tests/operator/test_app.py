@@ -1,4 +1,4 @@
-"""Ending: every task ends, also one that a library made deaf for a moment."""
+"""Ending: every task ends, also one whose cancellation a library swallowed once."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from ingero_operator.app import end
 
 
 def test_a_task_that_misses_its_cancellation_is_cancelled_again() -> None:
-    async def deaf(times: int) -> None:
+    async def uncancellable(times: int) -> None:
         while True:
             try:
                 await asyncio.sleep(3600)
@@ -16,7 +16,7 @@ def test_a_task_that_misses_its_cancellation_is_cancelled_again() -> None:
                     raise
 
     async def run() -> list[bool]:
-        tasks = [asyncio.create_task(deaf(times)) for times in (0, 1, 3)]
+        tasks = [asyncio.create_task(uncancellable(times)) for times in (0, 1, 3)]
         await asyncio.sleep(0)
         await asyncio.wait_for(end(tasks), 20)
         return [task.cancelled() for task in tasks]

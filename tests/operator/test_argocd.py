@@ -1,4 +1,4 @@
-"""ArgoCD's health check, run by a Lua interpreter over statuses that the operator writes, and kstatus beside it."""
+"""ArgoCD's health check, run by a Lua interpreter over statuses that the operator writes, and kstatus."""
 
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def test_every_phase_has_its_health(body: Any, argo: str, generic: str, words: s
     assert words in message
 
 
-def test_a_resource_that_nobody_looked_at_is_progressing() -> None:
+def test_a_resource_that_nobody_reconciled_is_progressing() -> None:
     waiting = ("Progressing", "waiting for the operator")
     assert health({"metadata": {"generation": 1}}) == waiting
 

@@ -32,7 +32,9 @@ MARK = StragglerTaint(
 )  # fmt: skip
 
 
-def told(taint: StragglerTaint | None = MARK, identity: str = "add/gpu-7", now: float = 150.0) -> dict[str, Any]:
+def log_requests(
+    taint: StragglerTaint | None = MARK, identity: str = "add/gpu-7", now: float = 150.0
+) -> dict[str, Any]:
     step = Step(
         verb="add" if taint else "remove",
         node="gpu-7",
@@ -52,13 +54,13 @@ def model(request: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_record_is_otlp_and_carries_the_evidence_of_the_node() -> None:
-    found = model(told())
+    found = model(log_requests())
 
     assert (found[attributes.CLUSTER_ID], found[attributes.NODE_ID]) == ("prod", "gpu-7")
     assert (found[attributes.TAINT_ACTION], found[attributes.TAINT_VERDICT]) == ("add", "0badcafe")
     taint = {"value": "0badcafe", "effect": found[attributes.TAINT_EFFECT]}
     assert read_taint(found[attributes.TAINT_EVIDENCE], [taint]) == MARK
-    assert model(told(None))[attributes.TAINT_ACTION] == "remove"
+    assert model(log_requests(None))[attributes.TAINT_ACTION] == "remove"
 
 
 @pytest.mark.parametrize(
@@ -77,11 +79,11 @@ def test_an_event_says_what_is_lost_by_the_kind_that_the_node_carries(kind: str,
     assert describe(step).message == text
 
 
-def test_what_is_told_twice_has_one_id_and_what_differs_has_another() -> None:
-    first = model(told())[attributes.EVENT_ID]
+def test_what_is_reported_twice_has_one_id_and_what_differs_has_another() -> None:
+    first = model(log_requests())[attributes.EVENT_ID]
 
-    assert model(told(now=999.0))[attributes.EVENT_ID] == first
-    assert model(told(identity="remove/gpu-7"))[attributes.EVENT_ID] != first
+    assert model(log_requests(now=999.0))[attributes.EVENT_ID] == first
+    assert model(log_requests(identity="remove/gpu-7"))[attributes.EVENT_ID] != first
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -107,13 +109,13 @@ def test_a_record_waits_for_a_fleet_that_is_away() -> None:
         found = AuditExporter(steady_clock(), Backoff(first=0.02, longest=0.05))
 
         async def work() -> None:
-            found.export(target(double), told())
+            found.export(target(double), log_requests())
             await until(lambda: says.refused >= 2)
             says.refusing = False
             await until(lambda: found.sent == 1)
 
         run(work)
-        assert says.told == [told()] and found.lost == 0
+        assert says.log_requests == [log_requests()] and found.lost == 0
 
 
 def test_what_no_fleet_takes_in_time_is_counted() -> None:
@@ -121,14 +123,14 @@ def test_what_no_fleet_takes_in_time_is_counted() -> None:
         found = AuditExporter(steady_clock(), Backoff(first=0.02, longest=0.05), kept_seconds=0.2)
 
         async def work() -> None:
-            found.export(target(double), told())
+            found.export(target(double), log_requests())
             await until(lambda: found.lost == 1 and len(found) == 0)
 
         run(work)
         assert found.sent == 0
 
 
-def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
+def test_a_taint_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
     with processes.echo(tmp_path / "echo") as store:
         exporter = {"endpoint": f"127.0.0.1:{store.ports['otlp/grpc']}", "tls": {"insecure": True}}
         change = {"exporters": {"otlp": exporter}, "service": {"pipelines": {"logs": {"exporters": ["otlp"]}}}}
@@ -144,7 +146,7 @@ def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
                 to = OtlpTarget(url=receiver.url("otlp/http"))
                 now = time.time()
                 for taint, identity in ((MARK, "add"), (MARK, "add"), (None, "remove")):
-                    found.export(to, told(taint, identity, now))
+                    found.export(to, log_requests(taint, identity, now))
                 await until(lambda: found.sent == 3)
 
             run(work)
@@ -156,7 +158,7 @@ def test_the_number_of_waiting_records_is_bounded() -> None:
     async def work() -> AuditExporter:
         found = AuditExporter(steady_clock())
         for _ in range(retrying_exporter.WAITING + 5):
-            found.export(OtlpTarget(url="http://127.0.0.1:1"), told())
+            found.export(OtlpTarget(url="http://127.0.0.1:1"), log_requests())
         return found
 
     found = asyncio.run(work())

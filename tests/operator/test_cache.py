@@ -75,7 +75,7 @@ def test_a_belated_answer_does_not_bring_a_deleted_object_back() -> None:
 def test_what_lost_the_label_that_is_watched_is_taken_in_again() -> None:
     cache = Cache()
     cache.put("Service", child(1))
-    cache.drop("Service", child(2))  # told as deleted, with the version at which it lives on
+    cache.drop("Service", child(2))  # reported as deleted, with the version at which it lives on
 
     assert cache.put("Service", child(2)) is True and cache.put("Service", child(3)) is True
 

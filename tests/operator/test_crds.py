@@ -66,7 +66,7 @@ def test_every_field_of_the_spec_says_what_it_is(kind: str) -> None:
 
 
 def test_every_default_is_in_the_description_of_its_field() -> None:
-    def told(kind: str, path: str) -> str:
+    def description(kind: str, path: str) -> str:
         node = schema_of(kind)["properties"]["spec"]
         for name in path.split("."):
             node = node["properties"][name]
@@ -81,8 +81,8 @@ def test_every_default_is_in_the_description_of_its_field() -> None:
         ("FleetCluster", "network.enabled", "Default: true."),
         ("EchoStore", "storage.size", "Default: 50Gi."),
     ):
-        assert told(kind, path).endswith(words), path
-    assert "Default" not in told("FleetCluster", "tlsSecret") + told("FleetCluster", "taints.budget")
+        assert description(kind, path).endswith(words), path
+    assert "Default" not in description("FleetCluster", "tlsSecret") + description("FleetCluster", "taints.budget")
     for kind in DEFINITIONS:
         assert "Default:" not in str(schema_of(kind)["properties"]["status"])
 

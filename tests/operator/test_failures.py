@@ -1,4 +1,4 @@
-"""Failures as values: what is told, when it is tried again, and what is forgotten."""
+"""Failures as values: what is reported, when it is retried, and what is forgotten."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def fail(failures: Failures, error: ApiError = HOOK) -> None:
         raise error
 
 
-def test_what_may_pass_by_itself_is_told_when_it_is_met_twice_in_a_row() -> None:
+def test_what_may_pass_by_itself_is_reported_when_it_is_met_twice_in_a_row() -> None:
     failures = found(Clock())
     fail(failures)
     assert failures.errors(OWNER) == [] and failures.retry_after(OWNER) == 1.0
@@ -45,7 +45,7 @@ def test_what_may_pass_by_itself_is_told_when_it_is_met_twice_in_a_row() -> None
     assert failures.errors(OWNER) == [] and failures.retry_after(OWNER) is None and failures.owners() == frozenset()
 
 
-def test_what_is_refused_is_told_at_once() -> None:
+def test_what_is_refused_is_reported_at_once() -> None:
     failures = found(Clock())
     fail(failures, ApiError(403, "Forbidden", "exceeded quota: q"))
 
@@ -85,7 +85,7 @@ def test_only_the_api_server_is_forgiven(error: Exception) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0, 40)), max_size=60))
-def test_told_is_exactly_what_failed_last_and_is_not_new(history: list[tuple[str, bool, float]]) -> None:
+def test_reported_is_exactly_what_failed_last_and_is_not_new(history: list[tuple[str, bool, float]]) -> None:
     clock = Clock()
     failures, counts = found(clock), dict.fromkeys("abc", 0)
     for name, well, passed in history:

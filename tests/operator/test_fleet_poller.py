@@ -118,7 +118,7 @@ def cost(per_hour: float, waiting: float, unpriced: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("payload", "shown"),
     [
         (None, None),
         (cost(0, 0), None),
@@ -136,8 +136,8 @@ def cost(per_hour: float, waiting: float, unpriced: int = 0) -> dict[str, Any]:
         (cost(1, 0) | {"cost_per_hour": "much"}, None),
     ],
 )  # fmt: skip
-def test_what_is_shown_of_the_cost_moves_in_steps(told: Any, shown: Any) -> None:
-    found = parse_response(result(cost=told), [], 1.0, None)
+def test_what_is_shown_of_the_cost_moves_in_steps(payload: Any, shown: Any) -> None:
+    found = parse_response(result(cost=payload), [], 1.0, None)
 
     assert found.cost == shown and found.evidence
 
@@ -404,8 +404,8 @@ def test_what_a_real_fleet_answers_is_read() -> None:
         assert isinstance(scores.observe(HealthReport(node_id=name, cluster_id="c", score=score), 0.0), int)
     frame = ScoreSnapshot.take(scores, 1.0)
     config = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
-    picture = TickSnapshot(frame, threshold_rule.compute(frame, threshold_rule.RuleState(), config))
-    stragglers, nodes = stragglers_answer(picture, "c", 10.0), [node_answer(picture, row) for row in range(2)]
+    snapshot = TickSnapshot(frame, threshold_rule.compute(frame, threshold_rule.RuleState(), config))
+    stragglers, nodes = stragglers_answer(snapshot, "c", 10.0), [node_answer(snapshot, row) for row in range(2)]
 
     one, other = json.loads(json.dumps([stragglers, nodes]))
     found = parse_response(one, other, 1.0, None)

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "operator/ingero_operator").rglob("*.py"))
 CALLS = (
     r'(?:yes|no|unknown)\(\s*(?:kind|[A-Z_]+|"\w+"),\s*"([A-Z]\w+)"',
-    r'Trouble\(\s*"([A-Z]\w+)"',
+    r'ReconcileError\(\s*"([A-Z]\w+)"',
     r'(?:_locked|_refused)\(\s*\S+,\s*"([A-Z]\w+)"',
     r'return "([A-Z]\w+)", f?"',
     r'Judgement\(\s*Level\.NONE,\s*"([A-Z]\w+)"',

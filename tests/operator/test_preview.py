@@ -53,7 +53,7 @@ def history(*edges: dict[str, Any], runs: list[dict[str, Any]] | None = None, ho
     return read_history(edges, given, SINCE, SINCE + hours * HOUR, 10.0)
 
 
-def told(outcome: ReplayResult) -> list[tuple[str, float, float | None, str]]:
+def taints_of(outcome: ReplayResult) -> list[tuple[str, float, float | None, str]]:
     return [
         (taint.node, taint.begin - SINCE, None if taint.end is None else taint.end - SINCE, taint.reason)
         for taint in outcome.taints
@@ -67,7 +67,7 @@ def stopped(outcome: ReplayResult, node: str = "n03") -> dict[str, float]:
 def test_a_straggler_is_tainted_after_the_confirmation_and_released_after_the_recovery() -> None:
     outcome = replay(setup(), history(edge("n03", HOUR), edge("n03", 2 * HOUR, "cleared")), {})
 
-    assert told(outcome) == [("n03", HOUR + 600, 2 * HOUR + 600, "Recovered")]
+    assert taints_of(outcome) == [("n03", HOUR + 600, 2 * HOUR + 600, "Recovered")]
     assert outcome.taints[0].effects == ("NoSchedule",)
     assert stopped(outcome) == {"Confirming": 600.0}
     assert outcome.most == 1
@@ -76,7 +76,7 @@ def test_a_straggler_is_tainted_after_the_confirmation_and_released_after_the_re
 def test_a_short_accusation_stays_below_the_confirmation() -> None:
     outcome = replay(setup(), history(edge("n03", HOUR), edge("n03", HOUR + 590, "cleared")), {})
 
-    assert (told(outcome), stopped(outcome)) == ([], {"Confirming": 590.0})
+    assert (taints_of(outcome), stopped(outcome)) == ([], {"Confirming": 590.0})
 
 
 def test_recovering_is_still_accused() -> None:
@@ -86,24 +86,24 @@ def test_recovering_is_still_accused() -> None:
         {},
     )
 
-    assert [row[1] for row in told(outcome)] == [HOUR + 600]
+    assert [row[1] for row in taints_of(outcome)] == [HOUR + 600]
 
 
 def test_what_lasts_at_the_end_has_no_end() -> None:
-    assert told(replay(setup(), history(edge("n03", HOUR)), {})) == [("n03", HOUR + 600, None, "")]
+    assert taints_of(replay(setup(), history(edge("n03", HOUR)), {})) == [("n03", HOUR + 600, None, "")]
 
 
 def test_an_observing_policy_taints_nothing_and_says_so() -> None:
     outcome = replay(setup(mode="Observe"), history(edge("n03", HOUR)), {})
 
-    assert told(outcome) == []
+    assert taints_of(outcome) == []
     assert stopped(outcome) == {"Observing": 3 * HOUR - 600, "Confirming": 600.0}
 
 
 def test_a_pause_request_stops_everything() -> None:
     outcome = replay(setup(pauseRequests=["alice: maintenance"]), history(edge("n03", HOUR)), {})
 
-    assert told(outcome) == [] and "Paused" in stopped(outcome)
+    assert taints_of(outcome) == [] and "Paused" in stopped(outcome)
 
 
 def test_the_record_begins_in_the_middle_of_an_accusation() -> None:
@@ -116,7 +116,7 @@ def test_the_record_begins_in_the_middle_of_an_accusation() -> None:
     times = [(item.node, item.begin - SINCE, item.end, item.whole) for item in found.accusations]
     assert times == [("n03", 0.0, None, False), ("n04", 0.0, None, False), ("n05", 0.0, SINCE + HOUR, False)]
     # Like an operator that has just started, the preview confirms the accusation itself.
-    first, second, *_ = told(replay(setup(), found, {}))
+    first, second, *_ = taints_of(replay(setup(), found, {}))
     assert (first[:2], second[:2]) == (("n03", 600.0), ("n04", 900.0))
     assert "3 of 3 accusations began before the record" in notes(found, 10.0, facts=False, actionable=False)
 
@@ -146,20 +146,20 @@ def test_a_restart_of_fleet_begins_the_confirmation_anew() -> None:
     withdrawn = replay(late, history(edge("n03", HOUR, **rank), *restart), {})
     forgotten = replay(setup(), history(edge("n03", HOUR), edge("n03", HOUR + 360)), {})
 
-    assert [row[1] for row in told(withdrawn)] == [HOUR + 360 + 600]
-    assert [row[1] for row in told(forgotten)] == [HOUR + 370 + 600]
+    assert [row[1] for row in taints_of(withdrawn)] == [HOUR + 360 + 600]
+    assert [row[1] for row in taints_of(forgotten)] == [HOUR + 370 + 600]
 
 
 def test_late_ranks_count_only_where_they_are_actionable() -> None:
     found = history(edge("n03", HOUR, source="collectives", communicator="c", rank=3, kind="late_rank"))
 
-    assert told(replay(setup(), found, {})) == []
+    assert taints_of(replay(setup(), found, {})) == []
     assert any(
         note.startswith("1 accusations are of collectives")
         for note in notes(found, 10.0, facts=True, actionable=False)
     )
     counted = replay(replace(setup(), actionable=True), found, {})
-    assert ([row[0] for row in told(counted)], counted.nodes[0].kinds) == (["n03"], ("late_rank",))
+    assert ([row[0] for row in taints_of(counted)], counted.nodes[0].kinds) == (["n03"], ("late_rank",))
     assert not any("collectives" in note for note in notes(found, 10.0, facts=True, actionable=True))
 
 
@@ -169,7 +169,7 @@ def test_the_end_of_one_rank_does_not_end_the_accusation_of_another() -> None:
         edge("n03", HOUR, **ranks[0]), edge("n03", HOUR, **ranks[1]), edge("n03", HOUR + 60, "cleared", **ranks[0])
     )
 
-    assert [row[0] for row in told(replay(replace(setup(), actionable=True), found, {}))] == ["n03"]
+    assert [row[0] for row in taints_of(replay(replace(setup(), actionable=True), found, {}))] == ["n03"]
 
 
 def test_a_node_that_leaves_takes_its_taint_with_it() -> None:
@@ -177,13 +177,13 @@ def test_a_node_that_leaves_takes_its_taint_with_it() -> None:
 
     outcome = replay(setup(), history(edge("n03", HOUR), runs=runs), {})
 
-    assert told(outcome) == [("n03", HOUR + 600, 2 * HOUR + 120, "Left")]
+    assert taints_of(outcome) == [("n03", HOUR + 600, 2 * HOUR + 120, "Left")]
 
 
 def test_no_node_has_left_because_the_record_ends() -> None:
     found = history(edge("n03", HOUR), runs=reports(*NAMES, end=3 * HOUR))
 
-    assert told(replay(setup(), found, {})) == [("n03", HOUR + 600, None, "")]
+    assert taints_of(replay(setup(), found, {})) == [("n03", HOUR + 600, None, "")]
     assert "the record has no health report after 2023-11-15 03:00" in notes(
         found, 10.0, facts=False, actionable=False
     )
@@ -195,7 +195,7 @@ def test_a_machine_that_replaces_another_one_is_not_tainted_for_it() -> None:
 
     outcome = replay(setup(), history(edge("n03", HOUR, since="2023-11-15T00:30:00Z")), known)
 
-    assert told(outcome) == [("n03", HOUR + 600, 2 * HOUR, "Left")]
+    assert taints_of(outcome) == [("n03", HOUR + 600, 2 * HOUR, "Left")]
     assert "Identity" in stopped(outcome)
 
 
@@ -221,7 +221,7 @@ def test_facts_of_the_cluster_stop_a_node(change: dict[str, Any], check: str) ->
 def test_states_of_now_say_nothing_of_the_past() -> None:
     known = {name: NodeView(name=name, uid=name, labels=LABELS, cordoned=True, ready=False) for name in NAMES}
 
-    assert [row[0] for row in told(replay(setup(), history(edge("n03", HOUR)), known))] == ["n03"]
+    assert [row[0] for row in taints_of(replay(setup(), history(edge("n03", HOUR)), known))] == ["n03"]
 
 
 def test_nodes_of_one_domain_are_held_one_by_one() -> None:
@@ -229,7 +229,7 @@ def test_nodes_of_one_domain_are_held_one_by_one() -> None:
     found = history(edge("n03", HOUR), edge("n04", HOUR))
 
     assert "Domain" in stopped(replay(setup(domainLabel="rack"), found, known), "n04")
-    assert len(told(replay(setup(), found, known))) == 2
+    assert len(taints_of(replay(setup(), found, known))) == 2
 
 
 def test_the_smaller_budget_stops_the_second_node() -> None:
@@ -238,8 +238,8 @@ def test_the_smaller_budget_stops_the_second_node() -> None:
     wide = replay(setup(), found, {})
     tight = replay(setup(budget={"maxNodes": 1}), found, {})
 
-    assert [row[:2] for row in told(wide)] == [("n03", HOUR + 600), ("n04", HOUR + 900)]
-    assert [row[0] for row in told(tight)] == ["n03"] and "Budget" in stopped(tight, "n04")
+    assert [row[:2] for row in taints_of(wide)] == [("n03", HOUR + 600), ("n04", HOUR + 900)]
+    assert [row[0] for row in taints_of(tight)] == ["n03"] and "Budget" in stopped(tight, "n04")
 
 
 def test_many_at_once_are_a_storm() -> None:
@@ -249,7 +249,7 @@ def test_many_at_once_are_a_storm() -> None:
     outcome = replay(setup(), history(*edges), {})
 
     # The storm ends with the last statistic that showed it, and then 15 minutes pass.
-    assert told(outcome) == [("n00", 2 * HOUR - 10 + 900, None, "")]
+    assert taints_of(outcome) == [("n00", 2 * HOUR - 10 + 900, None, "")]
     assert stopped(outcome, "n00")["Storm"] == pytest.approx(HOUR - 600 + 890)
 
 
@@ -269,7 +269,7 @@ def test_no_reports_at_all_are_stale_evidence() -> None:
     outcome = replay(setup(), history(edge("n00", HOUR), runs=silent), {})
 
     # The confirmation before the silence is lost.
-    assert [row[1] for row in told(outcome)] == [HOUR + 1500 + 600]
+    assert [row[1] for row in taints_of(outcome)] == [HOUR + 1500 + 600]
 
 
 def test_quiet_and_the_limit_of_a_day() -> None:
@@ -281,7 +281,7 @@ def test_quiet_and_the_limit_of_a_day() -> None:
 
     outcome = replay(setup(quiet="30m"), history(*edges, hours=9.0), {})
 
-    assert [round((row[1]) / HOUR, 2) for row in told(outcome)] == [1.17, 2.17, 3.17]
+    assert [round((row[1]) / HOUR, 2) for row in taints_of(outcome)] == [1.17, 2.17, 3.17]
     assert stopped(outcome)["Flapping"] > 0
 
 
@@ -292,7 +292,7 @@ def test_an_old_taint_is_weakened_and_ends() -> None:
 
     outcome = replay(setup(), history(edge("n03", HOUR), edge("n03", 3 * HOUR, "cleared"), runs=runs, hours=48.0), {})
 
-    assert told(outcome) == [("n03", HOUR + 600, HOUR + 600 + 30 * HOUR, "Expired")]
+    assert taints_of(outcome) == [("n03", HOUR + 600, HOUR + 600 + 30 * HOUR, "Expired")]
     assert outcome.taints[0].effects == ("NoSchedule", "PreferNoSchedule")
 
 
@@ -301,7 +301,7 @@ def test_without_reports_every_named_node_counts_as_active() -> None:
 
     assert "NoBudget" in stopped(replay(setup(), found, {}))
     known = {name: NodeView(name=name, uid=name, labels=LABELS) for name in NAMES}
-    assert [row[0] for row in told(replay(setup(), found, known))] == ["n03"]
+    assert [row[0] for row in taints_of(replay(setup(), found, known))] == ["n03"]
     assert any("no health reports" in note for note in notes(found, 10.0, facts=True, actionable=True))
 
 
@@ -359,7 +359,7 @@ def test_skipping_time_changes_nothing(seed: int) -> None:
     fast, slow = replay(policy, found, known), replay(policy, found, known, skip=False)
 
     assert fast.decisions < slow.decisions
-    assert (told(fast), fast.most) == (told(slow), slow.most)
+    assert (taints_of(fast), fast.most) == (taints_of(slow), slow.most)
     assert [item.effects for item in fast.taints] == [item.effects for item in slow.taints]
     for quick, full in zip(fast.nodes, slow.nodes, strict=True):
         assert dict(quick.stopped) == pytest.approx(dict(full.stopped))

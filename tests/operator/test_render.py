@@ -77,7 +77,7 @@ def test_a_fleet_cluster_becomes_these_children() -> None:
     ]  # fmt: skip
 
 
-def test_images_come_from_the_registry_that_the_operator_is_told() -> None:
+def test_images_come_from_the_registry_of_the_settings() -> None:
     platform = Platform(config=OperatorConfig(version="1.2.3", image_registry="registry.example.com/team/"))
 
     assert platform.image_of("fleet", None, None) == "registry.example.com/team/ingero/fleet:1.2.3"
@@ -465,7 +465,7 @@ def test_the_pod_of_a_store_cannot_start_without_the_proof() -> None:
     assert any(mount["name"] == "volume-proof" for mount in template["containers"][0]["volumeMounts"])
 
 
-def test_a_claim_names_its_class_and_outlives_its_store_unless_told_otherwise() -> None:
+def test_a_claim_names_its_class_and_outlives_its_store_unless_configured_otherwise() -> None:
     keep = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
     drop = EchoStoreSpec.model_validate(
         {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"onDelete": "Delete"}}
@@ -508,7 +508,7 @@ def test_echo_keeps_no_more_than_its_volume_has_by_now(capacity: str | None, meg
     assert echo.config(store, capacity)["retention"]["size_mb"] == megabytes
 
 
-def test_prices_are_mounted_where_fleet_is_told_to_read_them() -> None:
+def test_prices_are_mounted_where_fleet_reads_them() -> None:
     found = children(**FULL)
     config = FleetConfig.model_validate(yaml.safe_load(found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"]))
     deployment = pod(found["Deployment", "prod-fleet"])
@@ -545,7 +545,7 @@ def test_agents_have_the_priority_that_the_resource_names_or_else_the_installati
     assert priority(installed, agents={"priorityClassName": "mine"}) == "mine"
 
 
-def test_prometheus_is_told_how_to_ask_an_echo_that_wants_tls_and_a_token() -> None:
+def test_prometheus_is_configured_to_ask_an_echo_that_wants_tls_and_a_token() -> None:
     spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}}
     own = {**spec, "serviceMonitors": {"tokenSecret": {"name": "scrape", "key": "metrics"}}}
 
@@ -563,7 +563,7 @@ def test_prometheus_is_told_how_to_ask_an_echo_that_wants_tls_and_a_token() -> N
 
 
 @pytest.mark.parametrize("change", [{}, FULL], ids=["smallest", "full"])
-def test_the_operator_may_always_ask_fleet_and_tell_it_of_marks(change: dict[str, Any]) -> None:
+def test_the_operator_may_always_ask_fleet_and_report_taints(change: dict[str, Any]) -> None:
     rules = children(**change)["NetworkPolicy", "prod-fleet"]["spec"]["ingress"]
     (ours,) = (rule for rule in rules if "ingero-operator" in json.dumps(rule["from"]))
 

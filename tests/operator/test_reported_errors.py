@@ -44,7 +44,7 @@ def test_only_what_may_pass_by_itself_is_tried_again_unsaid(code: int, message: 
     assert ApiError(code, "", message).transient is again
 
 
-def test_what_stands_before_looking_wipes_nothing_that_was_told() -> None:
+def test_what_stands_before_the_first_poll_wipes_nothing_that_was_reported() -> None:
     before: dict[str, Any] = {
         "observedGeneration": 1, "summary": "Healthy", "message": "x", "version": "1", "effective": {"a": "b"},
         "taints": {"nodes": [{"node": "n", "uid": "u", "verdict": "0" * 8}]},

@@ -46,7 +46,7 @@ def observed(nodes: dict[str, NodeView], evidence: Evidence | None, **change: An
     return replace(ClusterObservation(owner="fc", nodes=nodes, watched=frozenset(nodes), evidence=evidence), **change)
 
 
-def look(policy: Taints = QUICK, nodes: dict[str, NodeView] | None = None, state: TaintState | None = None,
+def decided(policy: Taints = QUICK, nodes: dict[str, NodeView] | None = None, state: TaintState | None = None,
          *, evidence: Evidence | None = None, now: float = NOW, **change: Any) -> Decision:  # fmt: skip
     return decide(policy, observed(nodes or fleet(), evidence or says("n03"), **change), state or TaintState(), now)
 
@@ -62,8 +62,8 @@ def check(decision: Decision, node: str = "n03") -> str:
     return next(result.check for result in decision.checks if result.node == node)
 
 
-def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
-    (step,) = look().steps
+def test_a_confirmed_straggler_is_tainted_with_its_evidence() -> None:
+    (step,) = decided().steps
 
     assert (step.verb, step.node, step.uid) == ("add", "n03", "u3")
     assert step.taint is not None
@@ -90,7 +90,7 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
     ],
 )
 def test_a_policy_check_of_the_cluster_stops_everything(change: dict[str, Any], reason: str) -> None:
-    decision = look(**change)
+    decision = decided(**change)
 
     assert decision.steps == ()
     assert (decision.allowed.status, decision.allowed.reason) == ("False", reason)
@@ -107,7 +107,7 @@ def test_a_policy_check_of_the_cluster_stops_everything(change: dict[str, Any], 
     ],
 )
 def test_observing_shows_which_check_would_stop_a_taint(change: dict[str, Any], check_shown: str) -> None:
-    decision = look(changed(QUICK, mode=Mode.OBSERVE), **change)
+    decision = decided(changed(QUICK, mode=Mode.OBSERVE), **change)
 
     assert (decision.steps, decision.allowed.reason, check(decision)) == ((), "Observing", check_shown)
 
@@ -137,7 +137,7 @@ def test_a_policy_check_of_the_node_stops_that_node(change: dict[str, Any], reas
     nodes = fleet()
     nodes["n03"] = replace(nodes["n03"], **change)
 
-    decision = look(nodes=nodes)
+    decision = decided(nodes=nodes)
 
     assert (decision.steps, check(decision)) == ((), reason)
 
@@ -151,20 +151,22 @@ def test_a_policy_check_of_the_node_stops_that_node(change: dict[str, Any], reas
     ],
 )
 def test_what_is_remembered_of_a_node_stops_it(record: NodeTaintRecord, reason: str) -> None:
-    decision = look(state=TaintState(records={"n03": record}))
+    decision = decided(state=TaintState(records={"n03": record}))
 
     assert (decision.steps, check(decision)) == ((), reason)
 
 
-def test_a_node_whose_mark_was_refused_rests_and_gives_way_to_another() -> None:
-    decision = look(evidence=says("n03", "n04"), refused=frozenset({"n03"}))
+def test_a_node_whose_taint_was_refused_rests_and_gives_way_to_another() -> None:
+    decision = decided(evidence=says("n03", "n04"), refused=frozenset({"n03"}))
 
     assert check(decision) == "Refused"
     assert [(step.verb, step.node) for step in decision.steps] == [("add", "n04")]
 
 
 def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() -> None:
-    decision = look(state=TaintState(records={"n03": NodeTaintRecord(uid="old", override_cooldown_until=NOW + DAY)}))
+    decision = decided(
+        state=TaintState(records={"n03": NodeTaintRecord(uid="old", override_cooldown_until=NOW + DAY)})
+    )
 
     assert [step.verb for step in decision.steps] == ["add"]
 
@@ -172,17 +174,17 @@ def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() ->
 def test_a_verdict_older_than_the_machine_is_void() -> None:
     accused = {"n03": Accused(active=True, since=NOW - 2 * DAY, windows=100)}
 
-    assert check(look(evidence=replace(says(), accused=accused))) == "Identity"
+    assert check(decided(evidence=replace(says(), accused=accused))) == "Identity"
 
 
 def test_an_idle_node_is_not_judged() -> None:
     accused = {"n03": Accused(active=False, windows=100)}
 
-    assert check(look(evidence=replace(says(), accused=accused))) == "NotActive"
+    assert check(decided(evidence=replace(says(), accused=accused))) == "NotActive"
 
 
 def test_two_fleet_clusters_over_one_node_both_keep_off() -> None:
-    decision = look(overlap={"n03": "FleetCluster a/b"})
+    decision = decided(overlap={"n03": "FleetCluster a/b"})
 
     assert (decision.steps, check(decision), decision.allowed.reason) == ((), "Overlap", "Overlap")
 
@@ -193,7 +195,7 @@ def test_confirmation_takes_time_and_windows_and_a_break_starts_it_anew() -> Non
     for number in range(12):
         now = NOW + 10 * number
         evidence = says(*([] if number == 2 else ["n03"]), tick=str(number), now=now)
-        decision = look(policy, state=state, evidence=evidence, now=now)
+        decision = decided(policy, state=state, evidence=evidence, now=now)
         state = decision.state
         verbs.append([step.verb for step in decision.steps])
 
@@ -203,7 +205,7 @@ def test_confirmation_takes_time_and_windows_and_a_break_starts_it_anew() -> Non
 def test_the_same_statistics_count_once() -> None:
     policy, state = changed(QUICK, confirm_windows=2), TaintState()
     for _ in range(5):
-        decision = look(policy, state=state)
+        decision = decided(policy, state=state)
         state = decision.state
 
     assert check(decision) == "Confirming"
@@ -211,22 +213,22 @@ def test_the_same_statistics_count_once() -> None:
 
 def test_after_a_restart_a_whole_confirmation_passes_first() -> None:
     policy = changed(QUICK, confirm_for="60s")
-    first = look(policy, evidence=says("n03"))
-    later = look(policy, state=first.state, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
+    first = decided(policy, evidence=says("n03"))
+    later = decided(policy, state=first.state, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
     restarted = from_status(to_status(first.state))
-    anew = look(policy, state=restarted, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
+    anew = decided(policy, state=restarted, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
 
     assert [step.verb for step in later.steps] == ["add"] and anew.steps == ()
 
 
 def test_one_node_at_a_time() -> None:
-    decision = look(evidence=says("n03", "n04"))
+    decision = decided(evidence=says("n03", "n04"))
     assert [step.node for step in decision.steps] == ["n03"]
     state = after_write(decision.state, decision.steps[0], NOW)
     nodes = fleet() | {"n03": tainted(fleet()["n03"], verdict=decision.steps[0].taint.verdict)}  # type: ignore[union-attr]
 
-    soon = look(nodes=nodes, state=state, evidence=says("n03", "n04", tick="2", now=NOW + 299), now=NOW + 299)
-    later = look(nodes=nodes, state=state, evidence=says("n03", "n04", tick="2", now=NOW + 300), now=NOW + 300)
+    soon = decided(nodes=nodes, state=state, evidence=says("n03", "n04", tick="2", now=NOW + 299), now=NOW + 299)
+    later = decided(nodes=nodes, state=state, evidence=says("n03", "n04", tick="2", now=NOW + 300), now=NOW + 300)
 
     assert (soon.steps, check(soon, "n04")) == ((), "Rate")
     assert [step.node for step in later.steps] == ["n04"]
@@ -245,7 +247,7 @@ def test_room_is_limited(labels: dict[str, str], effects: int, reason: str) -> N
     for number in range(effects):
         nodes[f"n2{number}"] = tainted(nodes[f"n2{number}"])
 
-    decision = look(nodes=nodes)
+    decision = decided(nodes=nodes)
 
     assert (decision.steps, check(decision)) == ((), reason)
 
@@ -255,7 +257,7 @@ def test_enough_nodes_must_stay_well() -> None:
     for name in ("n10", "n11", "n12", "n13"):
         nodes[name] = replace(nodes[name], cordoned=True)
 
-    decision = look(nodes=nodes)
+    decision = decided(nodes=nodes)
 
     assert (decision.steps, check(decision)) == ((), "MinHealthy")
 
@@ -275,8 +277,8 @@ def test_proof_of_recovery_releases_and_idleness_is_none() -> None:
     nodes, state = held()
     healthy = replace(says(), healthy=frozenset({"n03"}))
 
-    assert removal(look(nodes=nodes, state=state, evidence=healthy)) == [("remove", "Recovered")]
-    assert removal(look(nodes=nodes, state=state, evidence=says(tick="5"))) == []
+    assert removal(decided(nodes=nodes, state=state, evidence=healthy)) == [("remove", "Recovered")]
+    assert removal(decided(nodes=nodes, state=state, evidence=says(tick="5"))) == []
 
 
 @pytest.mark.parametrize("broken", [{"quorum": False}, {"panic": True}, {"coverage_low": True}, {"received": 0.0}])
@@ -284,8 +286,8 @@ def test_without_good_evidence_only_time_releases(broken: dict[str, Any]) -> Non
     nodes, state = held("PreferNoSchedule")
     evidence = replace(says(), healthy=frozenset({"n03"}), **broken)
 
-    assert removal(look(nodes=nodes, state=state, evidence=evidence)) == []
-    assert removal(look(nodes=nodes, state=state, evidence=evidence, now=NOW + DAY)) == [("remove", "Expired")]
+    assert removal(decided(nodes=nodes, state=state, evidence=evidence)) == []
+    assert removal(decided(nodes=nodes, state=state, evidence=evidence, now=NOW + DAY)) == [("remove", "Expired")]
 
 
 @pytest.mark.parametrize(
@@ -297,23 +299,23 @@ def test_removal_needs_no_permission(change: dict[str, Any], reason: str) -> Non
     nodes, state = held()
     evidence = says("n03", "n04", "n05", "n06", "n07", "n08")
 
-    assert removal(look(nodes=nodes, state=state, evidence=evidence, **change)) == [("remove", reason)]
+    assert removal(decided(nodes=nodes, state=state, evidence=evidence, **change)) == [("remove", reason)]
 
 
 def test_pausing_removes_nothing() -> None:
     nodes, state = held()
 
-    assert removal(look(nodes=nodes, state=state, paused="bob")) == []
+    assert removal(decided(nodes=nodes, state=state, paused="bob")) == []
 
 
 def test_no_schedule_ends_in_probation() -> None:
     nodes, state = held()
-    (step,) = look(nodes=nodes, state=state, evidence=says(now=NOW + DAY), now=NOW + DAY).steps
+    (step,) = decided(nodes=nodes, state=state, evidence=says(now=NOW + DAY), now=NOW + DAY).steps
 
     assert (step.verb, step.reason) == ("lower", "Probation")
     assert step.taint is not None and (step.taint.effect, step.taint.probation) == ("PreferNoSchedule", True)
     nodes, state = held("PreferNoSchedule", probation=True)
-    assert removal(look(nodes=nodes, state=state, evidence=says(now=NOW + DAY), now=NOW + DAY)) == [
+    assert removal(decided(nodes=nodes, state=state, evidence=says(now=NOW + DAY), now=NOW + DAY)) == [
         ("remove", "Expired")
     ]
 
@@ -322,28 +324,28 @@ def test_fresh_evidence_renews() -> None:
     nodes, state = held()
     now = NOW + 0.8 * DAY
 
-    assert removal(look(nodes=nodes, state=state, evidence=says("n03", now=now), now=now)) == [
+    assert removal(decided(nodes=nodes, state=state, evidence=says("n03", now=now), now=now)) == [
         ("renew", "StillConfirmed")
     ]
 
 
 def test_a_lower_mode_lowers_and_a_higher_one_raises() -> None:
     nodes, state = held()
-    lower = look(changed(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, state)
+    lower = decided(changed(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, state)
     nodes, state = held("PreferNoSchedule")
-    higher = look(QUICK, nodes, state)
+    higher = decided(QUICK, nodes, state)
 
     assert removal(lower) == [("lower", "ModeLowered")]
     assert removal(higher) == [("raise", "Confirmed")]
 
 
-def test_a_mark_that_vanished_means_hands_off() -> None:
+def test_a_taint_that_vanished_means_hands_off() -> None:
     _, state = held()
-    decision = look(state=state)
+    decision = decided(state=state)
 
     assert [item.node for item in decision.overrides] == ["n03"]
     assert (decision.steps, check(decision)) == ((), "HandsOff")
-    assert look(state=decision.state).overrides == ()
+    assert decided(state=decision.state).overrides == ()
 
 
 def node_with(taints: list[dict[str, str]], note: str | None) -> dict[str, Any]:
@@ -378,7 +380,7 @@ OTHERS_NOTE = NOTE.replace('"fc"', '"another"')
         ([], NOTE, [], True),
     ],
 )
-def test_everything_of_our_mark_goes_and_nothing_else(
+def test_everything_of_our_taint_goes_and_nothing_else(
     taints: list[dict[str, str]], note: str | None, gone: list[dict[str, str]], note_removed: bool
 ) -> None:
     body = node_with(taints, note)
@@ -402,28 +404,28 @@ def test_what_is_not_ours_is_never_touched(taints: list[dict[str, str]], note: s
     assert patches.patch(body, "u3", "fc", tainted(fleet()["n03"]).taint) is None
 
 
-def test_a_second_taint_of_our_key_hides_no_mark() -> None:
+def test_a_second_taint_of_our_key_hides_no_taint() -> None:
     node = node_view(node_with([THEIRS, OURS], NOTE))
 
     assert node.taint is not None and (node.taint.effect, node.taint.owner) == ("NoSchedule", "fc")
     assert (node.foreign, node.strays) == (True, frozenset({"hands-off"}))
     _, state = held()
     healthy = replace(says(), healthy=frozenset({"n03"}))
-    decision = look(nodes=fleet() | {"n03": node}, state=state, evidence=healthy)
+    decision = decided(nodes=fleet() | {"n03": node}, state=state, evidence=healthy)
     assert (removal(decision), decision.overrides) == ([("remove", "Recovered")], ())
 
 
 def test_who_removes_only_the_annotation_has_said_no_and_the_taint_goes_too() -> None:
     _, state = held()
     left = fleet() | {"n03": node_view(node_with([OURS], None))}
-    first = look(nodes=left, state=state)
-    again = look(nodes=left, state=from_status(json.loads(json.dumps(to_status(first.state)))))
+    first = decided(nodes=left, state=state)
+    again = decided(nodes=left, state=from_status(json.loads(json.dumps(to_status(first.state)))))
 
     assert [item.node for item in first.overrides] == ["n03"] and again.overrides == ()
     assert removal(first) == removal(again) == [("remove", "Overridden")]
     after = after_write(again.state, again.steps[0], NOW + 1)
     assert (after.records["n03"].verdict, after.records["n03"].override_cooldown_until) == ("", NOW + DAY)
-    lost = look(state=again.state)  # the release was written and its answer lost
+    lost = decided(state=again.state)  # the release was written and its answer lost
     assert lost.overrides == () and [step.reason for step in lost.found_done] == ["Overridden"]
 
 
@@ -433,7 +435,7 @@ def test_who_removes_only_the_annotation_has_said_no_and_the_taint_goes_too() ->
      NOTE.replace('"fc"', '"fc", "windows": 1e999'), NOTE.replace('"fc"', '"fc", "score": "high"'),
      NOTE.replace("0" * 8, "zzz")],
 )  # fmt: skip
-def test_an_annotation_that_is_none_of_ours_is_no_mark_and_no_accident(note: str) -> None:
+def test_an_annotation_that_is_none_of_ours_is_no_taint_and_no_accident(note: str) -> None:
     node = node_view(node_with([], note))
 
     assert node.taint is None and node.foreign
@@ -455,19 +457,19 @@ def test_only_who_wrote_the_taints_is_named_as_their_remover(managed: Any, who: 
     assert remover(entries, "ingero-operator") == who
 
 
-def test_a_mark_that_was_being_removed_is_no_override() -> None:
+def test_a_taint_that_was_being_removed_is_no_override() -> None:
     _, state = held()
     state = replace(state, records={"n03": replace(state.records["n03"], releasing="Recovered")})
-    decision = look(state=state)
+    decision = decided(state=state)
 
     assert decision.overrides == ()
     assert [(step.verb, step.reason) for step in decision.found_done] == [("remove", "Recovered")]
     assert check(decision) == "Quiet"
 
 
-def test_a_mark_found_after_a_restart_is_taken_over() -> None:
+def test_a_taint_found_after_a_restart_is_taken_over() -> None:
     nodes, _ = held(since=NOW - 60)
-    decision = look(nodes=nodes, evidence=says("n03", "n04"))
+    decision = decided(nodes=nodes, evidence=says("n03", "n04"))
 
     assert decision.state.records["n03"].verdict == "0" * 8
     assert decision.state.last_taint == NOW - 60
@@ -847,7 +849,7 @@ def test_the_policy_checks_hold_over_long_random_histories(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_the_resource_is_deleted_no_mark_is_left(seed: int) -> None:
+def test_after_the_resource_is_deleted_no_taint_is_left(seed: int) -> None:
     simulation = Simulation(seed)
     for _ in range(400):
         simulation.step()

@@ -1,4 +1,4 @@
-"""What is done with a spec that cannot be read: its marks are looked after, and none is set."""
+"""What is done with a spec that cannot be read: existing taints are kept or removed, and none is set."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ GOOD = {
         ({"taints": 5, "fleet": 5}, Mode.NO_SCHEDULE, {"pool": "a"}, "c"),
     ],
 )
-def test_what_can_be_read_counts_and_nothing_new_is_marked(
+def test_what_can_be_read_counts_and_nothing_new_is_tainted(
     change: dict[str, Any], mode: Mode, selector: dict[str, str], cluster: str
 ) -> None:
     spec = readable_spec({"spec": {**GOOD, **change}}, "spec.x: wrong")

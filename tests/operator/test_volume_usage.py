@@ -1,4 +1,4 @@
-"""How full a volume is: told by Echo, shown in steps that do not flap, never a reason to stop."""
+"""How full a volume is: reported by Echo, shown in steps that do not flap, never a reason to stop."""
 
 import asyncio
 import gzip
@@ -44,7 +44,7 @@ def test_a_share_that_hovers_is_shown_once(share: float, noise: list[float]) -> 
     "answer",
     [None, [], {}, *({"volume_used": share} for share in (None, "1", 1.5, True, float("nan")))],
 )  # fmt: skip
-def test_an_answer_that_tells_no_share_shows_none(answer: object) -> None:
+def test_an_answer_that_reports_no_share_shows_none(answer: object) -> None:
     assert used_share(answer) is None
 
 
@@ -57,7 +57,7 @@ def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(
     gauge = VolumeUsagePoller(lambda: now[0], news.append)
 
     async def ask(url: str, before: str | None = None) -> str | None:
-        """What is shown once the question that this look may lead to is over."""
+        """What is shown once the poll that this call may start has ended."""
         asked = gauge.polls
         gauge.band(KEY, url, None, before)
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ OLD = PollResult(evidence=GOOD.evidence, stale=True)
 UP = [yes("FleetAvailable", "Available", "up"), yes("AgentsAvailable", "Available", "up")]
 
 
-def told(answer: PollResult | None, serving: bool = True, *others: Condition) -> dict[str, tuple[str, str]]:
+def conditions_of(answer: PollResult | None, serving: bool = True, *others: Condition) -> dict[str, tuple[str, str]]:
     """Status and reason of every condition."""
     parts = [*(others or UP), evidence_fresh(answer, serving), quorum_met(answer)]
     conditions = shown.overall(parts, NEEDED, stuck(parts), False, "", INFORMING)
@@ -44,7 +44,7 @@ def test_nobody_is_healthy_whose_fleet_says_nothing_of_now(
     evidence: tuple[str, str],
     enough: tuple[str, str],
 ) -> None:
-    found = told(answer)
+    found = conditions_of(answer)
 
     assert (found["Ready"], found["Degraded"][0]) == (ready, degraded)
     assert (found["EvidenceFresh"], found["QuorumMet"]) == (evidence, enough)
@@ -54,7 +54,7 @@ def test_nobody_is_healthy_whose_fleet_says_nothing_of_now(
 def test_a_fleet_whose_pods_are_not_ready_is_waited_for() -> None:
     down = (no("FleetAvailable", "Progressing", "0 of 1"), UP[1])
 
-    found = told(GONE, False, *down)
+    found = conditions_of(GONE, False, *down)
 
     assert (found["Ready"], found["Degraded"][0]) == (("False", "Progressing"), "False")
     assert found["EvidenceFresh"] == ("Unknown", "Pending")
@@ -94,7 +94,7 @@ PODLESS = {
 def test_what_does_not_pass_by_waiting_is_degraded(part: Condition, reason: str, stalls: bool) -> None:
     parts = [part if item.type == part.type else item for item in UP]
 
-    found = told(GONE, False, *parts)
+    found = conditions_of(GONE, False, *parts)
 
     assert found["Degraded"] == ("True", reason) and found["Ready"] == ("False", reason)
     assert (found.get("Stalled") == ("True", reason)) is stalls

@@ -120,8 +120,6 @@ class TraceStore:
             run(f"CREATE TABLE IF NOT EXISTS {table} {columns}{' STRICT' if table == 'collectives' else ''}")
         for index in _INDEXES:
             run(index)
-        if run("SELECT 1 FROM pragma_table_info('gpu_samples') WHERE name = 'looks'").fetchone():
-            run("ALTER TABLE gpu_samples RENAME COLUMN looks TO polls")
         run(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self._database.commit()
 

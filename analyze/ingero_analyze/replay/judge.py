@@ -33,7 +33,7 @@ class RecordedStates:
 
     @classmethod
     def read(cls, files: Iterable[str]) -> Self:
-        """The states beside these files; lines that cannot be read are left out."""
+        """The states next to these files; lines that cannot be read are left out."""
         found = cls()
         for file in files:
             with suppress(OSError), Path(file + STATES_SUFFIX).open(encoding="utf-8", errors="replace") as stream:

@@ -16,7 +16,7 @@ PAGE: Final = 10_000
 MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 64 * 2**20
 REQUEST_SECONDS: Final = 60.0
-PATIENCE: Final = 60
+MAX_TRIES: Final = 60
 """Times that a busy Echo is asked again."""
 
 
@@ -66,7 +66,7 @@ class EchoClient:
         raise EchoError(f"more than {MOST_ROWS} rows: ask for fewer --days")
 
     async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        for _ in range(PATIENCE):
+        for _ in range(MAX_TRIES):
             status, wait, body = await self._post(orjson.dumps(question))
             if status not in (429, 503):
                 break

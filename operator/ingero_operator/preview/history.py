@@ -154,7 +154,7 @@ class _Open:
 
 
 def _accusations(edges: list[VerdictChange], since: float, start: float, interval: float) -> list[Accusation]:
-    """Accusations of the window. Rows before `since` tell the state at its begin; the record begins at `start`."""
+    """Accusations of the window. Rows before `since` give its initial state; the record begins at `start`."""
     done, now = [], _Open()
     for edge in sorted(edges, key=lambda item: item.t):
         before, accuses = now.items.pop(edge.key, None), edge.state in ACTIONABLE

@@ -36,13 +36,13 @@ def test_container_and_pod_are_read_from_the_cgroup(path: str, container: str, p
 
 
 def test_a_pods_name_comes_from_its_environment_and_nobody_elses_does() -> None:
-    told = parse_environment(b"HOSTNAME=train-0\0POD_NAMESPACE=ml\0")
+    environment = parse_environment(b"HOSTNAME=train-0\0POD_NAMESPACE=ml\0")
 
-    assert parse_container(f"0::{SYSTEMD}\n", told) == Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")
-    assert parse_container(f"0::{SYSTEMD}\n", {"POD_NAME": "other", **told}) == Container(
+    assert parse_container(f"0::{SYSTEMD}\n", environment) == Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")
+    assert parse_container(f"0::{SYSTEMD}\n", {"POD_NAME": "other", **environment}) == Container(
         SYSTEMD, IDENTITY, POD, "other", "ml"
     )
-    assert parse_container("0::/user.slice\n", told) == Container("/user.slice")
+    assert parse_container("0::/user.slice\n", environment) == Container("/user.slice")
 
 
 @given(st.text(max_size=300), st.binary(max_size=300))

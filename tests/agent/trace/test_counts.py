@@ -1,4 +1,4 @@
-"""Differences between looks, and windows whose rates stay where they were."""
+"""Differences between polls, and windows whose rates stay where they were."""
 
 import re
 import struct
@@ -53,7 +53,7 @@ def test_a_function_that_is_not_in_the_table_is_passed_over() -> None:
     assert CounterDeltas().call(CALL_KEY.pack(7, 250, 0), unpack(value(1), 1)) is None
 
 
-def test_the_longest_call_is_of_this_look_and_not_of_an_older_one() -> None:
+def test_the_longest_call_is_of_this_poll_and_not_of_an_older_one() -> None:
     record, after = (5, 0, 9000, 0, 0), (6, 0, 9000, 0, 0)
     histogram = tuple(int(index == 10) for index in range(32))
 
@@ -99,7 +99,7 @@ def test_a_window_with_hardly_any_such_call_says_no_ratio() -> None:
 
 
 @given(st.integers(1, 50), st.integers(8, 200), st.sampled_from([4, 10, 30]), st.integers(0, 9))
-def test_windows_that_begin_inside_of_a_look_leave_the_sum_as_it_is(
+def test_windows_that_begin_inside_of_a_poll_leave_the_sum_as_it_is(
     each: int, waits: int, every: int, tenths: int
 ) -> None:
     scaler, reported, on = Scaler(), 0, 1.0 - tenths / 10

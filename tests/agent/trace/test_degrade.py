@@ -114,7 +114,7 @@ def test_how_the_process_that_tried_ended_says_whether_calls_can_be_timed(status
     assert bool(explain_exit(status)) == bool(status)
 
 
-def test_a_process_that_dies_under_its_filter_is_told_from_one_that_lives(
+def test_a_process_that_dies_under_its_filter_is_distinguished_from_one_that_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "attached", lambda *where, **how: nullcontext())

@@ -158,7 +158,7 @@ def test_a_process_pays_by_what_it_calls_and_a_closed_group_keeps_its_rates() ->
     assert rates.most_expensive(prices) == {CORE: 0.0, LAUNCH: 0.0, MEMORY: 0.0}
 
 
-def test_what_a_call_costs_is_told_from_what_its_twin_costs_whatever_interrupts() -> None:
+def test_what_a_call_costs_is_distinguished_from_what_its_twin_costs_whatever_interrupts() -> None:
     now = itertools.count()
     late = iter([0, 0, 10**9, 0, 0, 0, 0, 0, 0, 0])
 
@@ -191,7 +191,7 @@ def test_windows_are_open_for_their_share_of_the_time(step: int, begun: float) -
     assert open_read_only == 600 * duty(step, LAUNCH)
 
 
-def test_an_agent_that_works_too_much_looks_less_often_and_comes_back() -> None:
+def test_an_agent_that_works_too_much_polls_less_often_and_comes_back() -> None:
     level = reader_level(0, 0.03, 0.01)
     busier = reader_level(level, 0.02, 0.01)
 

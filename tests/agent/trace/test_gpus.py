@@ -1,4 +1,4 @@
-"""GPUs one by one: through the real nvidia-ml-py over an imaginary driver, and what looks add up to."""
+"""GPUs one by one: through the real nvidia-ml-py over an imaginary driver, and what polls add up to."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from ingero_testing.nvml import build_nvml
 from ingero_testing.processes import BIN, process, wait_until
 
 THERMAL, POWER, HW, SW = Throttle.THERMAL, Throttle.POWER, Throttle.HW, Throttle.SW
-LOOK = """
+POLL = """
 import dataclasses, json
 from ingero_agent.nvml import find_reader
 from ingero_kit import logs
@@ -48,9 +48,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_nvml(tmp_path_factory.mktemp("nvml"))
 
 
-def look(driver: Path, **state: str) -> list[dict[str, object]]:
+def polled(driver: Path, **state: str) -> list[dict[str, object]]:
     done = subprocess.run(
-        [sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", POLL], capture_output=True, text=True, timeout=60,
         env={**os.environ, "LD_LIBRARY_PATH": str(driver), **state},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -63,8 +63,8 @@ def gpu(index: int = 0, **changes: object) -> GpuSample:
     return GpuSample(**{**known, **changes})  # type: ignore[arg-type]
 
 
-def test_each_gpu_tells_memory_clocks_throttling_and_who_holds_what(driver: Path) -> None:
-    first, second = look(
+def test_each_gpu_reports_memory_clocks_throttling_and_who_holds_what(driver: Path) -> None:
+    first, second = polled(
         driver, NVML_COUNT="2", NVML_USED_GIB="20,60", NVML_REASONS="0x40,1", NVML_SM_MHZ="1200", NVML_PIDS="77",
         NVML_PID_GIB="12", NVML_THERMAL_NS="5,6", NVML_POWER_NS="7,8",
     )  # fmt: skip
@@ -78,32 +78,32 @@ def test_each_gpu_tells_memory_clocks_throttling_and_who_holds_what(driver: Path
     assert (second["throttle"], second["processes"]) == ([], {})
 
 
-def test_what_a_gpu_does_not_tell_is_absent_and_a_lost_one_is_left_out(driver: Path) -> None:
-    (only,) = look(driver, NVML_COUNT="2", NVML_LOST="1,0", NVML_UNSUPPORTED="0,1", NVML_NO_VIOLATIONS="0,1")
+def test_what_a_gpu_does_not_report_is_absent_and_a_lost_one_is_left_out(driver: Path) -> None:
+    (only,) = polled(driver, NVML_COUNT="2", NVML_LOST="1,0", NVML_UNSUPPORTED="0,1", NVML_NO_VIOLATIONS="0,1")
 
     assert (only["index"], only["throttle"], only["throttled_ns"]) == (1, None, {})
 
 
 @pytest.mark.parametrize(("state", "words"), [({"NVML_INIT": "9"}, "NVML: "), ({"NVML_COUNT": "0"}, "no GPU")])
 def test_without_a_gpu_the_reason_is_named(driver: Path, state: dict[str, str], words: str) -> None:
-    assert words in look(driver, **state)
+    assert words in polled(driver, **state)
 
 
 def test_an_answer_that_is_late_is_missing_and_a_driver_that_comes_back_is_heard() -> None:
     class Hangs:
         def __init__(self) -> None:
-            self.free, self.looks = threading.Event(), 0
+            self.free, self.polls = threading.Event(), 0
 
         def read(self) -> list[GpuSample]:
-            self.looks += 1
-            if self.looks == 2:
+            self.polls += 1
+            if self.polls == 2:
                 self.free.wait(30)
             return [gpu()]
 
     now = [0.0]
     reader = Hangs()
     poller = GpuPoller(0.001, lambda: reader, lambda: now[0])
-    wait_until(lambda: reader.looks == 2, "the driver to hang")
+    wait_until(lambda: reader.polls == 2, "the driver to hang")
     assert (poller.mode, len(poller.latest())) == (NVML, 1)
 
     now[0] = LATE_SECONDS + 1
@@ -121,7 +121,7 @@ def test_no_driver_is_a_mode_with_a_reason() -> None:
     assert (poller.reason, poller.latest()) == ("no driver here", [])
 
 
-def test_throttling_between_two_looks_counts_although_no_look_saw_it() -> None:
+def test_throttling_between_two_polls_counts_although_no_poll_saw_it() -> None:
     book = GpuStats()
     for held in (100, 100, 250, 250):
         book.add([gpu(throttled_ns={THERMAL: held})])
@@ -131,7 +131,7 @@ def test_throttling_between_two_looks_counts_although_no_look_saw_it() -> None:
     assert book.throttled_ns == {("GPU-0", THERMAL): 150}
 
 
-def test_throttling_that_looks_see_begins_once() -> None:
+def test_throttling_that_polls_see_begins_once() -> None:
     book = GpuStats()
     for held, seen in ((0, ()), (50, (POWER,)), (150, (POWER,)), (160, ()), (160, (POWER,))):
         book.add([gpu(throttled_ns={POWER: held}, throttle=frozenset(seen))])
@@ -139,7 +139,7 @@ def test_throttling_that_looks_see_begins_once() -> None:
     assert book.throttling.began == {("GPU-0", POWER): 2}
 
 
-def test_a_stretch_keeps_the_worst_and_is_told_once(tmp_path: Path) -> None:
+def test_a_stretch_keeps_the_worst_and_is_reported_once(tmp_path: Path) -> None:
     book, store = GpuStats(), TraceStore(tmp_path / "a.db")
     book.add([gpu(sm_mhz=1900, sm_max_mhz=1980, throttled_ns={THERMAL: 0}), gpu(1)])
     book.add([gpu(sm_mhz=900, sm_max_mhz=1980, throttled_ns={THERMAL: 3_000_000}, throttle=frozenset({THERMAL, HW}))])
@@ -162,22 +162,6 @@ def test_a_database_of_an_older_agent_has_no_gpus_and_can_be_read(tmp_path: Path
 
     assert gpus(tmp_path / "a.db", Filter(begin=0, end=1)) == []
     assert list(read_time_window(tmp_path / "a.db", Filter(begin=0, end=1)).gpus) == []
-
-
-def test_readings_of_an_older_agent_are_kept_when_the_new_one_opens_its_database(tmp_path: Path) -> None:
-    file, book, store = tmp_path / "a.db", GpuStats(), TraceStore(tmp_path / "a.db")
-    book.add([gpu(throttled_ns={}, throttle=frozenset({POWER}))])
-    store.gpus(book.drain_window(), 100.0)
-    store.close()
-    with closing(sqlite3.connect(file)) as database:
-        database.execute("ALTER TABLE gpu_samples RENAME COLUMN polls TO looks")
-
-    before = gpus(file, Filter(begin=0, end=200))
-    TraceStore(file).close()
-    after = [dict(zip(GPUS, row, strict=True)) for row in gpus(file, Filter(begin=0, end=200))]
-
-    assert before == []
-    assert [(row["uuid"], row["power"]) for row in after] == [("GPU-0", 1.0)]
 
 
 def test_a_throttled_gpu_is_a_cause_with_evidence_and_stands_behind_slow_calls() -> None:
@@ -224,7 +208,7 @@ def series(page: str, name: str) -> float | None:
 
 
 @pytest.mark.ebpf
-def test_a_tracer_beside_a_driver_serves_keeps_explains_and_tells_consumers(driver: Path, tmp_path: Path) -> None:
+def test_a_tracer_next_to_a_driver_serves_keeps_explains_and_reports_consumers(driver: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text(
         f"NVML_REASONS=0x40\nNVML_SM_MHZ=900\nNVML_USED_GIB=20\nNVML_PIDS={os.getpid()}\nNVML_PID_GIB=12\n"

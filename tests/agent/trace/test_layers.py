@@ -84,7 +84,7 @@ def test_start_and_size_of_a_process_with_an_odd_name() -> None:
     assert parse_size("1 (a) b) S " + " ".join(["0"] * 18 + ["77", "4096"])) == (77, 4096)
 
 
-def test_a_process_is_looked_into_again_only_when_it_grew(tmp_path: Path) -> None:
+def test_a_process_is_read_again_only_when_it_grew(tmp_path: Path) -> None:
     line = "7f00-7f01 r-xp 00000000 08:01 12 /opt/libnccl.so.2\n"
     fake_process(tmp_path, 10, 4096)
     finder = LibraryFinder(tmp_path, lambda: 0.0)

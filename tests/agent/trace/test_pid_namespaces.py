@@ -62,7 +62,7 @@ def test_processes_of_containers_have_the_numbers_that_the_node_knows_and_other_
             wait_until(
                 lambda: [count for _, count in rows(database, calls.format(9, 3))] == [STEPS] * 2, "the collectives"
             )
-            # By now the tracer has looked for processes again: it follows the spinner's threads from their start.
+            # By now the tracer has searched for processes again: it follows the spinner's threads from their start.
             go(pods_spinner)
             off = float(said(pods_spinner))
             stalls = "SELECT pid, SUM(sum_dur) / 1e9 FROM event_aggregates WHERE source = 3 AND op = 1 GROUP BY pid"

@@ -91,7 +91,7 @@ def test_where_mapped_files_cannot_be_opened_the_agent_is_not_ready_and_names_th
     with process(tmp_path / "trace.log", *before(rights), *command, "--prometheus", "127.0.0.1:0") as agent:
         wait_until(lambda: "listening" in agent.words(), "the page")
         status, reason = page(agent, "/readyz")
-        wait_until(lambda: 'capability="libraries",mode="none"} 1.0' in page(agent, "/metrics")[1], "the first look")
+        wait_until(lambda: 'capability="libraries",mode="none"} 1.0' in page(agent, "/metrics")[1], "the first poll")
     alone = subprocess.run([*before(rights), *command], capture_output=True, text=True, timeout=120)
 
     assert status == 503
@@ -118,7 +118,7 @@ def test_check_tries_to_open_what_is_mapped_and_names_the_capability() -> None:
 
 
 @pytest.mark.ebpf
-def test_a_process_that_may_not_be_looked_into_is_counted_by_what_is_missing(open_folder: Path) -> None:
+def test_a_process_that_may_not_be_read_is_counted_by_what_is_missing(open_folder: Path) -> None:
     program, _ = caller(open_folder)
     with job(program, before=ANOTHER_USER) as running:
         wait_until(lambda: b"libcudart" in Path(f"/proc/{running.pid}/maps").read_bytes(), "the library to be mapped")

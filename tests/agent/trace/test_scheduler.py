@@ -1,4 +1,4 @@
-"""Time off the processor, told by the thread's real state: wanting a processor is a stall, sleep is not."""
+"""Time off the processor, by the thread's real state: wanting a processor is a stall, sleep is not."""
 
 import sqlite3
 import struct
@@ -188,7 +188,7 @@ def test_a_nameless_part_of_a_structure_is_part_of_it() -> None:
     assert found == {"pid": 40}
 
 
-def test_a_process_that_wants_processors_is_told_so() -> None:
+def test_a_process_that_wants_processors_is_reported() -> None:
     (finding,) = find_causes(TimeWindow(stalls={7: 0.8, 8: 0.05}, names={7: "train"}))
 
     assert (finding.kind, finding.severity) == ("cpu-starved", Severity.HIGH)

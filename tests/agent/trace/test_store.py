@@ -207,7 +207,7 @@ def test_a_drop_of_launches_needs_a_peak_a_rest_and_evidence(
     assert kinds(launches={1: rates}, snapshots=snapshots) == found
 
 
-def test_equal_waits_are_said_to_show_no_culprit() -> None:
+def test_equal_waits_are_said_to_show_no_late_rank() -> None:
     seen = [collective(rank, seq, 80.0) for rank in range(4) for seq in range(10)]
 
     assert kinds(collectives=seen) == [("equal-waits", Severity.LOW)]

@@ -34,13 +34,13 @@ from ingero_testing.processes import wait_until
 MANY = {7: MIN_SWITCHES}
 
 
-def steady(paces: LaunchRates, looks: int = MIN_POLLS) -> LaunchRates:
-    for _ in range(looks):
+def steady(paces: LaunchRates, polls: int = MIN_POLLS) -> LaunchRates:
+    for _ in range(polls):
         assert paces.update({7: 100.0}, MANY) == []
     return paces
 
 
-def test_a_drop_with_switches_is_told_and_goes_on_being_told_against_the_old_average() -> None:
+def test_a_drop_with_switches_is_reported_and_goes_on_being_reported_against_the_old_average() -> None:
     paces = steady(LaunchRates())
 
     first, second = (paces.update({7: 60.0}, MANY) for _ in range(2))
@@ -54,22 +54,22 @@ def test_a_drop_with_switches_is_told_and_goes_on_being_told_against_the_old_ave
 
 
 @pytest.mark.parametrize(
-    ("looks", "rate", "switches"),
+    ("polls", "rate", "switches"),
     [
         pytest.param(MIN_POLLS - 1, 10.0, MIN_SWITCHES, id="too young"),
         pytest.param(MIN_POLLS, 71.0, MIN_SWITCHES, id="too little"),
         pytest.param(MIN_POLLS, 10.0, MIN_SWITCHES - 1, id="nobody ran instead"),
     ],
 )
-def test_what_is_no_straggle(looks: int, rate: float, switches: int) -> None:
-    assert steady(LaunchRates(), looks).update({7: rate}, {7: switches}) == []
+def test_what_is_no_straggle(polls: int, rate: float, switches: int) -> None:
+    assert steady(LaunchRates(), polls).update({7: rate}, {7: switches}) == []
 
 
 def test_a_process_that_launches_nothing_is_forgotten() -> None:
     paces = steady(LaunchRates())
-    told = [bool(paces.update({}, MANY)) for _ in range(IDLE_POLLS + 1)]
+    straggles = [bool(paces.update({}, MANY)) for _ in range(IDLE_POLLS + 1)]
 
-    assert told == [True] * (IDLE_POLLS - 1) + [False] * 2
+    assert straggles == [True] * (IDLE_POLLS - 1) + [False] * 2
     assert paces.update({7: 1.0}, MANY) == []
 
 
@@ -83,15 +83,15 @@ def test_processes_are_bounded() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 100)), max_size=50))
 def test_an_average_lies_within_what_was_seen_and_never_moves_while_it_straggles(
-    looks: list[tuple[float, int]],
+    polls: list[tuple[float, int]],
 ) -> None:
     pace = LaunchRate()
-    for rate, switches in looks:
+    for rate, switches in polls:
         before, pace = pace, advance(pace, rate, switches)
         if pace.straggling:
             assert pace.average == before.average
-    if looks:
-        assert 0 <= pace.average <= max(rate for rate, _ in looks) * 1.0000001
+    if polls:
+        assert 0 <= pace.average <= max(rate for rate, _ in polls) * 1.0000001
 
 
 def test_a_line_names_the_rank_zero_and_at_most_so_many_others() -> None:
@@ -122,19 +122,19 @@ def gpu(index: int = 0, **processes: int) -> GpuSample:
     return GpuSample(index=index, uuid=f"GPU-{index}", used=0, free=0, total=1000, processes=held)
 
 
-def test_what_a_process_holds_is_told_when_it_changes_and_once_when_it_is_gone() -> None:
+def test_what_a_process_holds_is_reported_when_it_changes_and_once_when_it_is_gone() -> None:
     holdings = GpuAllocations()
     holdings.allocated(7, 64)
 
-    def look(*gpus: GpuSample) -> list[tuple[int, int, int, int]]:
+    def poll(*gpus: GpuSample) -> list[tuple[int, int, int, int]]:
         found = holdings.update(gpus, 1, lambda pid: "train")
         return [(line.pid, line.gpu_id, line.allocated_bytes, line.last_alloc_size) for line in found]
 
-    assert look(gpu(p7=250)) == [(7, 0, 250, 64)]
-    assert look(gpu(p7=250)) == []
-    assert look(gpu(p7=300), gpu(1, p8=5)) == [(7, 0, 300, 64), (8, 1, 5, 0)]
-    assert look(gpu(), gpu(1, p8=5)) == [(7, 0, 0, 64)]
-    assert look(gpu(), gpu(1, p8=5)) == []
+    assert poll(gpu(p7=250)) == [(7, 0, 250, 64)]
+    assert poll(gpu(p7=250)) == []
+    assert poll(gpu(p7=300), gpu(1, p8=5)) == [(7, 0, 300, 64), (8, 1, 5, 0)]
+    assert poll(gpu(), gpu(1, p8=5)) == [(7, 0, 0, 64)]
+    assert poll(gpu(), gpu(1, p8=5)) == []
 
 
 def test_a_gpu_that_does_not_answer_frees_nothing() -> None:
@@ -193,7 +193,7 @@ def launched(database: Path, pid: int) -> int:
 
 
 @pytest.mark.ebpf
-def test_a_process_that_others_push_off_is_told_with_who_they_are(tmp_path: Path) -> None:
+def test_a_process_that_others_push_off_is_reported_with_who_they_are(tmp_path: Path) -> None:
     library = compile_c(tmp_path, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
     program, path = compile_c(tmp_path, "paced", PACED, str(library)), tmp_path / "trace.sock"
     flags = ("--remediate", "--remediate-socket", str(path), "--gpu-interval", "0s")

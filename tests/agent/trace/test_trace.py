@@ -85,7 +85,7 @@ def test_a_file_that_is_no_library_is_refused_in_words(data: bytes) -> None:
         elf.function_offsets(data, {"cudaMalloc"})
 
 
-def test_what_was_called_between_two_looks_is_counted_once(tmp_path: Path) -> None:
+def test_what_was_called_between_two_polls_is_counted_once(tmp_path: Path) -> None:
     store, source = TraceStore(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
     found = []
     for now, count in ((991.0, 10), (993.0, 5), (993.5, 7), (1004.0, 21), (1006.0, 0), (990.0, 4), (992.0, 6)):
@@ -114,10 +114,10 @@ def test_a_trace_agent_that_fell_silent_is_no_workload_that_stopped(tmp_path: Pa
 def test_the_time_in_which_no_tracer_was_there_is_not_taken_for_a_drop_of_the_rate(tmp_path: Path) -> None:
     source = DatabaseSource(tmp_path / "a.db", 60, gpus=1)
     found = []
-    for begun, looks in ((990.0, ((991.0, 10), (993.0, 20), (994.0, 10))), (1004.0, ((1005.0, 10), (1006.0, 10)))):
+    for begun, polls in ((990.0, ((991.0, 10), (993.0, 20), (994.0, 10))), (1004.0, ((1005.0, 10), (1006.0, 10)))):
         store = TraceStore(tmp_path / "a.db")
         store.begin(begun)
-        for now, count in looks:
+        for now, count in polls:
             store.add([CallCount(LAUNCH, 7, count)], now)
             if now != 994.0:
                 found.append(source.read(now))
@@ -161,7 +161,7 @@ def locked(open_folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_between_two_tracers_the_database_says_nothing_new_to_who_may_not_write_beside_it(
+def test_between_two_tracers_the_database_says_nothing_new_to_who_may_not_write_next_to_it(
     locked: Path, killed: bool
 ) -> None:
     store, file = TraceStore(locked / "a.db"), locked / "a.db"
@@ -173,18 +173,18 @@ def test_between_two_tracers_the_database_says_nothing_new_to_who_may_not_write_
     store.close()
     locked.chmod(0o555)
 
-    def looks() -> list[object]:
+    def polls() -> list[object]:
         source = DatabaseSource(file, 60, gpus=1)
         try:
             return [source.read(1001.0), source.read(1020.0), source.read(1040.0)]
         except ReadFailed as error:
             return [str(error)]
 
-    assert as_nobody(looks) == [f"{file}: the trace agent has written nothing for 40 s"]
+    assert as_nobody(polls) == [f"{file}: the trace agent has written nothing for 40 s"]
     assert as_nobody(lambda: operations(file, Filter(begin=900.0, end=1100.0)))[0][4] == 10
 
 
-def test_a_database_that_is_gone_for_a_moment_is_no_failed_look(tmp_path: Path) -> None:
+def test_a_database_that_is_gone_for_a_moment_is_no_failed_poll(tmp_path: Path) -> None:
     store, source = TraceStore(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
     store.add([CallCount(LAUNCH, 7, 10)], 1000.0)
     store.close()

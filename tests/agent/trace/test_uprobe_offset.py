@@ -1,4 +1,4 @@
-"""Where in a function its probe lies, and which functions are dear to probe."""
+"""Where in a function its probe lies, and which functions are expensive to probe."""
 
 import platform
 import struct

@@ -176,7 +176,7 @@ def test_an_ingress_comes_and_goes_with_its_field(plane: ControlPlane, operator:
     wait_until(lambda: written() is None, "the Ingress to go")
 
 
-def test_get_tells_how_full_the_volume_is(
+def test_get_reports_how_full_the_volume_is(
     plane: ControlPlane, operator: Any, store: Store, fleet_double: Fleets
 ) -> None:
     fleet_double.of(store.namespace, "store").volume_used = 0.63
@@ -384,7 +384,7 @@ def test_a_claim_grows_and_echo_keeps_more_when_the_volume_has_grown(
 
     plane.patch("pvc", "store-echo", {"status": {"capacity": {"storage": "20Gi"}}}, store.namespace, "/status")
 
-    wait_until(lambda: kept_megabytes(plane, store) == 2 * before, "Echo to be told")
+    wait_until(lambda: kept_megabytes(plane, store) == 2 * before, "Echo to get the new limit")
     wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
 
 

@@ -96,7 +96,7 @@ def test_whoever_takes_only_the_annotation_has_said_no_and_the_taint_goes_too(la
     assert row["handsOffUntil"] and "verdict" not in row and lab.others_untouched()
 
 
-def test_another_taint_of_our_key_hides_no_mark_and_stays(lab: Lab, operator: Any) -> None:
+def test_another_taint_of_our_key_hides_no_taint_and_stays(lab: Lab, operator: Any) -> None:
     lab.begin()
     victim = lab.names[1]
     theirs = {"key": KEY, "value": "Mine", "effect": "NoExecute"}

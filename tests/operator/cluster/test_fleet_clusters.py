@@ -68,7 +68,7 @@ def healthy(plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fl
     return namespace
 
 
-def test_get_tells_the_whole_story(plane: ControlPlane, healthy: str) -> None:
+def test_get_shows_the_whole_state(plane: ControlPlane, healthy: str) -> None:
     heads, row = (line.split() for line in plane.kubectl("-n", healthy, "get", "fc").splitlines())
 
     assert heads == [
@@ -78,7 +78,7 @@ def test_get_tells_the_whole_story(plane: ControlPlane, healthy: str) -> None:
     assert row[:10] == ["prod", "True", "Healthy", "1/1", "3/3", "True", "0.71", "0", "0/0", "Observe"]
 
 
-def test_what_waiting_costs_is_told_in_the_wide_columns(
+def test_what_waiting_costs_is_reported_in_the_wide_columns(
     plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
 ) -> None:
     said = fleet_double.of(namespace, "prod")
@@ -94,7 +94,7 @@ def test_what_waiting_costs_is_told_in_the_wide_columns(
     }  # fmt: skip
 
 
-def test_before_anybody_looked_a_resource_is_about_no_generation(plane: ControlPlane, namespace: str) -> None:
+def test_before_anybody_reconciled_a_resource_is_about_no_generation(plane: ControlPlane, namespace: str) -> None:
     desired = json.dumps(cluster(namespace))
     dry = plane.kubectl("apply", "--server-side", "--dry-run=server", "-o", "json", "-f", "-", stdin=desired)
 

@@ -164,7 +164,7 @@ def fleet_cluster(namespace: str) -> dict[str, Any]:
     return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
 
 
-def test_with_roles_in_its_namespaces_the_operator_looks_after_these_and_no_other(
+def test_with_roles_in_its_namespaces_the_operator_manages_these_and_no_other(
     plane: ControlPlane, start: Any, namespace: str
 ) -> None:
     other = f"{namespace}-other"
@@ -195,7 +195,7 @@ def test_with_roles_in_its_namespaces_the_operator_looks_after_these_and_no_othe
         plane.delete("namespace", other)
 
 
-def test_who_views_a_namespace_sees_our_kinds_and_only_who_may_mark_nodes_makes_a_fleet_cluster(
+def test_who_views_a_namespace_sees_our_kinds_and_only_who_may_taint_nodes_makes_a_fleet_cluster(
     plane: ControlPlane, namespace: str
 ) -> None:
     def may(role: str, verb: str, resource: str, *more: str) -> bool:

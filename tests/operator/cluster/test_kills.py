@@ -13,12 +13,12 @@ from ingero_testing.taint_lab import Lab
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 
-def killed_while_marking(lab: Lab, start: Any, victim: str, patience: float) -> None:
+def killed_while_tainting(lab: Lab, start: Any, victim: str, timeout: float) -> None:
     """An operator that is killed before, while or after it marks a node."""
     with start() as instance:
         wait_until(lambda: instance.page()["ingero_operator_reconciles_total"] > 0, "the first reconcile")
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: lab.note(victim) is not None, "the mark", patience)
+            wait_until(lambda: lab.note(victim) is not None, "the mark", timeout)
         os.kill(instance.running.process.pid, signal.SIGKILL)
         instance.running.process.wait(10)
 
@@ -34,10 +34,10 @@ def finished(lab: Lab, start: Any, victim: str, rounds: int) -> None:
 
 def test_killed_anywhere_it_converges_without_a_second_event_or_a_stray_taint(lab: Lab, start: Any) -> None:
     lab.begin(interval="1ms")
-    for number, patience in enumerate((0.6, 2.0)):
+    for number, timeout in enumerate((0.6, 2.0)):
         victim = lab.names[number]
         lab.says.stragglers = {victim}
-        killed_while_marking(lab, start, victim, patience)
+        killed_while_tainting(lab, start, victim, timeout)
         finished(lab, start, victim, number + 1)
 
     assert len(lab.events("Tainted")) == 2 and len(lab.events("TaintOverridden")) == 0

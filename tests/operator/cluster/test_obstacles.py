@@ -54,7 +54,7 @@ def test_a_right_that_lacks_is_named_with_verb_and_resource_and_nothing_else_is_
 ) -> None:
     fleet_double.of(namespace, "prod")
     plane.apply(cluster(namespace))
-    wait_until(lambda: condition(plane, namespace)[0] == "False", "the first look")
+    wait_until(lambda: condition(plane, namespace)[0] == "False", "the first reconcile")
     before = plane.read("-n", namespace, "fc", "prod")["status"]
     with without(plane, "secrets", "get"):
         plane.apply(cluster(namespace, tokenSecret={"name": "fleet-token"}))
@@ -78,7 +78,7 @@ def test_a_child_that_may_not_be_written_is_named(plane: ControlPlane, operator:
     assert 'cannot patch resource "poddisruptionbudgets"' in condition(plane, namespace)[2]
 
 
-def test_a_mark_that_is_refused_is_said_and_not_tried_all_the_time(lab: Lab, operator: Any) -> None:
+def test_a_taint_that_is_refused_is_said_and_not_tried_all_the_time(lab: Lab, operator: Any) -> None:
     with without(lab.plane, "nodes", "patch"):
         lab.begin()
         lab.says.stragglers = {lab.names[0]}
@@ -92,7 +92,7 @@ def test_a_mark_that_is_refused_is_said_and_not_tried_all_the_time(lab: Lab, ope
     lab.says.stragglers = set()
 
 
-def test_no_node_is_marked_that_the_status_could_not_tell_of_and_marks_are_still_removed(
+def test_no_node_is_tainted_that_the_status_could_not_report_and_taints_are_still_removed(
     lab: Lab, operator: Any
 ) -> None:
     lab.begin()

@@ -15,7 +15,7 @@ from scripts.controlplane import ControlPlane
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 
-def test_a_straggler_is_marked_proven_well_and_released(lab: Lab, operator: Any) -> None:
+def test_a_straggler_is_tainted_proven_well_and_released(lab: Lab, operator: Any) -> None:
     lab.begin()
     victim = lab.names[2]
     lab.says.stragglers = {victim}
@@ -37,8 +37,8 @@ def test_a_straggler_is_marked_proven_well_and_released(lab: Lab, operator: Any)
         lambda: "finalizers" not in lab.plane.read("-n", lab.namespace, "fc", "prod")["metadata"], "the finalizer"
     )
     assert lab.others_untouched()
-    wait_until(lambda: len(lab.told()) == 2, "the records for whoever Fleet forwards to")
-    assert [item[:2] for item in lab.told()] == [("add", victim), ("remove", victim)]
+    wait_until(lambda: len(lab.taint_events()) == 2, "the records for whoever Fleet forwards to")
+    assert [item[:2] for item in lab.taint_events()] == [("add", victim), ("remove", victim)]
 
 
 def test_an_idle_node_is_not_released_and_deleting_the_resource_releases_it(lab: Lab, operator: Any) -> None:
@@ -56,7 +56,7 @@ def test_an_idle_node_is_not_released_and_deleting_the_resource_releases_it(lab:
     assert lab.marked() == set() and lab.others_untouched()
 
 
-def test_answers_that_make_no_sense_neither_mark_nor_release_and_are_said(lab: Lab, operator: Any) -> None:
+def test_answers_that_make_no_sense_neither_taint_nor_release_and_are_said(lab: Lab, operator: Any) -> None:
     lab.begin()
     held, other = lab.names[0], lab.names[1]
     lab.says.stragglers = {held}
@@ -245,7 +245,7 @@ OURS = {"key": KEY, "value": "0" * 8, "effect": "NoSchedule"}
         ({"metadata": {"finalizers": ["x.y/z"]}}, "finalizers"),
     ],
 )
-def test_the_operator_may_write_nothing_but_its_own_mark(
+def test_the_operator_may_write_nothing_but_its_own_taint(
     plane: ControlPlane, mine: Any, body: dict[str, Any], words: str
 ) -> None:
     wait_until(lambda: mine({"metadata": {"labels": {"probe": "1"}}})[0] == 403, "the policy to be in force")
@@ -277,7 +277,7 @@ def test_the_operator_may_set_no_condition_but_its_own(
     assert status == 403 and words in message, message
 
 
-def test_the_operator_may_write_its_own_mark_but_not_on_the_control_plane(plane: ControlPlane, mine: Any) -> None:
+def test_the_operator_may_write_its_own_taint_but_not_on_the_control_plane(plane: ControlPlane, mine: Any) -> None:
     add = [{"op": "add", "path": "/spec/taints/-", "value": OURS}]
 
     assert mine(add, "json-patch")[0] == 200
@@ -294,7 +294,7 @@ def test_only_the_operator_may_write_a_volume_proof(plane: ControlPlane, namespa
         plane.apply(forged)
 
 
-def test_fleet_is_told_the_provider_that_all_nodes_agree_on(lab: Lab, operator: Any) -> None:
+def test_fleet_gets_the_provider_that_all_nodes_agree_on(lab: Lab, operator: Any) -> None:
     lab.begin(mode="Observe")
 
     def said() -> bool:

@@ -152,7 +152,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown", **event, **typed)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
-    def picture(self, file: Path, whole: bool = True) -> None:
+    def screenshot(self, file: Path, whole: bool = True) -> None:
         """Save a screenshot."""
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(found["data"]))

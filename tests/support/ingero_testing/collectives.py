@@ -100,7 +100,7 @@ class Chain:
         self.random = np.random.default_rng(self.seed)
         self.moment = BEGIN
         self.done = 0
-        self._told = [0] * self.NODES
+        self._pushed = [0] * self.NODES
         self._points: list[list[tuple[float, str, int, int, float]]] = [[] for _ in range(self.NODES)]
 
     def run(self, steps: int, late: dict[int, float]) -> None:
@@ -123,9 +123,9 @@ class Chain:
 
     def push(self, node: int, until: float) -> bytes:
         """A node's push with the collectives that ended by `until` and were not pushed before."""
-        points = self._points[node][self._told[node] :]
+        points = self._points[node][self._pushed[node] :]
         points = points[: sum(entered + blocked / 1000 <= until for entered, _, _, _, blocked in points)]
-        self._told[node] += len(points)
+        self._pushed[node] += len(points)
         request = ExportMetricsServiceRequest()
         block = request.resource_metrics.add()
         for key, text in ((attributes.NODE_ID, f"node-{node}"), (attributes.CLUSTER_ID, "c")):

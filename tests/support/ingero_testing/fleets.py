@@ -44,7 +44,7 @@ class Says:
     stopped_at: float = 0.0
     exporters: dict[str, Any] = field(default_factory=dict)
     """The exporters' state."""
-    told: list[dict[str, Any]] = field(default_factory=list)
+    log_requests: list[dict[str, Any]] = field(default_factory=list)
     """Log requests that it accepted."""
     refusing: bool = False
     """Refuse log requests."""
@@ -151,7 +151,7 @@ def fleets() -> Iterator[Fleets]:
             if says is None or says.refusing or "/" + "/".join(rest) != routes.OTLP_LOGS:
                 self._answer(503, {})
             else:
-                says.told.append(body)
+                says.log_requests.append(body)
                 self._answer(200, {})
 
         def _answer(

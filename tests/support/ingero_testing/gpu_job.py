@@ -289,7 +289,7 @@ def receiver(status: int = 200, verdict: str = "") -> Iterator[tuple[int, list[b
     """
     bodies: list[bytes] = []
 
-    class Keeper(BaseHTTPRequestHandler):
+    class StoreHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             bodies.append(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(status)
@@ -301,7 +301,7 @@ def receiver(status: int = 200, verdict: str = "") -> Iterator[tuple[int, list[b
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StoreHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

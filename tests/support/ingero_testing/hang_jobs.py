@@ -229,7 +229,7 @@ def _recorded(
         missing |= {rank} if rng.random() < 0.7 else set()
     innocent = [rank for rank in range(layout.ranks) if rank not in culprits]
     if any(fault.happened < NEVER and (fault.kind == "kernel" or fault.spares < 1) for fault in cluster.faults):
-        # What ended nowhere and a dump that is absent by chance look like a rank that is gone.
+        # What ended nowhere and a dump that is absent by chance are indistinguishable from a rank that is gone.
         pass
     elif rng.random() < 0.04:
         missing |= set(rng.sample(innocent, rng.choice((1, 1, 2))))

@@ -7,7 +7,7 @@ import hpack
 
 from ingero_http.http2 import frames as h2
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds to wait for anything."""
 
 
@@ -60,9 +60,9 @@ class Client:
     async def next(self) -> Frame | None:
         """The next frame, `None` at the end of the connection."""
         try:
-            head = await asyncio.wait_for(self.reader.readexactly(h2.FRAME_HEAD_BYTES), PATIENCE)
+            head = await asyncio.wait_for(self.reader.readexactly(h2.FRAME_HEAD_BYTES), TIMEOUT)
             high, low, kind, flags, number = h2.FRAME_HEAD.unpack(head)
-            payload = await asyncio.wait_for(self.reader.readexactly(high << 8 | low), PATIENCE)
+            payload = await asyncio.wait_for(self.reader.readexactly(high << 8 | low), TIMEOUT)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
         frame = Frame(kind, flags, number, payload)

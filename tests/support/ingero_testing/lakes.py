@@ -66,7 +66,7 @@ class Shard:
 
 @dataclass
 class OpenReader:
-    """A reader in this process, which looks at tables and writers when it is told to."""
+    """A reader in this process, which polls tables and writers on request."""
 
     store: Store
     lake: LakeReader
@@ -117,19 +117,19 @@ def seen(config: TableConfig, connection: Any, table: str = "events", shard: str
     return found
 
 
-def seal_until_killed(path: Path, config: TableConfig, seed: int, told: Connection) -> None:
+def seal_until_killed(path: Path, config: TableConfig, seed: int, channel: Connection) -> None:
     """Write batches of one event and seal them at random until killed; report the id of each batch once it is
     written."""
     dice = random.Random(seed)
     shard = Shard(path, config)
-    told.send("")
+    channel.send("")
     while True:
         (event,), message = telemetry.numbered(1)
         shard.put(message)
-        told.send(event)
+        channel.send(event)
         if not dice.randrange(5):
             shard.sealer.seal()
-        if told.poll():
+        if channel.poll():
             os._exit(3)
 
 

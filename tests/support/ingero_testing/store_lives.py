@@ -56,25 +56,25 @@ def live_in_order(path: Path, before: Held, dice: random.Random) -> Held:
         store.close()
 
 
-def live_until_killed(path: Path, seed: int, told: Connection) -> None:
+def live_until_killed(path: Path, seed: int, channel: Connection) -> None:
     """Send the content, then write batches and run checkpoints until killed; report each batch before and after.
 
     The message before a batch has its unique name and its size.
     """
     dice = random.Random(seed)
     store = Store.open(StoreConfig(path=path, wal_limit_mb=1))
-    told.send(held(store))
+    channel.send(held(store))
     writer = Writer(store, IngestConfig(group_wait=0))
     writer.start()
     for number in range(1000):
         size = dice.choice([10, 100, 1_000])
         name = f"{seed}.{number}"
-        told.send((name, size))
+        channel.send((name, size))
         message = telemetry.logs([(name, f"{size} {place}", {}) for place in range(size)])
         body = message.SerializeToString()
         batch = decode_request(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
         writer.put(batch, len(body)).result()
-        told.send(name)
+        channel.send(name)
         if not dice.randrange(4):
             writer.call(store.checkpoint)
     os._exit(3)

@@ -81,10 +81,10 @@ class Lab:
     def allowed(self) -> str:
         return next((c["reason"] for c in self.status().get("conditions", []) if c["type"] == "TaintingAllowed"), "")
 
-    def told(self) -> list[tuple[str, str, str]]:
+    def taint_events(self) -> list[tuple[str, str, str]]:
         """Action, node and event id of every record that its Fleet received."""
         found = []
-        for request in self.says.told:
+        for request in self.says.log_requests:
             (block,) = request["resourceLogs"]
             (entry,) = block["scopeLogs"][0]["logRecords"]
             pairs = block["resource"]["attributes"] + entry["attributes"]
