@@ -11,6 +11,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of  # noqa: E402
 from ingero_analyze.diagnose.hangs import Hang, find_hang  # noqa: E402
 from ingero_analyze.diagnose.sources import OperationRows, Problems  # noqa: E402
+from ingero_contract.identifiers import Rank  # noqa: E402
 from ingero_testing.fabric_jobs import fabric_jobs, judged  # noqa: E402
 from ingero_testing.hang_jobs import HangJob, hang_jobs, outcome  # noqa: E402
 
@@ -20,7 +21,9 @@ OUTCOMES = ("right", "unknown", "innocent", "missed", "lacking")
 def hang_of(job: HangJob) -> Hang:
     """The verdict on a job's dumps."""
     problems, rows = Problems(), OperationRows()
-    return find_hang([dump_of(value, rank, f"rank {rank}", problems, rows) for rank, value in job.dumps.items()])
+    return find_hang(
+        [dump_of(value, Rank(rank), f"rank {rank}", problems, rows) for rank, value in job.dumps.items()]
+    )
 
 
 def hangs(jobs: int, seed: int) -> bool:

@@ -1,4 +1,4 @@
-"""Types of identifiers that are all text, so that a cluster is not taken for a node."""
+"""Types of identifiers that are all text or all numbers, so that a cluster is not taken for a node."""
 
 from typing import NewType
 
@@ -7,6 +7,9 @@ ClusterId = NewType("ClusterId", str)
 
 NodeId = NewType("NodeId", str)
 """A node of a cluster, as in `ingero.node.id`."""
+
+Rank = NewType("Rank", int)
+"""A rank of a whole job, which is not its place in the list of a communicator's members."""
 
 NodeKey = tuple[ClusterId, NodeId]
 """A node among all clusters."""

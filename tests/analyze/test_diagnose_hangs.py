@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of, read_dumps
 from ingero_analyze.diagnose.hangs import HangKind, find_hang
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
+from ingero_contract.identifiers import Rank
 from ingero_fleet.cli import main
 from ingero_testing.hang_jobs import hang_jobs, outcome
 
@@ -44,7 +45,9 @@ def dump(entries: list[dict[str, Any]], groups: dict[str, list[int]] | None = No
 
 
 def hang_of(*parts: tuple[int, Any]) -> Any:
-    return find_hang([dump_of(value, rank, f"rank{rank}", Problems(), OperationRows()) for rank, value in parts])
+    return find_hang(
+        [dump_of(value, Rank(rank), f"rank{rank}", Problems(), OperationRows()) for rank, value in parts]
+    )
 
 
 def test_the_rank_that_did_not_come_is_named() -> None:
@@ -161,7 +164,7 @@ def test_a_receive_whose_sender_never_came_names_the_sender() -> None:
 def test_timed_collectives_become_rows() -> None:
     rows = OperationRows()
 
-    dump_of(dump([entry(seq, duration_ms=2.5) for seq in (1, 2)]), 0, "rank0", Problems(), rows)
+    dump_of(dump([entry(seq, duration_ms=2.5) for seq in (1, 2)]), Rank(0), "rank0", Problems(), rows)
 
     assert len(rows) == 2
 
@@ -177,7 +180,7 @@ def test_timed_collectives_become_rows() -> None:
 def test_a_bad_entry_is_counted_with_its_place_and_the_rest_is_kept(bad: dict[str, Any], words: str) -> None:
     problems = Problems()
 
-    found = dump_of(dump([entry(1), entry(2) | bad, entry(3)]), 7, "trace_7", problems, OperationRows())
+    found = dump_of(dump([entry(1), entry(2) | bad, entry(3)]), Rank(7), "trace_7", problems, OperationRows())
 
     assert found.parts["0"].completed == 3
     assert problems.count == 1
@@ -282,7 +285,7 @@ def test_dumps_with_any_values_give_an_answer_or_a_refusal(entries: Any, config:
                   "pg_status": status}, config)
     ):  # fmt: skip
         try:
-            dumps.append(dump_of(value, rank, "x", problems, rows))
+            dumps.append(dump_of(value, Rank(rank), "x", problems, rows))
         except SourceError:
             continue
 
@@ -397,7 +400,9 @@ def test_simulated_hangs_name_all_causes_and_nobody_else_or_say_unknown(seed: in
     results = []
     for job in hang_jobs(8, seed, sizes=(16,)):
         problems = Problems()
-        dumps = [dump_of(value, rank, f"rank{rank}", problems, OperationRows()) for rank, value in job.dumps.items()]
+        dumps = [
+            dump_of(value, Rank(rank), f"rank{rank}", problems, OperationRows()) for rank, value in job.dumps.items()
+        ]
         hang = find_hang(dumps)
         results.append(outcome(job, hang.kind, hang.ranks, hang.possible + hang.cycle))
         assert not problems.count

@@ -10,6 +10,7 @@ import orjson
 from ingero_analyze.diagnose import sources
 from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, number, text, whole
+from ingero_contract.identifiers import Rank
 
 MAX_ENTRIES: Final = 1_000_000
 """Most entries of one dump that are read."""
@@ -68,9 +69,9 @@ class Dump:
     `collectives`: places of collectives among all calls.
     """
 
-    rank: int
+    rank: Rank
     parts: dict[str, DumpPart] = field(default_factory=dict)
-    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    members: dict[str, tuple[Rank, ...]] = field(default_factory=dict)
     status: dict[str, tuple[int, int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     full: bool = False
@@ -96,7 +97,7 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Op
     What cannot be used is listed in `problems`; everything else is used.
     """
     rows = OperationRows()
-    dumps: dict[int, tuple[Dump, str]] = {}
+    dumps: dict[Rank, tuple[Dump, str]] = {}
     for file in sources.files_of(paths, (), problems):
         place, rank = str(file), sources.rank_of(file)
         if rank is None:
@@ -121,7 +122,7 @@ def parse(data: bytes) -> Any:
     raise SourceError("neither a pickle nor JSON" if data else "the file is empty")
 
 
-def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: OperationRows) -> Dump:
+def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: OperationRows) -> Dump:
     """One rank's dump from its plain value; timed collectives are added to `rows`.
 
     Raises `SourceError` for anything that is not a dump; counts invalid entries.
@@ -231,7 +232,7 @@ def _shape(value: Any) -> str:
     return f"{found}"
 
 
-def _ranks(value: Any) -> tuple[int, ...] | None:
+def _ranks(value: Any) -> tuple[Rank, ...] | None:
     """Ranks given as a list, or as the text of one."""
     if isinstance(value, str) and len(value) < 1 << 24:
         try:

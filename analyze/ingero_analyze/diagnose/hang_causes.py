@@ -15,6 +15,7 @@ from typing import Final
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump
 from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
+from ingero_contract.identifiers import Rank
 
 SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose input sizes must agree on all ranks."""
@@ -39,9 +40,9 @@ class Why(StrEnum):
 class Causes:
     """The causes of a hang. `cycle`: ranks that wait for each other and for no other rank."""
 
-    certain: dict[int, Why] = field(default_factory=dict)
-    possible: dict[int, Why] = field(default_factory=dict)
-    cycle: tuple[int, ...] = ()
+    certain: dict[Rank, Why] = field(default_factory=dict)
+    possible: dict[Rank, Why] = field(default_factory=dict)
+    cycle: tuple[Rank, ...] = ()
 
 
 def find_causes(state: JobState) -> Causes:
@@ -85,11 +86,11 @@ def find_causes(state: JobState) -> Causes:
     return found
 
 
-def _halted(found: Causes) -> set[int]:
+def _halted(found: Causes) -> set[Rank]:
     return {rank for rank, why in found.certain.items() if why in (Why.GPU, Why.GPU_BEFORE)}
 
 
-def _doubt(found: Causes, state: JobState, edges: Mapping[int, set[int]], unseen: set[int]) -> None:
+def _doubt(found: Causes, state: JobState, edges: Mapping[Rank, set[Rank]], unseen: set[Rank]) -> None:
     """Where some dumps are absent or early, a cause by its own dump may be a victim whose dump is a little early too.
 
     It remains certain if nothing else explains the hang.
@@ -107,12 +108,12 @@ def _doubt(found: Causes, state: JobState, edges: Mapping[int, set[int]], unseen
         found.possible[rank] = why
 
 
-def operations_called(calls: Mapping[int, Call]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def operations_called(calls: Mapping[Rank, Call]) -> tuple[tuple[str, ...], tuple[Rank, ...]]:
     """What was called under one number, the most frequent first, and which ranks called another one."""
     most = Counter(call.op for call in calls.values()).most_common(2)
     sizes = Counter(call.sizes for call in calls.values()).most_common(2)
     ops = tuple(op for op, _ in most)
-    odd: tuple[int, ...] = ()
+    odd: tuple[Rank, ...] = ()
     if len(most) > 1 and most[0][1] > most[1][1]:
         odd = tuple(sorted(rank for rank, call in calls.items() if call.op != most[0][0]))
     elif len(most) == 1 and most[0][0] in SAME_SIZES and len(sizes) > 1:
@@ -146,20 +147,20 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
         found.certain |= dict.fromkeys(stuck, Why.GPU)
 
 
-def _stuck(operation: PendingOperation) -> set[int]:
+def _stuck(operation: PendingOperation) -> set[Rank]:
     """The members that have entered an operation and not ended it, if it lacks no member."""
     return set() if operation.waited_for() else operation.inside
 
 
-def _why_unseen(state: JobState, rank: int) -> Why:
+def _why_unseen(state: JobState, rank: Rank) -> Why:
     if rank not in state.by_rank:
         return Why.NO_DUMP
     return Why.EARLY_DUMP if rank in state.early else Why.FORGOTTEN
 
 
-def _edges(state: JobState, operations: list[PendingOperation], found: Causes) -> dict[int, set[int]]:
+def _edges(state: JobState, operations: list[PendingOperation], found: Causes) -> dict[Rank, set[Rank]]:
     """For which ranks each rank waits; for one whose state no dump shows, all for which it could wait."""
-    edges: dict[int, set[int]] = {}
+    edges: dict[Rank, set[Rank]] = {}
     for rank, keys in state.pending.items():
         if rank in state.early or rank in found.certain or not keys:
             continue
@@ -172,9 +173,9 @@ def _edges(state: JobState, operations: list[PendingOperation], found: Causes) -
     return {rank: others - {rank} for rank, others in edges.items()}
 
 
-def _cycles(state: JobState, edges: Mapping[int, set[int]], found: Causes) -> list[tuple[int, ...]]:
+def _cycles(state: JobState, edges: Mapping[Rank, set[Rank]], found: Causes) -> list[tuple[Rank, ...]]:
     """Ranks that provably wait for each other, whatever those do whose state no dump shows."""
-    sure: dict[int, set[int]] = {}
+    sure: dict[Rank, set[Rank]] = {}
     for rank in edges:
         keys = state.pending.get(rank, [])
         if not keys or rank in state.early | state.blind or rank in found.possible:
@@ -187,9 +188,9 @@ def _cycles(state: JobState, edges: Mapping[int, set[int]], found: Causes) -> li
     return sorted(cycle for cycle in cycles if cycle)
 
 
-def _reachable(edges: Mapping[int, set[int]], start: int) -> set[int]:
+def _reachable(edges: Mapping[Rank, set[Rank]], start: Rank) -> set[Rank]:
     """All ranks for which one waits directly or through others."""
-    found: set[int] = set()
+    found: set[Rank] = set()
     open_ranks = [start]
     while open_ranks:
         following = edges.get(open_ranks.pop(), set()) - found
@@ -198,20 +199,20 @@ def _reachable(edges: Mapping[int, set[int]], start: int) -> set[int]:
     return found
 
 
-def _terminal(edges: Mapping[int, set[int]], ranks: Iterable[int]) -> tuple[int, ...]:
+def _terminal(edges: Mapping[Rank, set[Rank]], ranks: Iterable[Rank]) -> tuple[Rank, ...]:
     """Ranks that wait for each other and for no other rank."""
     smallest = min((_reachable(edges, rank) for rank in ranks), key=len)
     return tuple(sorted(smallest))
 
 
-def stopped_hosts(state: JobState) -> list[int]:
+def stopped_hosts(state: JobState) -> list[Rank]:
     """Ranks that wait, and whose hosts seem to have stopped too.
 
     Such a rank has not called a collective that another member has called after the same calls, while the same was
     pending and with no shorter queue: neither its queue nor waiting for the GPU keeps its host from calling it.
     """
     longest = max((len(keys) for keys in state.pending.values()), default=0)
-    found: set[int] = set()
+    found: set[Rank] = set()
     for operation in state.operations.values():
         if operation.key.source >= 0 or not operation.missing or not operation.calls:
             continue
@@ -221,7 +222,7 @@ def stopped_hosts(state: JobState) -> list[int]:
                 continue
             if any(_goes_on(state, operation.key, rank, peer) for peer in operation.calls):
                 found.add(rank)
-    together: dict[OperationKey, list[int]] = {}
+    together: dict[OperationKey, list[Rank]] = {}
     for rank in set(state.pending) - state.early - state.blind:
         for key in state.pending[rank][:1]:
             together.setdefault(key, []).append(rank)
@@ -232,14 +233,14 @@ def stopped_hosts(state: JobState) -> list[int]:
     return sorted(found)
 
 
-def _pending_calls(state: JobState, rank: int) -> tuple[tuple[str, str], ...]:
+def _pending_calls(state: JobState, rank: Rank) -> tuple[tuple[str, str], ...]:
     """What a rank waits in, in the order of its calls: the kind of group, and the operation without its ranks."""
     parts = state.by_rank[rank].parts
     calls = ((key, state.operations[key].calls[rank]) for key in state.pending[rank])
     return tuple((parts[key.group].desc, call.op.split(" ")[0]) for key, call in calls)
 
 
-def _goes_on(state: JobState, key: OperationKey, rank: int, peer: int) -> bool:
+def _goes_on(state: JobState, key: OperationKey, rank: Rank, peer: Rank) -> bool:
     """Whether a peer with the same program went on calling where the rank did not, with the same calls pending."""
     own, other = (_calls_since(state.by_rank[one], key.group, key.seq - 1) for one in (rank, peer))
     if own is None or other is None or own != other[: len(own)]:

@@ -11,6 +11,7 @@ from ingero_analyze.diagnose.flight_recorder_dumps import Dump, DumpPart
 from ingero_analyze.diagnose.hang_causes import Causes, Why, find_causes, operations_called
 from ingero_analyze.diagnose.pending_operations import JobState, join_dumps
 from ingero_analyze.diagnose.sources import Claims
+from ingero_contract.identifiers import Rank
 from ingero_kit.clock import rfc3339
 
 SHOWN: Final = 20
@@ -62,13 +63,13 @@ class Front:
     desc: str
     seq: int
     ops: tuple[str, ...]
-    entered: tuple[int, ...]
-    missing: tuple[int, ...]
-    without_dump: tuple[int, ...]
-    ended: tuple[int, ...]
-    unknown: tuple[int, ...] = ()
+    entered: tuple[Rank, ...]
+    missing: tuple[Rank, ...]
+    without_dump: tuple[Rank, ...]
+    ended: tuple[Rank, ...]
+    unknown: tuple[Rank, ...] = ()
     """Ranks whose dump does not show how far they came: it is too old, or its ring buffer has dropped the group."""
-    odd: tuple[int, ...] = ()
+    odd: tuple[Rank, ...] = ()
     """Ranks that called another operation under this number than most."""
     since: float | None = None
     """When the first of them entered, by its clock."""
@@ -92,18 +93,18 @@ class Hang:
     """The verdict: `ranks` are those to inspect, empty where the dumps do not single any out."""
 
     kind: HangKind
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Rank, ...] = ()
     fronts: tuple[Front, ...] = ()
-    pairs: tuple[tuple[int, int], ...] = ()
+    pairs: tuple[tuple[Rank, Rank], ...] = ()
     """Who waits for whom in a send or receive."""
     dumps: int = 0
-    possible: tuple[int, ...] = ()
+    possible: tuple[Rank, ...] = ()
     """Ranks that may be causes too, or instead: the dumps do not exclude them."""
-    cycle: tuple[int, ...] = ()
+    cycle: tuple[Rank, ...] = ()
     """Ranks that wait for each other and for no other rank."""
-    why: dict[int, str] = field(default_factory=dict)
+    why: dict[Rank, str] = field(default_factory=dict)
     """Why each of `ranks` and `possible` is listed."""
-    early: tuple[int, ...] = ()
+    early: tuple[Rank, ...] = ()
     """Ranks whose dumps were written before those of others: others have ended since what needed them."""
 
     def answer(self) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def _kind(hang: Hang, causes: Causes, state: JobState) -> HangKind:
     return HangKind.NONE if not state.operations else HangKind.UNKNOWN
 
 
-def _waiting_pairs(state: JobState) -> set[tuple[int, int]]:
+def _waiting_pairs(state: JobState) -> set[tuple[Rank, Rank]]:
     """Pairs of ranks that wait in a send or receive of which the peer has not called the counterpart."""
     return {
         (rank, other)
@@ -178,7 +179,7 @@ def _waiting_pairs(state: JobState) -> set[tuple[int, int]]:
     }  # fmt: skip
 
 
-def _front(group: str, members: tuple[int, ...], state: JobState) -> Front | None:
+def _front(group: str, members: tuple[Rank, ...], state: JobState) -> Front | None:
     by_rank = state.by_rank
     unknown = tuple(
         rank

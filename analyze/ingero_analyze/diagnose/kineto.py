@@ -24,6 +24,7 @@ from ingero_analyze.diagnose.sources import (
     text,
     whole,
 )
+from ingero_contract.identifiers import Rank
 
 CLAIMS: Final = Claims(
     can=(
@@ -47,7 +48,7 @@ _PAIRS: Final = ("send", "recv", "sendrecv")
 class KinetoTrace:
     """One rank's trace in seconds: steps by number and start, collectives, and own work."""
 
-    rank: int
+    rank: Rank
     host: str = ""
     steps: list[tuple[int, float, float]] = field(default_factory=list)
     collectives: list[tuple[str, str, int, float, float]] = field(default_factory=list)
@@ -59,7 +60,7 @@ class KinetoTrace:
 def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     """Every trace in files and folders; what cannot be used is listed in `problems`; everything else is used."""
     found = SourceData()
-    files: dict[int, str] = {}
+    files: dict[Rank, str] = {}
     for file, data in sources.contents_of(paths, SUFFIXES, problems):
         try:
             trace = trace_of(sources.read_json(data), file, problems)
@@ -83,9 +84,8 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
     if not isinstance(events, list):
         raise SourceError("no trace: there is no list of traceEvents")
     info = tree.get("distributedInfo") if isinstance(tree, dict) else None
-    rank = whole(info.get("rank")) if isinstance(info, dict) else None
-    if rank is None or rank < 0:
-        rank = sources.rank_of(file)
+    stated = whole(info.get("rank")) if isinstance(info, dict) else None
+    rank = sources.rank_of(file) if stated is None or stated < 0 else Rank(stated)
     if rank is None:
         raise SourceError("neither distributedInfo.rank nor the file's name has a rank")
     trace = KinetoTrace(rank, text(tree.get("host_name"), 253) if isinstance(tree, dict) else "")

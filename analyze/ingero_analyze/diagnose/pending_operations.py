@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart, PeerCalls
+from ingero_contract.identifiers import Rank
 
 SHORTEST_RING: Final = 8
 """Entries below which a dump is taken for an extract and not for a ring buffer that dropped what is pending."""
 
 _DEFAULT: Final = "default_pg"
+
+
+_NO_RANK: Final = Rank(-1)
 
 
 @dataclass(frozen=True, order=True)
@@ -22,8 +26,8 @@ class OperationKey:
 
     group: str
     seq: int
-    source: int = -1
-    target: int = -1
+    source: Rank = _NO_RANK
+    target: Rank = _NO_RANK
 
 
 @dataclass
@@ -36,17 +40,17 @@ class PendingOperation:
     """
 
     key: OperationKey
-    members: tuple[int, ...]
-    calls: dict[int, Call] = field(default_factory=dict)
-    inside: set[int] = field(default_factory=set)
-    behind: set[int] = field(default_factory=set)
-    missing: set[int] = field(default_factory=set)
-    halted: set[int] = field(default_factory=set)
-    unseen: set[int] = field(default_factory=set)
-    done: set[int] = field(default_factory=set)
+    members: tuple[Rank, ...]
+    calls: dict[Rank, Call] = field(default_factory=dict)
+    inside: set[Rank] = field(default_factory=set)
+    behind: set[Rank] = field(default_factory=set)
+    missing: set[Rank] = field(default_factory=set)
+    halted: set[Rank] = field(default_factory=set)
+    unseen: set[Rank] = field(default_factory=set)
+    done: set[Rank] = field(default_factory=set)
     sure: bool = True
 
-    def waited_for(self) -> set[int]:
+    def waited_for(self) -> set[Rank]:
         """Members without which it cannot end."""
         return self.missing | self.behind | self.halted | self.unseen
 
@@ -59,18 +63,18 @@ class JobState:
     they wait in; `forgotten`: ranks whose ring buffer holds nothing of a group that they are in.
     """
 
-    by_rank: dict[int, Dump]
-    members: dict[str, tuple[int, ...]]
+    by_rank: dict[Rank, Dump]
+    members: dict[str, tuple[Rank, ...]]
     operations: dict[OperationKey, PendingOperation] = field(default_factory=dict)
-    pending: dict[int, list[OperationKey]] = field(default_factory=dict)
+    pending: dict[Rank, list[OperationKey]] = field(default_factory=dict)
     """Of every rank, in the order of its calls."""
-    peers: dict[int, set[int]] = field(default_factory=dict)
+    peers: dict[Rank, set[Rank]] = field(default_factory=dict)
     """Those with which each rank exchanges sends and receives."""
     needed: Counter[str] = field(default_factory=Counter)
     """Of every group, the last collective that all members have entered."""
-    early: set[int] = field(default_factory=set)
-    blind: set[int] = field(default_factory=set)
-    forgotten: set[int] = field(default_factory=set)
+    early: set[Rank] = field(default_factory=set)
+    blind: set[Rank] = field(default_factory=set)
+    forgotten: set[Rank] = field(default_factory=set)
 
 
 def join_dumps(dumps: list[Dump]) -> JobState:
@@ -78,7 +82,7 @@ def join_dumps(dumps: list[Dump]) -> JobState:
     _apply_status(dumps)
     state = JobState({dump.rank: dump for dump in dumps}, _members(dumps))
     needed = state.needed = _ended_anywhere(dumps)
-    calls: dict[int, list[tuple[int, OperationKey, Call]]] = {}
+    calls: dict[Rank, list[tuple[int, OperationKey, Call]]] = {}
     pairs = _pairs(state)
     for dump in dumps:
         found = calls.setdefault(dump.rank, [])
@@ -128,7 +132,7 @@ def _is_early(dump: Dump, group: str, needed: int) -> bool:
     return known and (needed > part.enqueued or needed > min(part.open, default=needed))
 
 
-def _place(state: JobState, operation: PendingOperation, rank: int, entered: bool, pair: "_Pair | None") -> None:
+def _place(state: JobState, operation: PendingOperation, rank: Rank, entered: bool, pair: "_Pair | None") -> None:
     """Say where one member of an operation is. `entered`: all members have provably entered it."""
     key, dump = operation.key, state.by_rank.get(rank)
     if dump is None or rank in state.early:
@@ -171,8 +175,8 @@ class _Pair:
     """All sends of a rank to another one within a group, and their receives."""
 
     group: str
-    source: int
-    target: int
+    source: Rank
+    target: Rank
     sends: PeerCalls
     receives: PeerCalls
     sure: bool
@@ -189,12 +193,12 @@ class _Pair:
 
 
 def _pairs(state: JobState) -> list[_Pair]:
-    directions = set()
+    directions: set[tuple[str, Rank, Rank]] = set()
     for rank, dump in state.by_rank.items():
         for group, part in dump.parts.items():
             ranks = state.members[group]
             for what, place in part.peers:
-                peer = ranks[place] if place < len(ranks) else place
+                peer = ranks[place] if place < len(ranks) else Rank(place)
                 directions.add((group, rank, peer) if what == "send" else (group, peer, rank))
     found = []
     for group, source, target in sorted(directions):
@@ -207,7 +211,7 @@ def _pairs(state: JobState) -> list[_Pair]:
     return found
 
 
-def _peer_calls(state: JobState, group: str, what: str, rank: int, peer: int) -> PeerCalls:
+def _peer_calls(state: JobState, group: str, what: str, rank: Rank, peer: Rank) -> PeerCalls:
     """The sends of a rank to a peer, or its receives from it."""
     dump, ranks = state.by_rank.get(rank), state.members[group]
     place = ranks.index(peer) if peer in ranks else peer
@@ -266,11 +270,11 @@ def _apply_status(dumps: list[Dump]) -> None:
             part.open = {seq: call for seq, call in part.open.items() if seq > part.completed}
 
 
-def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
+def _members(dumps: list[Dump]) -> dict[str, tuple[Rank, ...]]:
     """The ranks of every group in use: as its members report them, otherwise the ranks that used it."""
-    reported: dict[str, Counter[tuple[int, ...]]] = {}
-    used: dict[str, set[int]] = {}
-    everybody: set[int] = {dump.rank for dump in dumps}
+    reported: dict[str, Counter[tuple[Rank, ...]]] = {}
+    used: dict[str, set[Rank]] = {}
+    everybody: set[Rank] = {dump.rank for dump in dumps}
     defaults: set[str] = set()
     for dump in dumps:
         for group, ranks in dump.members.items():
@@ -280,7 +284,7 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
             used.setdefault(group, set()).add(dump.rank)
             if part.desc == _DEFAULT:
                 defaults.add(group)
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, tuple[Rank, ...]] = {}
     for group, users in used.items():
         most = reported[group].most_common(1)[0][0] if group in reported else ()
         if not users <= set(most):

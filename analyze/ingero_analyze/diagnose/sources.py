@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, REQUIRED, RecordedTimeline, assemble
+from ingero_contract.identifiers import Rank
 
 MAX_FILE_BYTES: Final = 512 << 20
 """Largest file, unpacked."""
@@ -181,11 +182,11 @@ def read_content(file: Path) -> bytes:
     return data
 
 
-def rank_of(file: Path) -> int | None:
+def rank_of(file: Path) -> Rank | None:
     """The rank in a file's name: the number after `rank`, else the last number before the endings."""
     named = _RANK.findall(file.name)
     numbers = named or _NUMBERS.findall(_ENDINGS.sub("", file.name))
-    return int(numbers[-1]) if numbers and len(numbers[-1]) <= 7 else None
+    return Rank(int(numbers[-1])) if numbers and len(numbers[-1]) <= 7 else None
 
 
 def whole(value: Any) -> int | None:

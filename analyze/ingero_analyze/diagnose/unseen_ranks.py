@@ -2,9 +2,10 @@
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Dump
 from ingero_analyze.diagnose.pending_operations import JobState, OperationKey
+from ingero_contract.identifiers import Rank
 
 
-def could_wait_for(state: JobState, rank: int, halted: set[int]) -> set[int]:
+def could_wait_for(state: JobState, rank: Rank, halted: set[Rank]) -> set[Rank]:
     """The ranks for which a rank could wait: those that lack in any operation in which it could be.
 
     Operations do not end without the `halted`, whose GPUs have stopped.
@@ -29,7 +30,7 @@ def could_wait_for(state: JobState, rank: int, halted: set[int]) -> set[int]:
     return found - {rank}
 
 
-def _hidden_peers(state: JobState, rank: int) -> set[int]:
+def _hidden_peers(state: JobState, rank: Rank) -> set[Rank]:
     """Other ranks without a dump, if this rank seems to be in a group all of whose members left none."""
     known = sum(rank in members for members in state.members.values())
     usual = max(len(dump.parts) for dump in state.by_rank.values())
@@ -37,7 +38,7 @@ def _hidden_peers(state: JobState, rank: int) -> set[int]:
     return absent if known < usual else set()
 
 
-def _calls_later(state: JobState, key: OperationKey, met: OperationKey, peer: int) -> bool:
+def _calls_later(state: JobState, key: OperationKey, met: OperationKey, peer: Rank) -> bool:
     """Whether a peer calls its counterpart of an operation after the one in which it waits, by its dump."""
     dump = state.by_rank[peer]
     group = _counterpart(state, dump, key.group)
