@@ -75,6 +75,7 @@ class Engine:
             log.info("state_restored", nodes=len(self.table), ticks=self.ticks)
         except SnapshotError as error:
             log.warning("snapshot_refused", reason=str(error))
+            self.machine.detector.learns_anew(str(error))
 
     @property
     def config(self) -> IngeroConfig:

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.verdicts import VerdictLine, parse_verdict
+from ingero_detect.codes import IDLING, LEARNING, SILENT, is_accused
 from ingero_detect.codes import STATES as VERDICT_STATES
-from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.detector import Detector
 from ingero_detect.fingerprint import state_hash
@@ -79,6 +79,20 @@ _NOT_JUDGED: Final = len(VERDICT_STATES)
 _MAX_ECHOED_SEVERITY: Final = 0.99
 """Largest loss that is taken from an echoed verdict."""
 
+MOST_REASON: Final = 200
+"""Most characters of the reason why the detector learns anew."""
+
+
+@dataclass(frozen=True)
+class LearningPhase:
+    """Most nodes that work are in their warm-up, so hardly any can be accused. Times in seconds since the epoch."""
+
+    since: float
+    until: float
+    """When nodes that work without a pause have ended their warm-up."""
+    reason: str = ""
+    """Why the state of an earlier Fleet could not be used; empty if there was none."""
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -99,6 +113,7 @@ class Findings:
     accusations: int = 0
     delay_seconds: float = 0.0
     dropped: Mapping[str, int] = field(default_factory=dict)
+    learning: LearningPhase | None = None
 
     def verdict(self, row: int) -> Verdict | None:
         """The verdict on the node of a row."""
@@ -130,6 +145,9 @@ class LiveDetector:
         self.delay_seconds = 0.0
         self._by = config.cohort.by
         self._interval = config.push_interval
+        self._warmup_seconds = config.detector.warmup_ticks * config.push_interval
+        self._learning_since: float | None = None
+        self._refusal = ""
         self._now = 0.0
         self._ticked_at = 0.0
         self._known = (_NO_ROWS, _NO_ROWS)
@@ -166,6 +184,8 @@ class LiveDetector:
                 "accusations": self.accusations,
                 "delay_seconds": self.delay_seconds,
                 "estimates": dict(self._estimates),
+                "learning_since": self._learning_since,
+                "refusal": self._refusal,
             }
 
     def restore(self, state: Mapping[str, Any], *, continued: bool) -> None:
@@ -178,6 +198,7 @@ class LiveDetector:
             self._now = self.detector.restore(bytes(state["detector"]), continued=continued)
             self._expected = self.detector.present()
             self._polled = True
+            self._learning_since, self._refusal = state.get("learning_since"), state.get("refusal", "")
             self.accusations, self.delay_seconds = state.get("accusations", 0), state.get("delay_seconds", 0.0)
             if continued:
                 self._known = state["known_slots"], state["known_tenancy"]
@@ -187,6 +208,11 @@ class LiveDetector:
                 self._last_verdicts = dict(state["last_verdicts"])
                 self._jobs = JOBS.validate_python(state["jobs"])
                 self._estimates = state["estimates"]
+
+    def learns_anew(self, reason: str) -> None:
+        """The state of an earlier Fleet could not be used, for this reason."""
+        with self._lock:
+            self._refusal = reason[:MOST_REASON]
 
     def interrupted(self) -> None:
         """Reports were missed for a while: wait until most nodes have reported again, and take none for silent."""
@@ -308,7 +334,21 @@ class LiveDetector:
             self.accusations,
             self.delay_seconds,
             {"node": self.detector.memory.dropped_nodes, "cohort": self.detector.memory.dropped_cohorts},
+            self._learning(states[slots >= 0], scores.now),
         )
+
+    def _learning(self, states: npt.NDArray[np.uint8], now: float) -> LearningPhase | None:
+        """The phase in which most nodes that work are in their warm-up, by the states of the judged nodes."""
+        working = states[(states != IDLING) & (states != SILENT)]
+        if not len(working):
+            return None
+        if 2 * np.count_nonzero(working == LEARNING) <= len(working):
+            self._learning_since, self._refusal = None, ""
+            return None
+        if self._learning_since is None:
+            self._learning_since = now
+        since = self._learning_since
+        return LearningPhase(since, since + self._warmup_seconds, self._refusal)
 
     def _gathered(self, scores: ScoreSnapshot) -> npt.NDArray[np.bool_] | None:
         """Which nodes have reported since the detector last judged; `None` to wait for more reports.

@@ -129,6 +129,7 @@ class StateMachine:
             if continued:
                 raise
             log.warning("snapshot_refused", part="detector", reason=str(error))
+            self.detector.learns_anew(str(error))
         if "table" not in state:
             return
         self.ticks, self._next_early_poll = state["ticks"], state["next_early_poll"]

@@ -102,6 +102,7 @@ def stragglers_answer(
     reported = accused | {snapshot.scores.names[row] for row in added}
     summaries = [summary for name, summary in snapshot.tick.clusters.items() if cluster in (None, name)]
     return {
+        **_learning(snapshot.findings),
         "cluster_id": cluster,
         "generated_at": rfc3339(snapshot.tick.now),
         "interval_seconds": interval_seconds,
@@ -120,6 +121,18 @@ def stragglers_answer(
             *(_late_answer(snapshot, row, late[snapshot.scores.names[row]]) for row in added),
         ],
         "culprits": [{**item, "straggler": node in reported} for node, item in late.items()],
+    }
+
+
+def _learning(findings: Findings | None) -> dict[str, Any]:
+    """Since when and until about when the detector accuses hardly anybody; nothing where no detector judges."""
+    if findings is None:
+        return {}
+    phase = findings.learning
+    if phase is None:
+        return {"learning": None}
+    return {
+        "learning": {"since": rfc3339(phase.since), "until": rfc3339(phase.until), "reason": phase.reason or None}
     }
 
 

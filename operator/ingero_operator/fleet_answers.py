@@ -52,6 +52,16 @@ class PollRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """Whether most nodes that work are in the warm-up of Fleet's detector: then `since` is set."""
+
+    since: str = ""
+    until: str = ""
+    refusal: str = ""
+    """Why Fleet could not use its snapshot; empty if it had none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PollResult:
     """The result of polling: evidence, figures for users, or why there is none."""
 
@@ -63,6 +73,8 @@ class PollResult:
     """`status.lateRanks`: which ranks the collectives wait for, the costliest first."""
     cost: dict[str, Any] | None = None
     """`status.cost`, rounded to what is shown."""
+    warm_up: WarmUp | None = None
+    """`None` where Fleet does not say."""
     forwarding: Forwarding | None = None
     """Whether Fleet delivers what it forwards."""
     log: tuple[Condition, ...] = ()
@@ -88,7 +100,7 @@ class PollResult:
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
         return (
             self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost, self.late_ranks,
-            self.forwarding and self.forwarding.visible(), self.log,
+            self.forwarding and self.forwarding.visible(), self.log, self.warm_up,
         )  # fmt: skip
 
 
@@ -127,6 +139,15 @@ class _LateRank(_Payload):
     pod: _Text | None = None
     since: _Text | None = None
     share: _Number = 0.0
+
+
+_Moment = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[0-9TZ:.+-]+$")]
+
+
+class _Learning(_Payload):
+    since: _Moment
+    until: _Moment
+    reason: _Text | None = None
 
 
 class _Counts(_Payload):
@@ -209,6 +230,7 @@ def parse_response(
         expected=counts.expected,
         late_ranks=_late_ranks(stragglers.get("culprits")),
         cost=_cost(stragglers.get("cost")),
+        warm_up=_warm_up(stragglers),
         forwarding=parse_exporters(stragglers.get("exporters")),
         stale=is_stale(evidence, now),
     )
@@ -218,6 +240,19 @@ def _first_problem(error: ValidationError) -> str:
     """The first validation error: its location, without the value that was sent."""
     problem = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg']}"
+
+
+def _warm_up(payload: dict[str, Any]) -> WarmUp | None:
+    """Whether Fleet's detector learns; `None` where that is missing or unreadable, which must hide no straggler."""
+    if "learning" not in payload:
+        return None
+    if payload["learning"] is None:
+        return WarmUp()
+    with suppress(ValidationError):
+        found = _Learning.model_validate(payload["learning"])
+        refusal = "".join(filter(str.isprintable, found.reason or ""))
+        return WarmUp(since=found.since, until=found.until, refusal=refusal)
+    return None
 
 
 def _late_ranks(payload: Any) -> tuple[dict[str, Any], ...]:

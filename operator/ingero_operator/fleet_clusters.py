@@ -22,6 +22,7 @@ from ingero_operator.fleet_status import (
     daemon_sets,
     evidence_fresh,
     figures,
+    learned,
     quorum_met,
     rollout_order,
     rollout_progress,
@@ -306,7 +307,7 @@ class FleetClusters:
         poll = observed.poll
         forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
         log = poll.log if poll and spec.fleet.log.nats else ()
-        return [*out, *log, *([forwarded] if forwarded else []), quorum_met(poll)]
+        return [*out, *log, *filter(None, (forwarded, quorum_met(poll), learned(poll, spec)))]
 
     async def _report_invalid(
         self, observed: ObservedFleetCluster, invalid: ReconcileError, taints: TaintReport

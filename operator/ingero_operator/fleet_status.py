@@ -5,7 +5,7 @@ from typing import Final
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.certificates import VALID
 from ingero_operator.conditions import Condition, no, unknown, yes
-from ingero_operator.fleet_answers import PollResult
+from ingero_operator.fleet_answers import PollResult, WarmUp
 from ingero_operator.forwarding import FORWARDED
 from ingero_operator.kinds import Manifest
 from ingero_operator.log_conditions import LOG_CONDITIONS
@@ -15,7 +15,7 @@ from ingero_operator.untrusted_http import TOKEN_REFUSED
 from ingero_operator.workloads import TRACING, ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
-INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", VALID, TRACING)
+INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", "Learned", VALID, TRACING)
 """Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
 CONDITIONS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
@@ -61,6 +61,34 @@ def quorum_met(result: PollResult | None) -> Condition:
     if result.evidence.quorum:
         return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
     return no(kind, "NoQuorum", "too few active nodes to compare with each other: no straggler can be found")
+
+
+def learned(result: PollResult | None, spec: FleetClusterSpec) -> Condition | None:
+    """Whether the warm-up of most nodes has ended; `None` where Fleet does not say."""
+    kind = "Learned"
+    if result is None or result.warm_up is None:
+        return None
+    if not result.current:
+        return unknown(kind, "NoEvidence", "there are no current statistics of the nodes: see EvidenceFresh")
+    warm_up = result.warm_up
+    if not warm_up.since:
+        return yes(kind, "Learned", "Fleet knows what is normal for most of the nodes that work")
+    message = (
+        f"since {warm_up.since} Fleet learns what is normal, and accuses no node that is in its warm-up; that ends "
+        f"at about {warm_up.until}, for nodes that pause later. {_why_it_learns(warm_up, spec)}"
+    )
+    return no(kind, "SnapshotRefused" if warm_up.refusal else "Learning", message)
+
+
+def _why_it_learns(warm_up: WarmUp, spec: FleetClusterSpec) -> str:
+    if warm_up.refusal:
+        return (
+            f"Its snapshot could not be used: {warm_up.refusal}. Undo the change of version or settings, or wait; "
+            "if the file is damaged, check the volume"
+        )
+    if spec.fleet.snapshots.size or spec.fleet.log.nats:
+        return "There was no snapshot, as at the first start: wait"
+    return "There was no snapshot: set spec.fleet.snapshots.size so that Fleet's state outlives its pod"
 
 
 def rollout_progress(children: dict[ChildKey, Manifest]) -> str:

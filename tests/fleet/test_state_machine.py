@@ -10,9 +10,13 @@ import pytest
 
 from ingero_contract.signals import SIGNALS
 from ingero_detect.column_store import SnapshotError
-from ingero_fleet.processor_settings import DetectorConfig
+from ingero_fleet.engine import Engine
+from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig
 from ingero_fleet.state_codec import encode_state, sealed
-from ingero_fleet.state_machine import read_state
+from ingero_fleet.state_machine import StateMachine, read_state
+from ingero_fleet.tick_snapshot import stragglers_answer
+from ingero_kit.clock import rfc3339
+from ingero_kit.health_report import HealthReport
 from ingero_testing.scripted_fleet import CONFIG, TICKS, end_of, new_machine, play, state_hash
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -106,3 +110,67 @@ def test_other_settings_of_the_detector_learn_anew_and_keep_the_rest_after_a_res
     other.restore(state, continued=False)
     assert other.detector.detector.ticks == 0
     assert other.cost.ledger == first.cost.ledger
+
+
+def steady(machine: StateMachine, first: int, last: int) -> list[dict[str, str | None] | None]:
+    """Ticks in which all nodes work; returns what the operator reads of the warm-up after each."""
+    found = []
+    for tick in range(first, last):
+        for number in range(4):
+            report = HealthReport(node_id=f"node-{number}", cluster_id="c", score=0.9, rate=100.0)
+            assert isinstance(machine.table.observe(report, end_of(tick) - 1), int)
+        found.append(stragglers_answer(machine.tick(end_of(tick)).snapshot, "c", 10.0)["learning"])
+    return found
+
+
+def restarted(machine: StateMachine, tick: int, config: ProcessorsConfig = CONFIG) -> StateMachine:
+    """Another process that reads the state after a tick."""
+    other = new_machine(config)
+    other.restore(read_state(sealed(encode_state(machine.state(end_of(tick))))), continued=config is CONFIG)
+    return other
+
+
+def test_a_warm_up_is_reported_with_begin_and_end_until_most_nodes_have_learned() -> None:
+    machine = new_machine()
+    first = steady(machine, 0, 5)
+    other = restarted(machine, 4)
+    rest = steady(machine, 5, 14)
+
+    assert first[0] == {"since": rfc3339(end_of(0)), "until": rfc3339(end_of(10)), "reason": None}
+    assert {str(phase) for phase in first} == {str(first[0])}
+    assert rest[0] == first[0] and rest[-1] is None
+    assert steady(other, 5, 14) == rest
+
+
+def test_a_warm_up_after_a_refused_snapshot_names_the_reason_until_it_ends() -> None:
+    first = new_machine()
+    steady(first, 0, 20)
+    ingero = CONFIG.ingero.model_copy(update={"detector": DetectorConfig(warmup_ticks=11)})
+    other = restarted(first, 19, CONFIG.model_copy(update={"ingero": ingero}))
+    phases = steady(other, 20, 40)
+
+    assert phases[0] and "another warm-up" in str(phases[0]["reason"])
+    assert phases[-1] is None
+
+
+def test_a_damaged_snapshot_file_is_the_reason_of_the_warm_up(tmp_path: Path) -> None:
+    file = tmp_path / "detector.npz"
+    file.write_bytes(b"rubbish")
+    settings = DetectorConfig(warmup_ticks=10, snapshot=file)
+    machine = new_machine(
+        CONFIG.model_copy(update={"ingero": CONFIG.ingero.model_copy(update={"detector": settings})})
+    )
+    Engine(machine, lambda: end_of(0))
+
+    (phase,) = steady(machine, 0, 1)
+    assert phase and "another format" in str(phase["reason"])
+
+
+def test_a_restart_with_a_snapshot_of_a_fleet_that_had_learned_is_no_warm_up() -> None:
+    first, second = new_machine(), new_machine()
+    steady(first, 0, 20)
+    state = read_state(sealed(encode_state(first.state(end_of(19)))))
+    del state["detector"]["learning_since"], state["detector"]["refusal"]  # as older Fleets wrote it
+    second.restore(state, continued=False)
+
+    assert steady(second, 20, 22) == [None, None]

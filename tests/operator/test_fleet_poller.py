@@ -18,7 +18,7 @@ from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.tick_snapshot import TickSnapshot, node_answer, stragglers_answer
 from ingero_kit.health_report import HealthReport
-from ingero_operator.fleet_answers import PollRequest, PollResult
+from ingero_operator.fleet_answers import PollRequest, PollResult, WarmUp
 from ingero_operator.fleet_answers import parse_response as read_answer
 from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller
 from ingero_operator.fleet_status import evidence_fresh
@@ -413,3 +413,36 @@ def test_what_a_real_fleet_answers_is_read() -> None:
     assert found.current and found.evidence is not None and found.evidence.quorum
     assert (set(found.evidence.accused), found.evidence.healthy) == ({"e"}, frozenset({"a", "b"}))
     assert (found.active, found.expected) == (4, 4)
+
+
+PHASE = {"since": "2026-01-01T00:00:00Z", "until": "2026-01-01T00:05:00Z", "reason": None}
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({}, None),
+        ({"learning": None}, WarmUp()),
+        ({"learning": PHASE}, WarmUp(since=str(PHASE["since"]), until=str(PHASE["until"]))),
+        ({"learning": {**PHASE, "since": "\x1b[2J"}}, None),
+        ({"learning": {**PHASE, "reason": "x" * 10_000}}, None),
+        ({"learning": 7}, None),
+    ],
+    ids=["silent", "learned", "learning", "control", "long", "number"],
+)
+def test_what_fleet_says_of_its_warm_up_is_read_and_never_hides_a_straggler(
+    said: dict[str, Any], found: WarmUp | None
+) -> None:
+    answer = parse_response(result(**said), [], 1.0, None)
+
+    assert answer.warm_up == found
+    assert answer.evidence is not None and set(answer.evidence.accused) == {"a"}
+
+
+def test_the_begin_and_the_end_of_a_warm_up_are_worth_a_reconcile_and_a_tick_between_is_not() -> None:
+    first, second, third = (
+        parse_response(result(generated_at=f"t{number}", learning=phase), [], 1.0, None).visible()
+        for number, phase in enumerate([PHASE, PHASE, None])
+    )
+
+    assert first == second != third

@@ -1,13 +1,15 @@
 """What is seen of Fleet and of workloads as conditions: what waits, what is stuck, what only informs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ingero_operator import status as shown
+from ingero_operator.api.v1alpha1 import FleetClusterSpec
 from ingero_operator.conditions import Condition, no, yes
-from ingero_operator.fleet_answers import PollResult
-from ingero_operator.fleet_status import INFORMING, NEEDED, evidence_fresh, quorum_met
+from ingero_operator.fleet_answers import PollResult, WarmUp
+from ingero_operator.fleet_status import INFORMING, NEEDED, evidence_fresh, learned, quorum_met
 from ingero_operator.taints.model import Evidence
 from ingero_operator.workloads import agents_available, available, stuck
 
@@ -104,3 +106,35 @@ def test_what_passes_by_waiting_is_not() -> None:
     starting = available("FleetAvailable", STARTING, "Fleet")
 
     assert stuck([starting, agents_available([PODLESS], None), quorum_met(FEW), *UP]) == []
+
+
+WARM_UP = WarmUp(since="2026-01-01T00:00:00Z", until="2026-01-01T00:05:00Z")
+NO_SNAPSHOT = replace(WARM_UP, refusal="it is damaged")
+
+
+@pytest.mark.parametrize(
+    ("answer", "spec", "status", "reason", "words"),
+    [
+        (replace(GOOD, warm_up=WarmUp()), {}, "True", "Learned", "most"),
+        (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning", "at about 2026-01-01T00:05:00Z"),
+        (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning", "set spec.fleet.snapshots.size"),
+        (replace(GOOD, warm_up=WARM_UP), {"snapshots": {"size": "1Gi"}}, "False", "Learning", "first start: wait"),
+        (replace(GOOD, warm_up=NO_SNAPSHOT), {}, "False", "SnapshotRefused", "it is damaged"),
+        (replace(GONE, warm_up=WARM_UP), {}, "Unknown", "NoEvidence", "EvidenceFresh"),
+    ],
+    ids=["learned", "until", "no volume", "volume", "refused", "gone"],
+)  # fmt: skip
+def test_a_warm_up_is_a_condition_with_its_cure_and_fleet_stays_ready(
+    answer: PollResult, spec: dict[str, Any], status: str, reason: str, words: str
+) -> None:
+    found = learned(answer, FleetClusterSpec.model_validate({"clusterId": "c", "fleet": spec}))
+
+    assert found is not None
+    assert (found.status, found.reason) == (status, reason) and words in found.message
+    ready, *_ = shown.overall([*UP, evidence_fresh(GOOD, True), found], NEEDED, [], False, "", INFORMING)
+    assert ready.holds
+
+
+@pytest.mark.parametrize("answer", [None, GOOD], ids=["not polled", "older Fleet"])
+def test_a_fleet_that_does_not_say_whether_it_learns_has_no_such_condition(answer: PollResult | None) -> None:
+    assert learned(answer, FleetClusterSpec.model_validate({"clusterId": "c"})) is None
