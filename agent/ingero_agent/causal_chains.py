@@ -28,7 +28,10 @@ WINDOW_SECONDS: Final = 120.0
 """How far back causes are searched."""
 
 SEARCH_SECONDS: Final = 30.0
-"""Least time between two searches."""
+"""Time between two searches; in an episode one more follows when its call stacks are there."""
+
+STACKS_SECONDS: Final = 10.0
+"""How long after an episode has begun the call stacks that the tracer then samples are in its database."""
 
 BUDGET_SECONDS: Final = 5.0
 """How long one search may read the database."""
@@ -53,12 +56,17 @@ _LEVELS: Final = {
 class StragglerEpisode:
     """A time in which the node straggles or its job waits for it, from `begun` (seconds) on.
 
-    `known`: severity by finding, as sent last.
+    `known`: severity by finding, as sent last. `searched_stacks`: whether a search has read its call stacks.
     """
 
     begun: float
     known: dict[str, Severity] = field(default_factory=dict)
     records: int = 0
+    searched_stacks: bool = False
+
+    def stacks_due(self, now: float) -> bool:
+        """Whether the call stacks of the episode may be there, and no search has read them."""
+        return not self.searched_stacks and now >= self.begun + STACKS_SECONDS
 
     def unsent(self, findings: Iterable[Finding]) -> list[Finding]:
         """Findings that are new in this episode, and those whose severity has changed."""
@@ -132,7 +140,11 @@ class CausalChains:
             return
         if self._episode is None:
             self._episode = StragglerEpisode(now)
-        if (self._search is None or self._search.done()) and self._due.due(now):
+        if self._search is not None and not self._search.done():
+            return
+        stacks = self._episode.stacks_due(now)
+        if self._due.due(now) or stacks:
+            self._episode.searched_stacks |= stacks
             self._search = asyncio.create_task(self._explain(self._episode, now))
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from ingero_agent.causal_chains import MAX_RECORDS, SEARCH_SECONDS, CausalChains
+from ingero_agent.causal_chains import MAX_RECORDS, SEARCH_SECONDS, STACKS_SECONDS, CausalChains
 from ingero_agent.devices import GpuReading
 from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
@@ -101,6 +101,20 @@ def test_a_cause_is_sent_once_an_episode_and_again_when_its_severity_changes(tmp
     assert "being ready to run and running" in first[echo.CHAIN_EVIDENCE]
     assert len(first[echo.CHAIN_ADVICE].splitlines()) == 2
     assert outcomes == {"sent": 3, "failed": 0, "over_limit": 0, "unreadable": 0}
+
+
+def test_an_episode_is_searched_once_more_when_its_call_stacks_are_there(tmp_path: Path) -> None:
+    file = tmp_path / "trace.db"
+
+    async def drive(chains: CausalChains) -> None:
+        starve(file, NOW, 1)
+        await search(chains, NOW)
+        for pid, seconds in ((7, STACKS_SECONDS - 1), (8, STACKS_SECONDS), (9, STACKS_SECONDS + 1)):
+            starve(file, NOW, 30, [pid])
+            await search(chains, NOW + seconds)
+
+    found, _ = records_of(file, drive)
+    assert {one[echo.CHAIN_SUBJECT] for one in found} == {"7", "8"}
 
 
 def test_an_episode_has_a_most_of_records(tmp_path: Path) -> None:
