@@ -121,7 +121,8 @@ class FleetClusters:
                 referenced = await self._references(key, spec)
             replicas: tuple[str, ...] = ()
             if spec.fleet.log.nats:
-                replicas = await self.context.pods.addresses(key, fleet.COMPONENT, spec.fleet.replicas)
+                live = self.context.informer.cache.get(("Deployment", key[1], f"{key[2]}-{fleet.COMPONENT}"))
+                replicas = await self.context.pods.addresses(key, fleet.COMPONENT, spec.fleet.replicas, live)
             self._poll(key, spec, referenced, replicas)
         poll = self.context.fleet_poller.result(key)
         return ObservedFleetCluster(

@@ -39,7 +39,7 @@ class PodReader:
     clock: Clock
     failures: Failures
     reads: int = 0
-    _addresses: dict[OwnerKey, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
+    _addresses: dict[OwnerKey, tuple[float, str, tuple[str, ...]]] = field(default_factory=dict)
     _known: dict[OwnerKey, dict[tuple[str, Judge], _PodsRead]] = field(default_factory=dict)
 
     async def why_unavailable(self, key: OwnerKey, component: str, live: Manifest | None) -> PodProblem | None:
@@ -56,16 +56,22 @@ class PodReader:
         seconds = UNAVAILABLE_SECONDS if unavailable(live) else AVAILABLE_SECONDS
         return await self._problem(key, component, trace_problems, seconds)
 
-    async def addresses(self, key: OwnerKey, component: str, wanted: int) -> tuple[str, ...]:
-        """IP addresses of the running pods of a component, not older than `UNAVAILABLE_SECONDS`."""
-        read, found = self._addresses.get(key, (-math.inf, ()))
+    async def addresses(self, key: OwnerKey, component: str, wanted: int, live: Manifest | None) -> tuple[str, ...]:
+        """IP addresses of the running pods of a component.
+
+        They are not older than `UNAVAILABLE_SECONDS`, nor than the last change of the workload, whose status changes
+        with every pod that is replaced.
+        """
+        version = str(((live or {}).get("metadata") or {}).get("resourceVersion", ""))
+        read, before, found = self._addresses.get(key, (-math.inf, "", ()))
         reading = Operation(OperationKind.READ, f"pods of {component}: their addresses")
-        if self.clock() - read < UNAVAILABLE_SECONDS or self.failures.backs_off(key, reading):
+        current = version == before and self.clock() - read < UNAVAILABLE_SECONDS
+        if current or self.failures.backs_off(key, reading):
             return found
         self.reads += 1
         with self.failures.guarded(key, reading):
             found = pod_addresses(await self._list(key, component))[: wanted + 1]  # one more during an upgrade
-            self._addresses[key] = self.clock(), found
+            self._addresses[key] = self.clock(), version, found
         return found
 
     async def _list(self, key: OwnerKey, component: str) -> list[Manifest]:

@@ -188,3 +188,26 @@ def test_the_tracer_s_pods_are_read_also_while_all_of_them_are_ready() -> None:
         asyncio.run(reader.trace_problem(KEY, "trace", ready))
 
     assert len(server.asked) == 2
+
+
+def test_addresses_of_pods_are_read_again_when_their_workload_has_changed() -> None:
+    now, server = [0.0], Pods()
+    reader = PodReader(server, lambda: now[0], Failures(lambda: now[0]))  # type: ignore[arg-type]
+
+    def running(address: str) -> dict[str, Any]:
+        return {"metadata": {}, "status": {"podIP": address, "phase": "Running"}}
+
+    def ask(version: str) -> tuple[str, ...]:
+        live = {"kind": "Deployment", "metadata": {"resourceVersion": version}}
+        return asyncio.run(reader.addresses(KEY, "fleet", 3, live))
+
+    server.items = [running("10.0.0.1")]
+    assert [ask("1"), ask("1")] == [("10.0.0.1",)] * 2 and len(server.asked) == 1
+
+    server.items = [running("10.0.0.2")]
+    assert (ask("1"), ask("2"), ask("2")) == (("10.0.0.1",), ("10.0.0.2",), ("10.0.0.2",))
+    assert len(server.asked) == 2
+
+    now[0] = UNAVAILABLE_SECONDS
+    ask("2")
+    assert len(server.asked) == 3
