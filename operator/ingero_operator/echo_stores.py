@@ -220,7 +220,7 @@ class EchoStores:
             wait,
             context.failures.retry_after(key),
             context.referenced.refresh_after(),
-            context.pods.check_after(children.values()),
+            context.pods.check_after(key, children.values()),
             RETRY_SECONDS if errors or outcome.waiting else None,
         )
 

@@ -278,7 +278,7 @@ class FleetClusters:
             context.failures.retry_after(key),
             RETRY_SECONDS if errors or outcome.waiting else None,
             context.referenced.refresh_after() if _has_references(spec) else None,
-            context.pods.check_after(children.values()),
+            context.pods.check_after(key, children.values()),
         )
 
     async def _conditions(

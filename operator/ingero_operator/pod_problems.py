@@ -5,7 +5,9 @@ Tenants choose the images, so texts from a pod are shortened and printed on one 
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from ingero_contract.node_problems import CHECK_CONTAINER, TraceProblem, parse_problems
@@ -37,6 +39,10 @@ _CURES: Final = {
 }
 
 
+Reported = Mapping[TraceProblem, str]
+"""What a tracer lacks: a sentence for each reason."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PodProblem:
     """Why a pod does not run, or lacks something: a reason of a condition, and a sentence."""
@@ -57,12 +63,17 @@ def common_problem(pods: list[Manifest]) -> PodProblem | None:
     return PodProblem(reason=reason, message=f"{_place(pod)}: {problem.message}{cure}{where}")
 
 
-def trace_problems(pods: list[Manifest]) -> PodProblem | None:
-    """What tracing lacks on nodes, by the messages of the tracer's check: the most frequent reason first."""
+def trace_problems(
+    pods: list[Manifest], reported: Mapping[str, Reported] = MappingProxyType({})
+) -> PodProblem | None:
+    """What tracing lacks on nodes, the most frequent reason first.
+
+    It is in the messages of the tracer's check, and in what tracers that run have `reported`, by name of the pod.
+    """
     nodes: dict[str, list[str]] = {}
     sentences: dict[str, str] = {}
     for pod in sorted(pods, key=_place):
-        for reason, sentence in _lacking(pod).items():
+        for reason, sentence in {**_lacking(pod), **reported.get(pod["metadata"]["name"], {})}.items():
             nodes.setdefault(reason, []).append(_place(pod))
             sentences.setdefault(reason, _line(sentence))
     if not nodes:

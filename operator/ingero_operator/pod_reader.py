@@ -1,7 +1,7 @@
 """Reads the pods of a workload to say why it is unavailable: by label, one page at most, and seldom."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,8 +11,9 @@ from ingero_operator.api_client import ApiClient
 from ingero_operator.cache import OwnerKey
 from ingero_operator.failures import Failures, Operation, OperationKind
 from ingero_operator.kinds import POD, Manifest
-from ingero_operator.pod_problems import PodProblem, common_problem, trace_problems
+from ingero_operator.pod_problems import PodProblem, Reported, common_problem, trace_problems
 from ingero_operator.render.common import NAME
+from ingero_operator.tracer_polls import ask_tracers
 from ingero_operator.workloads import unavailable
 
 MOST_PODS: Final = 200
@@ -21,6 +22,8 @@ UNAVAILABLE_SECONDS: Final = 15.0
 """Least time between two reads while the workload is not available."""
 AVAILABLE_SECONDS: Final = 600.0
 """Least time between two reads while it is."""
+LACKING_SECONDS: Final = 60.0
+"""Least time between two reads while it is, and its pods lack something."""
 
 Judge = Callable[[list[Manifest]], PodProblem | None]
 
@@ -38,6 +41,7 @@ class PodReader:
     api: ApiClient
     clock: Clock
     failures: Failures
+    ask_tracers: Callable[[list[Manifest]], Awaitable[Mapping[str, Reported]]] = ask_tracers
     reads: int = 0
     _addresses: dict[OwnerKey, tuple[float, str, tuple[str, ...]]] = field(default_factory=dict)
     _known: dict[OwnerKey, dict[tuple[str, Judge], _PodsRead]] = field(default_factory=dict)
@@ -53,7 +57,7 @@ class PodReader:
         """What tracing lacks on some nodes, by the pods of the tracer."""
         if live is None:
             return None
-        seconds = UNAVAILABLE_SECONDS if unavailable(live) else AVAILABLE_SECONDS
+        seconds = UNAVAILABLE_SECONDS if unavailable(live) else self._available_seconds(key)
         return await self._problem(key, component, trace_problems, seconds)
 
     async def addresses(self, key: OwnerKey, component: str, wanted: int, live: Manifest | None) -> tuple[str, ...]:
@@ -87,14 +91,23 @@ class PodReader:
             return known.problem
         self.reads += 1
         with self.failures.guarded(key, reading):
-            known.problem, known.read = judge(await self._list(key, component)), self.clock()
+            pods = await self._list(key, component)
+            traced = judge is trace_problems
+            known.problem = trace_problems(pods, await self.ask_tracers(pods)) if traced else judge(pods)
+            known.read = self.clock()
         return known.problem
 
-    @staticmethod
-    def check_after(children: Iterable[Manifest]) -> float:
+    def _available_seconds(self, key: OwnerKey) -> float:
+        """How soon the pods of a workload that is available are worth another read."""
+        lacking = any(
+            read.problem for (_, judge), read in self._known.get(key, {}).items() if judge is trace_problems
+        )
+        return LACKING_SECONDS if lacking else AVAILABLE_SECONDS
+
+    def check_after(self, key: OwnerKey, children: Iterable[Manifest]) -> float:
         """Seconds until the pods of a resource's workloads are worth another read."""
         workloads = [item for item in children if item.get("kind") in ("Deployment", "DaemonSet", "StatefulSet")]
-        return UNAVAILABLE_SECONDS if any(map(unavailable, workloads)) else AVAILABLE_SECONDS
+        return UNAVAILABLE_SECONDS if any(map(unavailable, workloads)) else self._available_seconds(key)
 
     def forget(self, key: OwnerKey) -> None:
         """Drop what is known of a resource that is gone."""

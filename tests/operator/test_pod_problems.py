@@ -1,15 +1,21 @@
 """The status of pods as a reason and a sentence with the cure."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from ingero_contract import routes
 from ingero_contract.node_problems import CHECK_CONTAINER, TraceProblem, format_problems
+from ingero_http.http1.messages import Response
+from ingero_kit.metrics_server import PageServer
 from ingero_operator.api_client import ApiError
 from ingero_operator.failures import Failures
-from ingero_operator.pod_problems import common_problem, trace_problems
-from ingero_operator.pod_reader import AVAILABLE_SECONDS, MOST_PODS, UNAVAILABLE_SECONDS, PodReader
+from ingero_operator.pod_problems import Reported, common_problem, trace_problems
+from ingero_operator.pod_reader import AVAILABLE_SECONDS, LACKING_SECONDS, MOST_PODS, UNAVAILABLE_SECONDS, PodReader
+from ingero_operator.tracer_polls import ask_tracers
 from ingero_operator.workloads import agents_available, available, stuck, tracing_complete
 
 KEY = ("FleetCluster", "ml", "prod")
@@ -171,7 +177,10 @@ def test_pods_are_read_only_while_needed_by_label_and_seldom() -> None:
     assert server.asked == [
         {"labelSelector": "app.kubernetes.io/name=ingero-fleet,ingero.io/owner=prod", "limit": str(MOST_PODS)}
     ]
-    assert (reader.check_after([up]), reader.check_after([up, down])) == (AVAILABLE_SECONDS, UNAVAILABLE_SECONDS)
+    assert (reader.check_after(KEY, [up]), reader.check_after(KEY, [up, down])) == (
+        AVAILABLE_SECONDS,
+        UNAVAILABLE_SECONDS,
+    )
 
     now[0], server.refuses = UNAVAILABLE_SECONDS, True
     assert [ask(down) for _ in range(3)] == ["ImagePullFailed"] * 3 and len(server.asked) == 2
@@ -211,3 +220,63 @@ def test_addresses_of_pods_are_read_again_when_their_workload_has_changed() -> N
     now[0] = UNAVAILABLE_SECONDS
     ask("2")
     assert len(server.asked) == 3
+
+
+BODY = b'{"ready": true, "problems": {"NoCUDALibraries": "3 processes use the GPUs; set hostPID", "Other": "x"}}'
+
+
+@contextmanager
+def tracer(body: bytes) -> Iterator[int]:
+    """An HTTP server that answers as a tracer; yields its port."""
+    server = PageServer(
+        ("127.0.0.1", 0), {routes.TRACER_HEALTH.encode(): lambda _: Response(200, body, b"application/json")}
+    )
+    try:
+        yield server.port
+    finally:
+        server.stop()
+
+
+def test_what_a_running_tracer_finds_out_is_a_condition_with_the_node() -> None:
+    found = checked("a", "gpu-1", format_problems({TraceProblem.NO_BTF: "boot a kernel with BTF"}))
+    running = {**found, "status": {**found["status"], "podIP": "127.0.0.1", "phase": "Running"}}
+    with tracer(BODY) as port:
+        reported = asyncio.run(ask_tracers([running, checked("b", "gpu-2", "")], port))
+
+    condition = tracing_complete(trace_problems([running], reported))
+
+    assert set(reported) == {"a"} and set(reported["a"]) == {TraceProblem.NO_CUDA_LIBRARIES}
+    assert "NoCUDALibraries on gpu-1: 3 processes use the GPUs; set hostPID" in condition.message
+    assert "NoBTF on gpu-1" in condition.message
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b"x" * 100_000], ids=["list", "damaged", "long"])
+def test_an_unusable_answer_of_a_tracer_is_left_out(body: bytes) -> None:
+    running = {"metadata": {"name": "a"}, "status": {"podIP": "127.0.0.1", "phase": "Running"}}
+    with tracer(body) as port:
+        assert asyncio.run(ask_tracers([running], port)) == {}
+    assert asyncio.run(ask_tracers([running], port)) == {}, "nobody listens"
+
+
+def test_tracers_are_asked_each_minute_while_one_lacks_something() -> None:
+    now, server = [0.0], Pods()
+    server.items = [checked("a", "gpu-1", "")]
+    problems: dict[str, Reported] = {}
+
+    async def ask(_: list[Any]) -> dict[str, Reported]:
+        return problems
+
+    reader = PodReader(server, lambda: now[0], Failures(lambda: now[0]), ask)  # type: ignore[arg-type]
+    ready = {"kind": "DaemonSet", "status": {"numberReady": 1, "desiredNumberScheduled": 1}}
+
+    def reason() -> str | None:
+        found = asyncio.run(reader.trace_problem(KEY, "trace", ready))
+        return found.reason if found else None
+
+    assert (reason(), reader.check_after(KEY, [ready])) == (None, AVAILABLE_SECONDS)
+    problems["a"] = {TraceProblem.NO_CUDA_LIBRARIES: "set hostPID"}
+    now[0] = AVAILABLE_SECONDS
+    assert (reason(), reader.check_after(KEY, [ready])) == ("NoCUDALibraries", LACKING_SECONDS)
+    problems.clear()
+    now[0] += LACKING_SECONDS
+    assert (reason(), reader.check_after(KEY, [ready])) == (None, AVAILABLE_SECONDS)

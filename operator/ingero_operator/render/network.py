@@ -104,7 +104,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
         _policy(
             owner,
             agents.TRACE,
-            [{"from": [_monitoring(spec.network)], "ports": _ports(TRACE_PORT)}],
+            [{"from": [_monitoring(spec.network), _operator(platform)], "ports": _ports(TRACE_PORT)}],
             [{"to": [_pods(selector(owner, fleet.COMPONENT))], "ports": _ports(OTLP_HTTP)}, _dns()],
         )
         if tracing
