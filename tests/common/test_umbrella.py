@@ -1,0 +1,64 @@
+"""`ingero`: the other commands under one name, with what is missing said, and completion for shells."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+from click.testing import CliRunner
+
+from ingero_kit import umbrella
+from ingero_testing.processes import BIN
+
+
+def test_every_program_of_the_package_is_a_command() -> None:
+    programs = {
+        entry.name: entry.value for entry in entry_points(group="console_scripts") if entry.name.startswith("ingero-")
+    }
+
+    assert {f"ingero-{name}": value for name, value in umbrella.PROGRAMS.items()} == programs
+
+
+def test_a_command_does_what_its_program_does() -> None:
+    one, other = (
+        subprocess.run(command, capture_output=True, text=True, timeout=60)
+        for command in (
+            [str(BIN / "ingero"), "fleet", "validate", "--set", "no.such=1"],
+            [str(BIN / "ingero-fleet"), "validate", "--set", "no.such=1"],
+        )
+    )
+
+    assert (one.returncode, one.stderr) == (other.returncode, other.stderr) == (2, one.stderr)
+
+
+def test_a_command_whose_libraries_are_missing_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ingero_echo.cli", raising=False)
+    monkeypatch.setitem(umbrella.PROGRAMS, "echo", "ingero_echo_that_is_absent.cli:main")
+    group = umbrella.Umbrella(name="ingero", lazy=umbrella.PROGRAMS)
+
+    listed, used = (CliRunner().invoke(group, words) for words in (["--help"], ["echo", "serve", "--config", "x"]))
+
+    assert listed.exit_code == 0 and "pip install 'ingero[echo]'" in " ".join(listed.output.split())
+    assert used.exit_code == 1 and "pip install 'ingero[echo]'" in used.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_covers_every_program(shell: str) -> None:
+    found = CliRunner().invoke(umbrella.main, ["completion", shell])
+
+    assert found.exit_code == 0
+    for name in ("ingero", *(f"ingero-{part}" for part in umbrella.PROGRAMS)):
+        assert f"_{name}_COMPLETE".replace("-", "_").upper() in found.output
+
+
+def test_bash_completes_the_flags_of_a_nested_command() -> None:
+    words = "ingero fleet serve --po"
+    done = subprocess.run(
+        [BIN / "ingero"],
+        env={"_INGERO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stdout == "plain,--ports-file\n"
