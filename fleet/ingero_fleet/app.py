@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -33,7 +33,7 @@ from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import use_single_malloc_arena
-from ingero_kit.settings import SettingsError
+from ingero_kit.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from ingero_fleet.receiver_app import ReceiverFleet
@@ -191,19 +191,12 @@ class Fleet:
 
     def adopt(self, config: FleetConfig) -> None:
         """Apply the settings that may change while Fleet runs: the processor's. Listeners need a restart."""
-        new, old = config.processors.ingero, self.engine.config
+        first, new = self.config.processors.ingero, config.processors.ingero
         # Replicas judge by equal settings. The state of one that is alone depends on three.
-        first = self.config.processors.ingero
-        kept = (
-            {name: getattr(first, name) for name in type(first).model_fields}
-            if self._replica
-            else {name: getattr(old, name) for name in ("cohort", "push_interval", "detector")}
-        )
-        if any(getattr(new, name) != value for name, value in kept.items()):
-            log.warning("restart_needed", settings=[f"processors.ingero.{name}" for name in kept])
-            new = new.model_copy(update=kept)
-        if config.model_copy(update={"processors": self.config.processors}) != self.config:
-            log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
+        kept = list(type(first).model_fields) if self._replica else ["cohort", "push_interval", "detector"]
+        if ignored := needing_restart(self.config, config, kept):
+            log.warning("restart_needed", settings=ignored)
+            new = new.model_copy(update={name: getattr(first, name) for name in kept})
         self._cost.adopt(config.processors.cost)
         self._reception.ingest.provide(self._cost.prices.providers)
         if not self._replica:
@@ -240,6 +233,21 @@ def _fleet(config: FleetConfig, read: Callable[[], FleetConfig]) -> "Fleet | Rec
 def without_client(error: ModuleNotFoundError) -> SettingsError:
     """What a user is told where the client of NATS is not installed."""
     return SettingsError(f"log.nats: {error}; pip install 'ingero[fleet,fleet-log]'")
+
+
+def needing_restart(old: FleetConfig, new: FleetConfig, kept: Iterable[str]) -> list[str]:
+    """Paths of the changed settings that a running Fleet does not adopt; `kept`: those of `processors.ingero`."""
+
+    def changed(section: str, a: Settings, b: Settings, names: Iterable[str]) -> list[str]:
+        return [f"{section}{name}" for name in names if getattr(a, name) != getattr(b, name)]
+
+    nccl = type(old.processors.nccl).model_fields
+    sections = [name for name in type(old).model_fields if name != "processors"]
+    return [
+        *changed("processors.ingero.", old.processors.ingero, new.processors.ingero, kept),
+        *changed("processors.nccl.", old.processors.nccl, new.processors.nccl, nccl),
+        *changed("", old, new, sections),
+    ]
 
 
 async def serve(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ingero_contract.identifiers import node_key
+from ingero_fleet import state_machine
 from ingero_fleet.engine import Engine
 from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig
 from ingero_fleet.replication.agreement import Agreement
@@ -130,7 +131,11 @@ def test_findings_are_exported_by_who_cuts_and_again_by_the_next_if_that_is_not_
             cleared = [push.body for push in b.exported]
             assert cleared
             a.exported.clear()
-            await rounds(b, [a, b], 2, {1: 0.4})
+            before = len(b.exported)
+            for _ in range(6):
+                if len(b.exported) == before:
+                    await rounds(b, [a, b], 1, {1: 0.4})
+            assert len(b.exported) > before
             before = len(b.exported)
             await rounds(a, [a, b], 1, {1: 0.4})
             last = b.exported[before - 1].body
@@ -257,6 +262,40 @@ def test_rules_that_were_superseded_do_not_judge_and_the_newer_ones_continue() -
                 assert old.state.machine.ticks == ticks == HASH_TICKS + 1
 
     run(story())
+
+
+def test_a_rolling_upgrade_migrates_the_state_and_gives_one_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        shared = MemoryLog()
+        old, new = Member(shared, "old"), Member(shared, "new", "v2")
+        async with following(old):
+            await rounds(old, [old], HASH_TICKS)
+            await eventually(lambda: bool(shared.snapshots))
+            # The new version keeps the state in another form.
+            monkeypatch.setattr(state_machine, "VERSION", 2)
+            monkeypatch.setattr(state_machine, "MIGRATIONS", {1: lambda state: {**state, "version": 2}})
+            assert await new.replica._load(lambda ticks, state_hash: True)
+            assert new.state.machine.detector.detector.ticks == HASH_TICKS, "nothing is learnt anew"
+            published = asyncio.create_task(old.replica.verdicts.keep_following())
+            async with following(new):
+                await new.level()
+                named = await _states(new, old)
+                assert old.state.parked and not new.state.parked
+            published.cancel()
+        assert any(line.startswith("straggler") for line in named)
+
+    run(story())
+
+
+async def _states(cutter: Member, parked: Member) -> set[str]:
+    """What both answer to a node that works at 0.4 of its speed; they must not differ after any tick."""
+    found = set()
+    for _ in range(4):
+        await rounds(cutter, [parked, cutter], 1, {3: 0.4})
+        await eventually(lambda: parked.replica.verdicts.ticks == cutter.state.machine.ticks)
+        assert {parked.line(node) == cutter.line(node) for node in range(7)} == {True}
+        found.add(cutter.line(3))
+    return found
 
 
 def test_late_ranks_are_found_through_the_log() -> None:

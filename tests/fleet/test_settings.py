@@ -6,7 +6,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from ingero_fleet.app import needing_restart
 from ingero_fleet.cli import main
+from ingero_fleet.settings import FleetConfig
 from ingero_testing.processes import FLEET
 
 
@@ -85,3 +87,16 @@ def test_bare_protocol_names_take_the_defaults(tmp_path: Path) -> None:
 
     assert status == 0
     assert yaml.safe_load(text)["receivers"]["otlp"]["protocols"]["http"]["endpoint"] == "127.0.0.1:4318"
+
+
+def test_changed_settings_that_need_a_restart_are_named() -> None:
+    def changed(tree: dict[str, object], *kept: str) -> list[str]:
+        return needing_restart(FleetConfig(), FleetConfig.model_validate(tree), kept)
+
+    processors = {"ingero": {"threshold": {"k": 3.5}, "push_interval": "7s"}, "nccl": {"window": 64, "share": 0.1}}
+    nccl = ["processors.nccl.window", "processors.nccl.share"]
+    assert changed({}, "push_interval") == changed({"processors": {"cost": {"default_provider": "x"}}}) == []
+    assert changed({"processors": processors}, "push_interval") == ["processors.ingero.push_interval", *nccl]
+    assert changed({"processors": processors, "log": {"nats": {"servers": ["nats://a:4222"]}}}, "threshold") == [
+        "processors.ingero.threshold", *nccl, "log",
+    ]  # fmt: skip

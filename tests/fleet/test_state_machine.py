@@ -10,9 +10,10 @@ import pytest
 
 from ingero_contract.signals import SIGNALS
 from ingero_detect.column_store import SnapshotError
+from ingero_fleet import state_machine
 from ingero_fleet.engine import Engine
 from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig
-from ingero_fleet.state_codec import encode_state, sealed
+from ingero_fleet.state_codec import State, encode_state, sealed
 from ingero_fleet.state_machine import StateMachine, read_state
 from ingero_fleet.tick_snapshot import stragglers_answer
 from ingero_kit.clock import rfc3339
@@ -174,3 +175,31 @@ def test_a_restart_with_a_snapshot_of_a_fleet_that_had_learned_is_no_warm_up() -
     second.restore(state, continued=False)
 
     assert steady(second, 20, 22) == [None, None]
+
+
+def test_a_state_of_an_older_version_is_migrated_step_by_step_and_nothing_is_learnt_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut = 40
+    straight, first, second = new_machine(), new_machine(), new_machine()
+    before = play(straight)
+    edges = play(first, 0, cut)
+    older = first.state(end_of(cut - 1))
+    # Versions 1 and 2 kept the ticks and the taints in other places than the present one.
+    older |= {"tick": older.pop("ticks"), "marks": older.pop("taints")}
+    data = sealed(encode_state(older))
+
+    def to_2(state: State) -> State:
+        return {**state, "version": 2, "ticks": state["tick"]}
+
+    def to_3(state: State) -> State:
+        return {**state, "version": 3, "taints": state["marks"]}
+
+    monkeypatch.setattr(state_machine, "VERSION", 3)
+    with pytest.raises(SnapshotError, match="version 1, which this Fleet cannot read"):
+        second.restore(read_state(data), continued=True)
+    monkeypatch.setattr(state_machine, "MIGRATIONS", {1: to_2, 2: to_3})
+    second.restore(read_state(data), continued=True)
+
+    assert edges + play(second, cut) == before
+    assert state_hash(second, end_of(TICKS)) == state_hash(straight, end_of(TICKS))
