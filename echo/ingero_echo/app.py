@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from ingero_contract import echo
 from ingero_echo import retention
 from ingero_echo.auth import Callers, RateLimit
-from ingero_echo.collector import EchoCollector
+from ingero_echo.collector import INGEST, LISTENERS, MAINTAINER, QUESTIONS, REQUESTS, SEALER, WRITER
 from ingero_echo.errors import EchoApiError
 from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
@@ -33,6 +34,7 @@ from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Counters
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.logs import get
+from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
 
 log = get(__name__)
@@ -59,11 +61,7 @@ class Echo:
         self._health: Http1Server | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
-        self._collector = EchoCollector(
-            lambda: self._writer, lambda: self._ingest_handler, lambda: self._apps.questions(),
-            lambda: self._apps.ended(), self._listeners, lambda: self._sealer.counters if self._sealer else None,
-            lambda: self._maintainer.counters if self._maintainer else None,
-        )  # fmt: skip
+        self._requests: Counter[tuple[str, str]] = Counter()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -105,7 +103,14 @@ class Echo:
     async def _front_ends(self) -> None:
         config = self.config
         registry = CollectorRegistry()
-        registry.register(self._collector)
+        for collector in (
+            TableCollector(REQUESTS, lambda: self._requests), TableCollector(QUESTIONS, lambda: self._apps),
+            TableCollector(LISTENERS, self._listeners), TableCollector(INGEST, lambda: self._ingest_handler),
+            TableCollector(WRITER, lambda: self._writer),
+            TableCollector(SEALER, lambda: self._sealer.counters if self._sealer else None),
+            TableCollector(MAINTAINER, lambda: self._maintainer.counters if self._maintainer else None),
+        ):  # fmt: skip
+            registry.register(collector)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         unread = UnreadResponses()
@@ -114,13 +119,16 @@ class Echo:
             self._apps.api, self._apps.mcp, lambda: self._store is not None,
             self._liveness_error, self._tokens,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
-            self._collector.observe, unread,
+            self._count_request, unread,
         )  # fmt: skip
         if config.api.health_endpoint:
             self._health = Http1Server(self._probe, limits=API_LIMITS)
             await self._listen("health", self._health, config.api.health_endpoint, purpose="health")
         self._api = AsgiServer(middleware)
         await self._listen("api", self._api, config.api.endpoint, tls=config.tls)
+
+    def _count_request(self, handler: str, status_class: str) -> None:
+        self._requests[handler, status_class] += 1
 
     async def _listen(self, name: str, server: Any, endpoint: str, **options: Any) -> None:
         """Start a listener, which ends with the process."""

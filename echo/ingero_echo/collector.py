@@ -1,19 +1,45 @@
 """Echo's Prometheus metrics about itself. Labels are bounded."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
 from typing import Final
-
-from prometheus_client.core import Metric
 
 from ingero_echo.ingest_handler import IngestHandler
 from ingero_echo.lake.maintainer import MaintenanceCounters
 from ingero_echo.lake.sealer import SealCounters
+from ingero_echo.lazy_apps import LazyApps
 from ingero_echo.writer import Writer
-from ingero_http.limits import Counters
-from ingero_kit.metrics_table import MetricRow, collect_rows, counter, counter_now, gauge, gauge_now, listener_rows
+from ingero_kit.metrics_table import MetricRow, counter, gauge, listener_rows
 
 LISTENERS: Final = listener_rows("ingero_echo_listener_events", "ingero_echo_connections")
+
+REQUESTS: Final[tuple[MetricRow[Counter[tuple[str, str]]], ...]] = (
+    counter(
+        "ingero_echo_requests",
+        "Requests.",
+        lambda s: {(*labels, "v2"): count for labels, count in s.copy().items()},
+        "handler",
+        "status_class",
+        "api_version",
+    ),
+)
+
+QUESTIONS: Final[tuple[MetricRow[LazyApps], ...]] = (
+    gauge(
+        "ingero_echo_questions_running",
+        "Questions that run.",
+        lambda s: {kind: running for kind, (running, _) in s.questions().items()},
+        "kind",
+    ),
+    gauge(
+        "ingero_echo_questions_waiting",
+        "Questions in the queue.",
+        lambda s: {kind: waiting for kind, (_, waiting) in s.questions().items()},
+        "kind",
+    ),
+    counter(
+        "ingero_echo_sql_processes_ended", "Processes of users' SQL that had to be replaced.", lambda s: s.ended()
+    ),
+)
 
 INGEST: Final[tuple[MetricRow[IngestHandler], ...]] = (
     counter(
@@ -67,46 +93,3 @@ MAINTAINER: Final[tuple[MetricRow[MaintenanceCounters], ...]] = (
     counter("ingero_echo_maintenance_snapshots", "Versions of tables that were expired.", lambda s: s.snapshots),
     counter("ingero_echo_maintenance_removed_objects", "Objects deleted that no version names.", lambda s: s.removed),
 )
-
-
-class EchoCollector:
-    """Reads the parts of Echo at each scrape; parts that have not started yet are left out."""
-
-    def __init__(
-        self,
-        writer: Callable[[], Writer | None],
-        ingest: Callable[[], IngestHandler | None],
-        questions: Callable[[], dict[str, tuple[int, int]]],
-        ended: Callable[[], int],
-        listeners: Callable[[], Mapping[str, Counters]],
-        sealer: Callable[[], SealCounters | None],
-        maintainer: Callable[[], MaintenanceCounters | None],
-    ) -> None:
-        self.requests: Counter[tuple[str, str]] = Counter()
-        self._writer, self._ingest_handler, self._questions, self._ended = writer, ingest, questions, ended
-        self._listeners, self._sealer, self._maintainer = listeners, sealer, maintainer
-
-    def observe(self, handler: str, status_class: str) -> None:
-        """Count a request of the API or of MCP."""
-        self.requests[handler, status_class] += 1
-
-    def collect(self) -> Iterator[Metric]:
-        """Return all metric families."""
-        requests = {(*labels, "v2"): count for labels, count in self.requests.copy().items()}
-        yield counter_now("ingero_echo_requests", "Requests.", requests, "handler", "status_class", "api_version")
-        questions = self._questions()
-        running = {kind: runs for kind, (runs, _) in questions.items()}
-        yield gauge_now("ingero_echo_questions_running", "Questions that run.", running, "kind")
-        waiting = {kind: waits for kind, (_, waits) in questions.items()}
-        yield gauge_now("ingero_echo_questions_waiting", "Questions in the queue.", waiting, "kind")
-        text = "Processes of users' SQL that had to be replaced."
-        yield counter_now("ingero_echo_sql_processes_ended", text, self._ended())
-        yield from collect_rows(LISTENERS, self._listeners())
-        if ingest := self._ingest_handler():
-            yield from collect_rows(INGEST, ingest)
-        if writer := self._writer():
-            yield from collect_rows(WRITER, writer)
-        if sealer := self._sealer():
-            yield from collect_rows(SEALER, sealer)
-        if maintainer := self._maintainer():
-            yield from collect_rows(MAINTAINER, maintainer)

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
 from ingero_fleet.collectives.collector import COLLECTIVES
 from ingero_fleet.collectives.polling import poll_between_ticks
-from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
+from ingero_fleet.collectors import ENGINE, LISTENERS, TRAFFIC, FindingsCollector
 from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
 from ingero_fleet.intake import Observe
@@ -171,7 +172,10 @@ class Fleet:
             findings.register(TableCollector(TAINTS, lambda: self._taints))
             await self._pages.open("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         stats = CollectorRegistry()
-        stats.register(RuntimeStatsCollector(engine, self._reception.traffic))
+        traffic = self._reception.traffic
+        stats.register(TableCollector(ENGINE, lambda: engine))
+        stats.register(TableCollector(TRAFFIC, traffic))
+        stats.register(TableCollector(LISTENERS, lambda: traffic().listeners))
         if self._replica:
             from ingero_fleet.replication.log_stats import LOG
 
@@ -276,11 +280,6 @@ async def serve(
 
 
 def run(config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]) -> None:
-    """`serve` on the fastest event loop that is installed."""
+    """`serve` on the event loop of uvloop."""
     use_single_malloc_arena()
-    if sys.platform != "win32":
-        import uvloop
-
-        uvloop.run(serve(config, read, announce))
-    else:
-        asyncio.run(serve(config, read, announce))
+    uvloop.run(serve(config, read, announce))

@@ -235,18 +235,3 @@ TRAFFIC: Final[tuple[MetricRow[Traffic], ...]] = (
 )
 
 LISTENERS: Final = listener_rows("ingero_fleet_listener_events", "ingero_fleet_connections")
-
-
-class RuntimeStatsCollector(Collector):
-    """Pushes, losses, queues and the cost of a tick."""
-
-    def __init__(self, engine: Engine, traffic: Callable[[], Traffic]) -> None:
-        self._engine = engine
-        self._traffic = traffic
-
-    def collect(self) -> Iterator[Metric]:
-        """Build the families anew for every scrape."""
-        traffic = self._traffic()
-        yield from collect_rows(ENGINE, self._engine)
-        yield from collect_rows(TRAFFIC, traffic)
-        yield from collect_rows(LISTENERS, traffic.listeners)

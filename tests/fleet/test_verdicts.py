@@ -26,16 +26,16 @@ from ingero_contract import attributes, headers, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import parse_verdict
 from ingero_fleet import threshold_rule, verdict_records
-from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
+from ingero_fleet.collectors import ENGINE, FindingsCollector
 from ingero_fleet.engine import Engine
 from ingero_fleet.live_detector import LiveDetector, parameters_of
 from ingero_fleet.processor_settings import CohortConfig, DetectorConfig, IngeroConfig, ProcessorsConfig, QuorumConfig
-from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
+from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import BIN, Running, fleet, wait_until
 from ingero_testing.web import web
@@ -429,7 +429,7 @@ def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() ->
     asyncio.run(engine.tick())
 
     registry = CollectorRegistry()
-    registry.register(RuntimeStatsCollector(engine, Traffic))
+    registry.register(TableCollector(ENGINE, lambda: engine))
     assert registry.get_sample_value("ingero_fleet_failed_listeners_total") == 1
     assert registry.get_sample_value("ingero_fleet_ticks_total") == 1
 
