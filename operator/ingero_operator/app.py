@@ -33,7 +33,7 @@ from ingero_operator.fleet_clusters import FleetClusters
 from ingero_operator.fleet_poller import FleetPoller
 from ingero_operator.fleet_status import CONDITIONS as FLEET_CONDITIONS
 from ingero_operator.informer import RESOURCES, Informer
-from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
+from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, HTTP_ROUTE, SERVICE_MONITOR
 from ingero_operator.leader import LeaderElector
 from ingero_operator.metrics import make_app
 from ingero_operator.node_watch import NodeWatch
@@ -200,6 +200,7 @@ class Operator:
             config=self.config,
             native_sidecars=await self.api.minor_version() >= NATIVE_SIDECARS_SINCE,
             service_monitors=await self.api.serves(SERVICE_MONITOR),
+            http_routes=await self.api.serves(HTTP_ROUTE),
         )
 
     async def reconcile(self, key: OwnerKey) -> float | None:

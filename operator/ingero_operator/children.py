@@ -13,7 +13,7 @@ from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
 from ingero_operator.errors import ReconcileError
 from ingero_operator.events import KubernetesEvent
 from ingero_operator.failures import Failures, Operation, OperationKind, explain
-from ingero_operator.kinds import BY_NAME, CLAIM, SERVICE_MONITOR, Manifest
+from ingero_operator.kinds import BY_NAME, CLAIM, UNWATCHED, Manifest, ResourceKind
 from ingero_operator.plan import Action, ChildKey, difference
 
 log = get(__name__)
@@ -189,7 +189,7 @@ class ChildApplier:
         response = await self._api.apply(kind, action.manifest)
         if repairs is not None:
             repairs.append(time.monotonic())
-        if kind is not SERVICE_MONITOR:  # not watched, so the cache would never learn of its deletion
+        if action.kind not in UNWATCHED:  # the cache would never learn of its deletion
             self._cache.put(action.kind, response)
         return action
 
@@ -197,7 +197,7 @@ class ChildApplier:
         """Raise unless an object of a child's name is this resource's child."""
         found.setdefault("kind", action.kind)
         ours = owner_of(action.kind, found) == owner
-        if ours and action.kind != SERVICE_MONITOR.name:
+        if ours and action.kind not in UNWATCHED:
             self._cache.put(action.kind, found)  # the next attempt deletes a child of an earlier resource
         if ours and controller_uid(found) in (None, uid):
             return
@@ -233,20 +233,19 @@ class ChildApplier:
             stalls=False,
         )
 
-    async def service_monitors(
-        self, owner: OwnerKey, suffixes: tuple[str, ...], served: bool
+    async def unwatched(
+        self, owner: OwnerKey, kind: ResourceKind, suffixes: tuple[str, ...], served: bool
     ) -> dict[ChildKey, Manifest]:
-        """The ServiceMonitors of a resource. They are read when children are compared, and not watched, because their
-        CRD may come and go."""
-        reading, found = Operation(OperationKind.READ, "ServiceMonitors"), dict[ChildKey, Manifest]()
+        """The children of a resource of a kind whose CRD may come and go: read when children are compared."""
+        reading, found = Operation(OperationKind.READ, f"{kind.name}s"), dict[ChildKey, Manifest]()
         if not served:
             self._failures.resolve(owner, reading)
             return found
         with self._failures.guarded(owner, reading):
             for suffix in suffixes:
-                live = await self._api.get(SERVICE_MONITOR, owner[1], f"{owner[2]}-{suffix}")
-                if live and owner_of(SERVICE_MONITOR.name, live) == owner:
-                    found[SERVICE_MONITOR.name, f"{owner[2]}-{suffix}"] = {"kind": SERVICE_MONITOR.name, **live}
+                live = await self._api.get(kind, owner[1], f"{owner[2]}-{suffix}")
+                if live and owner_of(kind.name, live) == owner:
+                    found[kind.name, f"{owner[2]}-{suffix}"] = {"kind": kind.name, **live}
         return found
 
     def forget(self, owner: OwnerKey) -> None:

@@ -12,14 +12,14 @@ from ingero_operator.conditions import Condition, no
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.events import KubernetesEvent
-from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME, Manifest
+from ingero_operator.kinds import CLAIM, HTTP_ROUTE, SERVICE_MONITOR, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
 from ingero_operator.referenced import TlsSecret
 from ingero_operator.render import desired, echo
 from ingero_operator.render.common import API, OTLP_GRPC
 from ingero_operator.resources import is_deleting, is_paused, key_from, owner_from, parse, soonest
 from ingero_operator.status_writer import warnings
-from ingero_operator.workloads import available, stuck
+from ingero_operator.workloads import ROUTED, available, route_created, stuck
 
 RETRY_SECONDS: Final = 30.0
 """Time to the next reconcile while something waits for a user."""
@@ -148,7 +148,9 @@ class EchoStores:
         )  # fmt: skip
         if self._up_to_date.get(key) == rendered_from:
             return ChildPlan()
-        live |= await context.applier.service_monitors(key, (echo.COMPONENT,), context.platform.service_monitors)
+        platform, suffixes = context.platform, (echo.COMPONENT,)
+        live |= await context.applier.unwatched(key, SERVICE_MONITOR, suffixes, platform.service_monitors)
+        live |= await context.applier.unwatched(key, HTTP_ROUTE, suffixes, platform.http_routes)
         actions = plan(children, live, kept=frozenset(kept | images_kept))
         if decision.claim_class and decision.grow_to:
             why = f"it grows from {decision.claim_size} to {decision.grow_to}"
@@ -200,12 +202,13 @@ class EchoStores:
             conditions.append(no("ResizePending", "AsRequested", "the size is the requested one"))
         if observed.tls.certificate:
             conditions.append(observed.tls.certificate)
+        conditions += filter(None, [route_created(observed.spec.gateway, context.platform, "spec")])
         failed = context.failures.errors(key)
         errors = [*decision.errors, *observed.refused, *observed.errors, *stuck([serving]), *failed]
         progress = outcome.progress()
         if not outcome.done and workload is not None and not rolled_out(workload):
             progress = f"StatefulSet {name}-echo is rolling out"
-        overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, (VALID,))
+        overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, (VALID, ROUTED))
         claim = children.get((CLAIM.name, f"{name}-echo"))
         rest: Manifest = {
             "version": observed.spec.version or context.platform.config.version,

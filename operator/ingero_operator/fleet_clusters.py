@@ -28,7 +28,7 @@ from ingero_operator.fleet_status import (
     rollout_progress,
 )
 from ingero_operator.forwarding import forward_available
-from ingero_operator.kinds import Manifest
+from ingero_operator.kinds import HTTP_ROUTE, SERVICE_MONITOR, Manifest
 from ingero_operator.plan import ChildKey, plan
 from ingero_operator.referenced import TlsSecret, missing
 from ingero_operator.render import desired, fleet
@@ -43,7 +43,7 @@ from ingero_operator.resources import (
 )
 from ingero_operator.status_writer import warnings
 from ingero_operator.taints.controller import TaintController, TaintReport
-from ingero_operator.workloads import agents_available, available, stuck, tracing_complete
+from ingero_operator.workloads import agents_available, available, route_created, stuck, tracing_complete
 
 RETRY_SECONDS: Final = 30.0
 """Time to the next reconcile while something waits for a user."""
@@ -208,7 +208,9 @@ class FleetClusters:
             return ChildPlan()
         children = desired.of_fleet_cluster(owner_from(observed.resource), spec, context.platform, inputs)
         live = context.informer.cache.children(key, uid)
-        live |= await context.applier.service_monitors(key, ("fleet", "push"), context.platform.service_monitors)
+        platform = context.platform
+        live |= await context.applier.unwatched(key, SERVICE_MONITOR, ("fleet", "push"), platform.service_monitors)
+        live |= await context.applier.unwatched(key, HTTP_ROUTE, (fleet.COMPONENT,), platform.http_routes)
         children, kept = desired.split(children, live, bool(self._refused_images(spec)))
         actions = plan(children, live, staged=rollout_order(key[2], spec), kept=kept)
         if not actions:
@@ -307,8 +309,9 @@ class FleetClusters:
             out.append(tracing_complete(await pods.trace_problem(key, components[0], sets[0])))
         poll = observed.poll
         forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
+        routed = route_created(spec.fleet.gateway, self.context.platform, "spec.fleet")
         log = poll.log if poll and spec.fleet.log.nats else ()
-        return [*out, *log, *filter(None, (forwarded, quorum_met(poll), learned(poll, spec)))]
+        return [*out, *log, *filter(None, (forwarded, quorum_met(poll), learned(poll, spec), routed))]
 
     async def _report_invalid(
         self, observed: ObservedFleetCluster, invalid: ReconcileError, taints: TaintReport

@@ -65,4 +65,12 @@ SERVICE_MONITOR: Final = ResourceKind("ServiceMonitor", "monitoring.coreos.com",
 
 CLAIM: Final = CHILDREN[2]
 CONFIG_MAP: Final = CHILDREN[1]
-BY_NAME: Final = {kind.name: kind for kind in (*CHILDREN, SERVICE_MONITOR, FLEET_CLUSTER, ECHO_STORE, NODE)}
+HTTP_ROUTE: Final = ResourceKind("HTTPRoute", "gateway.networking.k8s.io", "v1", "httproutes")
+"""As `SERVICE_MONITOR`: the CRDs of the Gateway API may be missing."""
+
+UNWATCHED: Final = frozenset({SERVICE_MONITOR.name, HTTP_ROUTE.name})
+"""Children that are not in the cache."""
+
+BY_NAME: Final = {
+    kind.name: kind for kind in (*CHILDREN, SERVICE_MONITOR, HTTP_ROUTE, FLEET_CLUSTER, ECHO_STORE, NODE)
+}

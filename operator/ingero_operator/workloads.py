@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from ingero_operator.api.v1alpha1 import Gateway
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.errors import ReconcileError
 from ingero_operator.forwarding import FORWARDED
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import rolled_out
 from ingero_operator.pod_problems import OBSTACLES, PodProblem
+from ingero_operator.render.common import Platform
 
 STUCK: Final = {
     "PodSecurity": True, "ProgressDeadlineExceeded": True, "PodsRefused": False,
@@ -19,7 +21,8 @@ STUCK: Final = {
 
 
 TRACING: Final = "TracingComplete"
-_INFORMING: Final = ("TaintingAllowed", FORWARDED, TRACING)
+ROUTED: Final = "RouteCreated"
+_INFORMING: Final = ("TaintingAllowed", FORWARDED, TRACING, ROUTED)
 
 
 def stuck(parts: list[Condition]) -> list[ReconcileError]:
@@ -116,6 +119,19 @@ def tracing_complete(problem: PodProblem | None) -> Condition:
     if problem:
         return no(TRACING, problem.reason, problem.message)
     return yes(TRACING, "AsExpected", "the tracer reports nothing that it lacks")
+
+
+def route_created(wanted: Gateway | None, platform: Platform, place: str) -> Condition | None:
+    """Whether the HTTPRoute that `place` asks for can be created; `None` where none is asked for."""
+    if wanted is None:
+        return None
+    if platform.http_routes:
+        return yes(ROUTED, "AsExpected", "the status of the HTTPRoute says whether its Gateway accepts it")
+    message = (
+        f"{place}.gateway: the API server does not serve httproutes of gateway.networking.k8s.io/v1; install the "
+        f"CRDs of the Gateway API (1.0 or newer) and a controller, or use {place}.ingress"
+    )
+    return no(ROUTED, "GatewayAPIMissing", message)
 
 
 def _selector(live: Manifest) -> str:

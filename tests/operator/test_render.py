@@ -20,6 +20,7 @@ from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetCluster
 from ingero_operator.render import agents, desired, echo, fleet
 from ingero_operator.render.common import AGENT_API_PORT, Owner, Platform
 from ingero_operator.settings import OperatorConfig
+from ingero_operator.workloads import route_created, stuck
 from ingero_sink.cli import main as sink_command
 from ingero_sink.settings import SinkSettings
 from scripts.generate import rows
@@ -27,6 +28,7 @@ from scripts.monitoring import ALERTS
 
 OWNER = Owner(kind="FleetCluster", namespace="ml", name="prod", uid="u-1")
 STORE = Owner(kind="EchoStore", namespace="ml", name="prod", uid="u-2")
+
 PLATFORM = Platform(service_monitors=True)
 AROUND = fleet.FleetInputs()
 FULL = {
@@ -158,6 +160,76 @@ def test_an_ingress_reaches_page_and_api_of_fleet_by_token_and_tls(tmp_path: Pat
     without = children(tokenSecret={"name": "t"}, tlsSecret="tls")
     assert ("Ingress", "prod-fleet") not in without
     assert "page" not in {port["name"] for port in without["Service", "prod-fleet"]["spec"]["ports"]}
+
+
+GATEWAY: dict[str, Any] = {
+    "hostname": "fleet.example.com", "parentRefs": [{"name": "public", "namespace": "edge", "sectionName": "https"}],
+    "namespace": {"kubernetes.io/metadata.name": "edge"},
+}  # fmt: skip
+ROUTES = Platform(http_routes=True)
+
+
+def test_an_http_route_reaches_page_and_api_of_fleet_by_token_and_tls() -> None:
+    wanted = spec(tokenSecret={"name": "t"}, tlsSecret="tls", fleet={"gateway": GATEWAY})
+    found = {child["kind"]: child for child in desired.of_fleet_cluster(OWNER, wanted, ROUTES, AROUND)}
+    policies = [
+        child for child in desired.of_fleet_cluster(OWNER, wanted, ROUTES, AROUND) if child["kind"] == "NetworkPolicy"
+    ]  # fmt: skip
+
+    route = found["HTTPRoute"]
+    paths = ("/api/v1/threshold", "/api/v1/stragglers", "/api/v1/verdicts", "/api/v1/cost")
+    backend = {"group": "", "kind": "Service", "name": "prod-fleet", "weight": 1}
+    assert (route["apiVersion"], route["metadata"]["name"]) == ("gateway.networking.k8s.io/v1", "prod-fleet")
+    assert route["spec"] == {
+        "parentRefs": [
+            {
+                "group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "public", "namespace": "edge",
+                "sectionName": "https",
+            }
+        ],
+        "hostnames": ["fleet.example.com"],
+        "rules": [
+            {
+                "matches": [{"path": {"type": "PathPrefix", "value": path}} for path in paths],
+                "backendRefs": [{**backend, "port": 8080}],
+            },
+            {
+                "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+                "backendRefs": [{**backend, "port": 8081}],
+            },
+        ],
+    }  # fmt: skip
+    (fleet_policy,) = [policy for policy in policies if policy["metadata"]["name"] == "prod-fleet"]
+    edge = [{"namespaceSelector": {"matchLabels": GATEWAY["namespace"]}}]
+    (rule,) = [rule for rule in fleet_policy["spec"]["ingress"] if rule["from"] == edge]
+    assert [port["port"] for port in rule["ports"]] == [8080, 8081]
+    assert "Ingress" not in found
+
+
+def test_an_http_route_reaches_the_api_of_echo_from_a_gateway_of_its_namespace() -> None:
+    wanted = {**GATEWAY, "parentRefs": [{"name": "public"}]}
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "gateway": wanted})
+
+    found = {child["kind"]: child for child in desired.of_echo_store(STORE, store, ROUTES)}
+
+    (rule,) = found["HTTPRoute"]["spec"]["rules"]
+    assert (rule["backendRefs"][0]["name"], rule["backendRefs"][0]["port"]) == ("prod-echo", 8080)
+    (parent,) = found["HTTPRoute"]["spec"]["parentRefs"]
+    assert parent["namespace"] == STORE.namespace and "sectionName" not in parent
+
+
+def test_without_the_gateway_api_there_is_no_route_and_a_condition_says_what_helps() -> None:
+    wanted = spec(tokenSecret={"name": "t"}, tlsSecret="tls", fleet={"gateway": GATEWAY})
+
+    kinds = {child["kind"] for child in desired.of_fleet_cluster(OWNER, wanted, PLATFORM, AROUND)}
+    missing = route_created(wanted.fleet.gateway, PLATFORM, "spec.fleet")
+    served = route_created(wanted.fleet.gateway, ROUTES, "spec.fleet")
+
+    assert "HTTPRoute" not in kinds
+    assert missing is not None and (missing.status, missing.reason) == ("False", "GatewayAPIMissing")
+    assert "spec.fleet.ingress" in missing.message and stuck([missing]) == []
+    assert served is not None and served.holds
+    assert route_created(None, PLATFORM, "spec") is None
 
 
 def test_what_is_not_wanted_is_not_made() -> None:

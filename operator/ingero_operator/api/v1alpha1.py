@@ -271,6 +271,29 @@ class Ingress(Part):
     """Labels of the namespace that its controller runs in."""
 
 
+class ParentRef(Part):
+    """A Gateway that the route attaches to; its listener must allow routes of this namespace."""
+
+    name: ObjectName
+    """Name of the Gateway."""
+    namespace: Namespace | None = None
+    """Its namespace; the same one without it."""
+    section_name: ObjectName | None = None
+    """Name of its listener; all of them without it."""
+
+
+class Gateway(Part):
+    """An HTTPRoute of the Gateway API. Every client needs a token. The Gateway terminates TLS, and must be told by a
+    BackendTLSPolicy that the backend serves HTTPS."""
+
+    hostname: Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_PATTERN)]
+    """DNS name by which clients outside of the cluster call."""
+    parent_refs: Annotated[tuple[ParentRef, ...], Field(min_length=1, max_length=4)]
+    """The Gateways."""
+    namespace: Annotated[Labels, Field(min_length=1)]
+    """Labels of the namespace that the proxies of the Gateway run in."""
+
+
 class FleetSpec(Confinement):
     """The receiving side."""
 
@@ -303,6 +326,8 @@ class FleetSpec(Confinement):
     ingress: Ingress | None = None
     """An Ingress for Fleet's page and API; none without it. It needs spec.tlsSecret and spec.tokenSecret. Browsers
     ask for the token as password, with any user."""
+    gateway: Gateway | None = None
+    """An HTTPRoute instead of an Ingress, with the same needs."""
     settings: Settings = ()
     """Further settings of Fleet's processors, for what has no field here. Fleet checks them: one that it does not
     know keeps the new pod from starting, and the old one goes on."""
@@ -317,6 +342,11 @@ class FleetSpec(Confinement):
             "!has(self.log) || !has(self.log.nats) || !has(self.snapshots) || !has(self.snapshots.size)",
             "spec.fleet.snapshots.size: with spec.fleet.log the snapshots are stored with the log",
             ".snapshots",
+        ),
+        (
+            "!has(self.ingress) || !has(self.gateway)",
+            "spec.fleet.gateway: use either gateway or ingress",
+            ".gateway",
         ),
     )
 
@@ -501,6 +531,11 @@ class FleetClusterSpec(Part):
             "spec.fleet.ingress needs spec.tlsSecret and spec.tokenSecret",
             ".fleet.ingress",
         ),
+        (
+            "!has(self.fleet) || !has(self.fleet.gateway) || (has(self.tlsSecret) && has(self.tokenSecret))",
+            "spec.fleet.gateway needs spec.tlsSecret and spec.tokenSecret",
+            ".fleet.gateway",
+        ),
     )
 
 
@@ -572,7 +607,13 @@ class EchoStoreSpec(Confinement):
     """Pods that may ask, besides every Fleet of this namespace."""
     ingress: Ingress | None = None
     """An Ingress for the API; none without it."""
+    gateway: Gateway | None = None
+    """An HTTPRoute for the API instead of an Ingress."""
     network: Network = Network()
     """NetworkPolicies."""
     service_monitors: ServiceMonitors = ServiceMonitors()
     """ServiceMonitors."""
+
+    model_config = rules(
+        ("!has(self.ingress) || !has(self.gateway)", "spec.gateway: use either gateway or ingress", ".gateway"),
+    )

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
 from ingero_operator.api.base import Confinement, LocalName, Resources, Toleration
-from ingero_operator.api.v1alpha1 import Ingress, ServiceMonitors
-from ingero_operator.kinds import Manifest
+from ingero_operator.api.v1alpha1 import Gateway, Ingress, ServiceMonitors
+from ingero_operator.kinds import HTTP_ROUTE, Manifest
 from ingero_operator.render.images import COMPONENTS, image_name, is_allowed
 from ingero_operator.settings import OperatorConfig
 
@@ -65,6 +65,7 @@ class Platform:
     config: OperatorConfig = field(default_factory=OperatorConfig)
     native_sidecars: bool = True
     service_monitors: bool = False
+    http_routes: bool = False
 
     def image_of(self, component: str, version: str | None, override: str | None) -> str:
         """The image of a component."""
@@ -274,6 +275,30 @@ def ingress(owner: Owner, component: str, wanted: Ingress, paths: Mapping[str, s
     child = manifest(owner, "networking.k8s.io/v1", "Ingress", component, component, {"spec": body})
     child["metadata"]["annotations"] |= wanted.annotations
     return sealed(child)
+
+
+def http_route(
+    owner: Owner, platform: Platform, component: str, wanted: Gateway | None, paths: Mapping[str, int]
+) -> Manifest | None:
+    """The HTTPRoute for a component's Service, where the Gateway API is: ports by path."""
+    if wanted is None or not platform.http_routes:
+        return None
+    parents = [
+        {
+            "group": HTTP_ROUTE.group, "kind": "Gateway", "name": parent.name,
+            "namespace": parent.namespace or owner.namespace,
+            **({"sectionName": parent.section_name} if parent.section_name else {}),
+        }
+        for parent in wanted.parent_refs
+    ]  # fmt: skip
+    by_port: dict[int, list[Manifest]] = {}
+    for path, port in paths.items():
+        by_port.setdefault(port, []).append({"path": {"type": "PathPrefix", "value": path}})
+    backend = {"group": "", "kind": "Service", "name": owner.child(component), "weight": 1}
+    routed = [{"matches": matches, "backendRefs": [{**backend, "port": port}]} for port, matches in by_port.items()]
+    body = {"parentRefs": parents, "hostnames": [wanted.hostname], "rules": routed}
+    version = f"{HTTP_ROUTE.group}/{HTTP_ROUTE.version}"
+    return manifest(owner, version, HTTP_ROUTE.name, component, component, {"spec": body})
 
 
 def service_monitor(

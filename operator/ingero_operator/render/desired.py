@@ -12,7 +12,7 @@ from ingero_operator.render.common import Owner, Platform
 
 ORDER: Final = (
     "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "Service", "NetworkPolicy", "Deployment", "StatefulSet",
-    "DaemonSet", "PodDisruptionBudget", "Ingress", "ServiceMonitor",
+    "DaemonSet", "PodDisruptionBudget", "Ingress", "HTTPRoute", "ServiceMonitor",
 )  # fmt: skip
 """Order of kinds: what a pod needs comes before the pod."""
 

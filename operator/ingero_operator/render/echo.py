@@ -18,6 +18,7 @@ from ingero_operator.render.common import (
     container,
     digest,
     disruption_budget,
+    http_route,
     ingress,
     manifest,
     placed,
@@ -93,6 +94,7 @@ def children(
         stateful_set(owner, spec, platform, digest([text])),
         disruption_budget(owner, COMPONENT),
         ingress(owner, COMPONENT, spec.ingress, {"/": "api"}) if spec.ingress else None,
+        http_route(owner, platform, COMPONENT, spec.gateway, {"/": API}),
         service_monitor(owner, platform, COMPONENT, ("api",), spec.service_monitors, **_scraped(owner, spec)),
     ]
 

@@ -21,6 +21,7 @@ from ingero_operator.render.common import (
     container,
     digest,
     disruption_budget,
+    http_route,
     ingress,
     manifest,
     placed,
@@ -66,7 +67,7 @@ PUBLIC: Final = {**dict.fromkeys(_API_ROUTES, "api"), "/": "page"}
 
 def ports(spec: FleetClusterSpec) -> dict[str, tuple[int, str]]:
     """Ports of the Service, with their application protocol."""
-    return {**PORTS, **({"page": (PAGE, "http")} if spec.fleet.ingress else {})}
+    return {**PORTS, **({"page": (PAGE, "http")} if spec.fleet.ingress or spec.fleet.gateway else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +134,8 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
 
 
 def _page(spec: FleetClusterSpec, tls: Manifest, auth: Manifest) -> Manifest:
-    """The page's settings where an Ingress leads to it: otherwise it listens on loopback."""
-    if spec.fleet.ingress is None:
+    """The page's settings where an Ingress or a Gateway leads to it: otherwise it listens on loopback."""
+    if spec.fleet.ingress is None and spec.fleet.gateway is None:
         return {}
     return {"admin_endpoint": f"0.0.0.0:{PAGE}", **{f"admin_{name}": value for name, value in (tls | auth).items()}}
 
@@ -189,6 +190,13 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
         deployment(owner, spec, platform, around, digest([text, around.price_digest])),
         disruption_budget(owner, COMPONENT),
         ingress(owner, COMPONENT, spec.fleet.ingress, PUBLIC) if spec.fleet.ingress else None,
+        http_route(
+            owner,
+            platform,
+            COMPONENT,
+            spec.fleet.gateway,
+            {path: ports(spec)[port][0] for path, port in PUBLIC.items()} if spec.fleet.gateway else {},
+        ),
         service_monitor(owner, platform, COMPONENT, ("findings", "vitals"), spec.service_monitors),
     ]
 

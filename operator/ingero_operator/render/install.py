@@ -6,7 +6,7 @@ from typing import Final
 import yaml
 
 from ingero_contract.kubernetes import GROUP
-from ingero_operator.kinds import CHILDREN, SERVICE_MONITOR, Manifest
+from ingero_operator.kinds import CHILDREN, HTTP_ROUTE, SERVICE_MONITOR, Manifest
 
 NAMESPACE: Final = "ingero-system"
 OPERATOR: Final = "ingero-operator"
@@ -26,7 +26,10 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
         (kind.group, (kind.plural,), ("get", "list", "watch", "create", "patch", "delete"), f"children: {kind.name}")
         for kind in CHILDREN
     ),
-    (SERVICE_MONITOR.group, (SERVICE_MONITOR.plural,), ("get", "create", "patch", "delete"), "children, where known"),
+    *(
+        (kind.group, (kind.plural,), ("get", "create", "patch", "delete"), "children, where known")
+        for kind in (HTTP_ROUTE, SERVICE_MONITOR)
+    ),
     ("", ("nodes",), ("get", "list", "watch", "patch"), "straggler taints; the admission policy bounds the patch"),
     ("", ("nodes/status",), ("patch",), "the condition `ingero.io/Straggler`; the admission policy bounds the patch"),
     ("storage.k8s.io", ("storageclasses",), ("get", "list", "watch"), "the encryption gate"),

@@ -1,6 +1,6 @@
 """NetworkPolicies that allow only the traffic that each pod needs."""
 
-from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Ingress, Network, Peer, Source
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Gateway, Ingress, Network, Peer, Source
 from ingero_operator.kinds import Manifest
 from ingero_operator.render import agents, echo, fleet
 from ingero_operator.render.common import (
@@ -51,8 +51,8 @@ def _operator(platform: Platform) -> Manifest:
     }
 
 
-def _from_outside(wanted: Ingress | None, *ports: int) -> list[Manifest]:
-    """The controller of an Ingress, where there is one."""
+def _from_outside(wanted: Ingress | Gateway | None, *ports: int) -> list[Manifest]:
+    """The controller of an Ingress, or the proxies of a Gateway, where there is one."""
     if wanted is None:
         return []
     return [{"from": [{"namespaceSelector": {"matchLabels": dict(wanted.namespace)}}], "ports": _ports(*ports)}]
@@ -97,7 +97,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
                 *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
                 {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # taint events and polls
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS, HEALTH)},
-                *_from_outside(spec.fleet.ingress, API, PAGE),
+                *_from_outside(spec.fleet.ingress or spec.fleet.gateway, API, PAGE),
             ],
             onward,
         ),
@@ -136,7 +136,7 @@ def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list
     ingress = [
         {"from": [_pods({NAME: "ingero-fleet"})], "ports": _ports(OTLP_GRPC)},
         *peers,
-        *_from_outside(spec.ingress, API),
+        *_from_outside(spec.ingress or spec.gateway, API),
         {"from": [_operator(platform)], "ports": _ports(API)},
         {"from": [_monitoring(spec.network)], "ports": _ports(API)},
     ]

@@ -176,6 +176,84 @@ def test_an_ingress_comes_and_goes_with_its_field(plane: ControlPlane, operator:
     wait_until(lambda: written() is None, "the Ingress to go")
 
 
+def object_of(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def list_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item, "x-kubernetes-list-type": "atomic"}
+
+
+def http_routes() -> dict[str, Any]:
+    """A CRD with the fields and defaults of HTTPRoute v1 that a route to a Service has; all others are dropped."""
+    group = "gateway.networking.k8s.io"
+    text, number = {"type": "string"}, {"type": "integer"}
+    path = object_of(type={**text, "default": "PathPrefix"}, value={**text, "default": "/"})
+    backend = object_of(
+        group={**text, "default": ""}, kind={**text, "default": "Service"}, name=text, namespace=text, port=number,
+        weight={**number, "default": 1},
+    )  # fmt: skip
+    parent = object_of(
+        group={**text, "default": group}, kind={**text, "default": "Gateway"}, name=text, namespace=text,
+        sectionName=text, port=number,
+    )  # fmt: skip
+    rule = object_of(matches=list_of(object_of(path=path)), backendRefs=list_of(backend))
+    spec = object_of(parentRefs=list_of(parent), hostnames=list_of(text), rules=list_of(rule))
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": object_of(spec=spec)}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"httproutes.{group}",
+            "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api"},
+        },
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {
+                "kind": "HTTPRoute", "plural": "httproutes", "singular": "httproute", "listKind": "HTTPRouteList",
+            },
+            "versions": [version],
+        },
+    }  # fmt: skip
+
+
+def test_an_http_route_is_made_where_the_gateway_api_is_and_goes_with_its_field(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    def created() -> tuple[str, str] | None:
+        conditions = {item["type"]: item for item in store.status().get("conditions", [])}
+        found = conditions.get("RouteCreated")
+        return (found["status"], found["reason"]) if found else None
+
+    path = f"/apis/gateway.networking.k8s.io/v1/namespaces/{store.namespace}/httproutes"
+
+    def routes() -> list[dict[str, Any]]:
+        return list((plane.request("GET", path) or {}).get("items", []))
+
+    store.apply()
+    wanted = {
+        "hostname": "echo.example.com", "parentRefs": [{"name": "public", "namespace": "edge"}],
+        "namespace": {"kubernetes.io/metadata.name": "edge"},
+    }  # fmt: skip
+    plane.patch("echo", "store", {"spec": {"gateway": wanted}}, store.namespace)
+    wait_until(lambda: created() == ("False", "GatewayAPIMissing"), "the condition")
+
+    plane.apply(http_routes())
+    name = "crd/httproutes.gateway.networking.k8s.io"
+    plane.kubectl("wait", "--for=condition=Established", name, "--timeout=30s")
+    wait_until(lambda: len(routes()) == 1, "the HTTPRoute", 60)
+    wait_until(lambda: created() == ("True", "AsExpected"), "the condition to hold")
+    assert routes()[0]["spec"]["rules"][0]["backendRefs"][0]["port"] == 8080
+    operator.settle(1)
+    before = operator.writes()
+    operator.settle(2)
+    assert operator.writes() == before
+
+    plane.patch("echo", "store", {"spec": {"gateway": None}}, store.namespace)
+    wait_until(lambda: routes() == [] and created() is None, "the HTTPRoute to go")
+
+
 def test_get_reports_how_full_the_volume_is(
     plane: ControlPlane, operator: Any, store: Store, fleet_double: Fleets
 ) -> None:

@@ -27,6 +27,10 @@ def cluster(namespace: str, name: str = "prod", *, pool: str = "none", **spec: A
 
 
 OUTSIDE = {"host": "fleet.example.com", "tlsSecret": "public"}
+GATEWAY = {
+    "hostname": "fleet.example.com", "parentRefs": [{"name": "public"}],
+    "namespace": {"kubernetes.io/metadata.name": "edge"},
+}  # fmt: skip
 
 
 def node(name: str, pool: str, **labels: str) -> dict[str, Any]:
@@ -314,6 +318,11 @@ def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> N
         ({"agents": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}, "has no value"),
         ({"fleet": {"ingress": OUTSIDE}}, "spec.fleet.ingress needs spec.tlsSecret and spec.tokenSecret"),
         ({"fleet": {"ingress": OUTSIDE}, "tlsSecret": "a"}, "spec.fleet.ingress needs"),
+        ({"fleet": {"gateway": GATEWAY}, "tlsSecret": "a"}, "spec.fleet.gateway needs"),
+        (
+            {"fleet": {"gateway": GATEWAY, "ingress": OUTSIDE}, "tlsSecret": "a", "tokenSecret": {"name": "a"}},
+            "use either gateway or ingress",
+        ),
         ({"fleet": {"ingress": OUTSIDE}, "tokenSecret": {"name": "a"}}, "spec.fleet.ingress needs"),
     ],
 )
