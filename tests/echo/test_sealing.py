@@ -118,6 +118,23 @@ def test_other_engines_read_the_tables(shard: Shard, config: TableConfig) -> Non
     assert {field.name for field in read.schema} >= {"event_id", "timestamp", "time_ns", "cluster_id", "value_double"}
 
 
+def test_polars_reads_the_same_rows(shard: Shard, config: TableConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")  # its own planner is another package
+    polars = pytest.importorskip("polars", reason="needs polars: pip install polars")
+    fill(shard)
+    ours = (
+        shard.store.cursor().execute("SELECT epoch_ns(timestamp), metric_name, value_double FROM events").fetchall()
+    )
+    shard.seal()
+
+    catalog = load_catalog("ingero", **config.catalog, warehouse=config.warehouse)
+    table = catalog.load_table("ingero.events")
+    frame = polars.scan_iceberg(table.metadata_location, reader_override="native")
+    read = frame.select("time_ns", "metric_name", "value_double").collect()
+
+    assert Counter(read.rows()) == Counter(ours)
+
+
 def test_rows_stay_until_the_seal_after_their_own(shard: Shard, config: TableConfig) -> None:
     shard.put(telemetry.numbered(3)[1])
     shard.seal()
