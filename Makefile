@@ -20,7 +20,7 @@ demo-ha: setup ## three Fleets on three NATS servers; each is killed while a str
 e2e: setup ## the published scenario and harder cases with real processes, expected and actual results; five minutes
 	@$(BIN)/python -m scripts.e2e $(ARGS)
 
-demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, delete; INGERO_LAB=DIR: in real pods
+demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, delete; INGERO_LAB=DIR: in real pods; ARGS=--ha: on NATS
 	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
 
 cluster-assets: ## download a control plane for demo-cluster, bench-operator and the tests that need one

@@ -157,7 +157,7 @@ class ControlPlane:
         self.folder.mkdir(parents=True, exist_ok=True)
         which = ["--kubeconfig", str(kubeconfig)] if kubeconfig else ["--context", context]
         view = ["config", "view", "--raw", "--minify", "--flatten", "-o", "json", *which]
-        done = subprocess.run([self._kubectl(), *view], capture_output=True, text=True)
+        done = subprocess.run([self.kubectl_program(), *view], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(which)}: {done.stderr.strip()}")
         self.kubeconfig.touch(0o600)
@@ -165,7 +165,7 @@ class ControlPlane:
         self.server = json.loads(done.stdout)["clusters"][0]["cluster"]
         (self.port,) = free_ports(1)
         admin = ["--kubeconfig", str(self.kubeconfig)]
-        self._commands["kubectl"] = [self._kubectl(), *admin, "proxy", "--port", str(self.port)]
+        self._commands["kubectl"] = [self.kubectl_program(), *admin, "proxy", "--port", str(self.port)]
         self._launch("kubectl")
         self.wait()
         if kubeconfig:
@@ -256,14 +256,15 @@ class ControlPlane:
         for process in self.processes.values():
             process.wait()
 
-    def _kubectl(self) -> str:
+    def kubectl_program(self) -> str:
+        """The kubectl of the assets, or the one on the path."""
         own = self.assets / "kubectl"
         return str(own) if own.exists() else "kubectl"
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """Run kubectl as the administrator; returns its output, or its error text on request."""
         done = subprocess.run(
-            [self._kubectl(), "--kubeconfig", str(self.kubeconfig), *arguments],
+            [self.kubectl_program(), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=stdin, capture_output=True, text=True,
         )  # fmt: skip
         if check and done.returncode:

@@ -22,9 +22,11 @@ from ingero_contract.values import VerdictState
 from ingero_operator.render.crds import all_definitions
 from ingero_operator.render.install import NAMESPACE as HOME
 from ingero_operator.render.install import OPERATOR, everything
-from scripts import demo_pods
+from scripts import demo_pods, pod_lab
 from scripts.controlplane import PLAYED, ControlPlane, control_plane
 from scripts.demo import LEARNT
+from scripts.demo_pods import PodStory
+from scripts.demo_pods_ha import SharedLogStory
 from scripts.lab import BIN, FREE, Lab, LabFailed, Site, certificate, laboratory
 
 NAMESPACE = "ingero"
@@ -382,16 +384,25 @@ def main() -> int:
                                           "without ingero, and without it again afterwards")  # fmt: skip
     parser.add_argument("--kwok", action="store_true", help="simulated kubelets, also where real nodes can run")
     parser.add_argument("--plain", action="store_true", help="with real nodes: Fleet without TLS and token")
+    parser.add_argument(
+        "--ha", action="store_true", help="with real nodes: three Fleets on NATS; one of each is deleted"
+    )
+    parser.add_argument("--interval", type=int, default=2, help="with real nodes: seconds between pushes (default 2)")
     flags = parser.parse_args()
     context = flags.context
-    simulated = "--context" if context else "--kwok" if flags.kwok else demo_pods.missing()
+    simulated = "--context" if context else "--kwok" if flags.kwok else pod_lab.missing()
     try:
         if not simulated:
             print("Real nodes: every component is the pod that the operator makes.", flush=True)
             with laboratory("demo-cluster") as lab:
-                demo_pods.run(lab, secure=not flags.plain)
+                if flags.ha:
+                    demo_pods.run(lab, SharedLogStory, interval=flags.interval)
+                else:
+                    demo_pods.run(lab, PodStory, secure=not flags.plain, interval=flags.interval)
             print("\nevery row is as expected")
             return 0
+        if flags.ha:
+            raise LabFailed(f"--ha needs real nodes: {simulated}")
         print(f"Simulated nodes ({simulated}): kwok plays the kubelets.", flush=True)
         with (
             laboratory("demo-cluster") as lab,

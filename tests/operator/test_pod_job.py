@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from scripts.controlplane import free_ports
 from scripts.pod_job import build, objects
 
 
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
-def test_ranks_meet_at_rank_0_and_end_when_one_is_gone(tmp_path: Path) -> None:
-    program, *_ = build(tmp_path)
+@contextmanager
+def three_ranks(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Three ranks that compute; they end with the block."""
+    program, *_ = build(folder)
     (port,) = free_ports(1)
     shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
@@ -27,12 +30,28 @@ def test_ranks_meet_at_rank_0_and_end_when_one_is_gone(tmp_path: Path) -> None:
     ]  # fmt: skip
     try:
         assert [next_line(rank) for rank in ranks] == [f"rank {rank} of 3 computes" for rank in range(3)]
-        ranks[2].send_signal(signal.SIGTERM)
-        assert [rank.wait(30) for rank in reversed(ranks)] == [0, 1, 1]
+        yield ranks
     finally:
         for rank in ranks:
             rank.kill()
             rank.communicate(timeout=30)
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_ranks_meet_at_rank_0_and_end_when_one_is_gone(tmp_path: Path) -> None:
+    with three_ranks(tmp_path) as ranks:
+        ranks[2].send_signal(signal.SIGTERM)
+        assert [rank.wait(30) for rank in reversed(ranks)] == [0, 1, 1]
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_ranks_that_work_alone_need_no_other(tmp_path: Path) -> None:
+    with three_ranks(tmp_path) as ranks:
+        ranks[0].send_signal(signal.SIGHUP)
+        assert [next_line(rank) for rank in ranks] == [f"rank {rank} works alone" for rank in range(3)]
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+            assert rank.wait(30) == 0
 
 
 def test_every_rank_has_a_node_of_its_own_and_no_privilege(tmp_path: Path) -> None:
