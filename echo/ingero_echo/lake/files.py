@@ -29,12 +29,19 @@ def write_day(
 ) -> None:
     """Write the rows of one day; `ids` are the numbers of the columns in the shared table."""
     columns = lake_columns(table)
-    of_day = f"{range_rows(table, after, through)} WHERE strftime(\"{DAY}\", '%Y-%m-%d') = {literal(day)}"
-    # The database's own engine may not write files. Identifiers come from it as text.
-    taken = ", ".join(f'"{c.name}"::UUID AS "{c.name}"' if c.kind == "uuid" else f'"{c.name}"' for c in columns)
+    begin = f"{literal(day)}::TIMESTAMP"
+    of_day = f'{range_rows(table, after, through)} WHERE "{DAY}" >= {begin} AND "{DAY}" < {begin} + INTERVAL 1 DAY'
+
+    def listed(identifier: str) -> str:
+        return ", ".join(
+            f'"{c.name}"::{identifier} AS "{c.name}"' if c.kind == "uuid" else f'"{c.name}"' for c in columns
+        )
+
+    # The database's own engine may not write files. It would pass identifiers as text, which costs more than bytes.
     with _engine(target, memory_mb) as engine:
-        engine.register("rows_of_day", cursor.sql(of_day).to_arrow_reader(_CHUNK_ROWS))
-        engine.execute(_copy(table, f"SELECT {taken} FROM rows_of_day", ids, target))
+        rows = cursor.sql(f"SELECT {listed('BLOB')} FROM ({of_day})").to_arrow_reader(_CHUNK_ROWS)
+        engine.register("rows_of_day", rows)
+        engine.execute(_copy(table, f"SELECT {listed('UUID')} FROM rows_of_day", ids, target))
 
 
 def merge_files(table: str, sources: Sequence[Path], ids: Mapping[str, int], target: Path, memory_mb: int) -> int:

@@ -1,7 +1,7 @@
 """The columns of the shared tables, and how rows are converted both ways. Pure.
 
-The tables hold microseconds, because engines partition and prune by them. A second column holds the exact time in
-nanoseconds. Further times are stored in nanoseconds only.
+The tables hold microseconds, because engines partition and prune by them. A second column holds the nanoseconds that
+are left, 0 to 999. Further times are stored in nanoseconds only.
 """
 
 import functools
@@ -23,6 +23,9 @@ _SORT: Final = ("cluster_id", "node_id", "metric_name", "timestamp")
 DAY: Final = "timestamp"
 """The column whose days are the partitions."""
 
+NANOS: Final = "timestamp_nanos"
+"""The column of what microseconds leave out of a time."""
+
 
 @dataclass(frozen=True)
 class LakeColumn:
@@ -40,7 +43,7 @@ def lake_columns(table: str) -> tuple[LakeColumn, ...]:
     for name, kind in _published(table):
         if kind == "TIMESTAMP_NS" and name == DAY:
             found.append(LakeColumn(DAY, "timestamp", f'make_timestamp(epoch_ns("{DAY}") // 1000)'))
-            found.append(LakeColumn("time_ns", "long", f'epoch_ns("{DAY}")'))
+            found.append(LakeColumn(NANOS, "int", f'(epoch_ns("{DAY}") % 1000)::INTEGER'))
         elif kind == "TIMESTAMP_NS":
             found.append(LakeColumn(f"{name}_ns", "long", f'epoch_ns("{name}")'))
         else:
@@ -53,7 +56,7 @@ def restored(table: str) -> str:
     """The list of columns that turns rows of a shared table into rows of the database."""
     out = []
     for name, kind in _published(table):
-        source = "time_ns" if name == DAY else f"{name}_ns"
+        source = f'epoch_us("{DAY}") * 1000 + {NANOS}' if name == DAY else f"{name}_ns"
         out.append(f'make_timestamp_ns({source}) AS "{name}"' if kind == "TIMESTAMP_NS" else f'"{name}"')
     return ", ".join(out)
 
