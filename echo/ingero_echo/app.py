@@ -116,7 +116,7 @@ class Echo:
         unread = UnreadResponses()
         self._apps = LazyApps(config, lambda: self._store, registry, self.backup, MAX_BODY, unread.check)
         middleware = AuthMiddleware(
-            self._apps.api, self._apps.mcp, lambda: self._store is not None,
+            self._apps.api, self._apps.mcp, self._unready,
             self._liveness_error, self._tokens,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
             self._count_request, unread,
@@ -143,13 +143,20 @@ class Echo:
         liveness_error = self._liveness_error()
         if liveness_error:
             return Response(503, f"{liveness_error}\n".encode())
-        if path == echo.READY and self._store is None:
-            return Response(503, b"the database is still being opened\n")
+        unready = self._unready()
+        if path == echo.READY and unready:
+            return Response(503, f"{unready}; {unready.hint}\n".encode())
         return Response(200, b"ok\n")
 
     def _listeners(self) -> dict[str, Counters]:
         found = {"otlp_http": self._http, "otlp_grpc": self._grpc, "api": self._api, "health": self._health}
         return {name: one.counters for name, one in found.items() if one}
+
+    def _unready(self) -> EchoApiError | None:
+        """What is missing before questions can be answered, if anything is."""
+        if self._store is not None:
+            return None
+        return EchoApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
 
     def _liveness_error(self) -> EchoApiError | None:
         """The failure that only a restart repairs, if there is one."""

@@ -113,7 +113,7 @@ class AuthMiddleware:
         self,
         api: Application,
         mcp: Application,
-        ready: Callable[[], bool],
+        unready: Callable[[], EchoApiError | None],
         liveness_error: Callable[[], EchoApiError | None],
         tokens: Callers,
         rate: RateLimit,
@@ -124,7 +124,7 @@ class AuthMiddleware:
         self._unread = unread
         self._failures = RateLimit(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
         self.wrong_tokens = 0
-        self._ready, self._liveness_error = ready, liveness_error
+        self._unready, self._liveness_error = unready, liveness_error
         self._api, self._mcp = api, mcp
         self._tokens, self._rate, self._audit, self._observe = tokens, rate, audit, observe
 
@@ -186,8 +186,9 @@ class AuthMiddleware:
                 liveness_error = self._liveness_error()
                 if liveness_error:
                     raise liveness_error
-                if path == echo.READY and not self._ready():
-                    raise EchoApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
+                unready = self._unready()
+                if path == echo.READY and unready:
+                    raise unready
                 await respond(watch, 200, {"status": "ok"})
                 return
             await (self._mcp if path in MCP_PATHS else self._api)(scope, bounded, watch)

@@ -6,6 +6,7 @@ from functools import partial
 
 from ingero_contract import echo
 from ingero_echo.app import Echo, run_service
+from ingero_echo.errors import EchoApiError
 from ingero_echo.lake.reader import LakeReader
 from ingero_echo.lake.sealer import open_lake
 from ingero_echo.lake.tail import TailPage, fetch_page
@@ -23,6 +24,7 @@ class Reader(Echo):
         if config.read is None or config.table is None:
             raise SettingsError("reading needs the sections `table` and `read`")
         self._read, self._table = config.read, config.table
+        self._reader: LakeReader | None = None
         path = config.read.cache / "unsealed.duckdb"
         super().__init__(config.model_copy(update={"store": config.store.model_copy(update={"path": path})}))
 
@@ -34,11 +36,14 @@ class Reader(Echo):
         self._stack.callback(store.close)
         tails = partial(_tail, self._read)
         reader = LakeReader(store, self.config, self._read, partial(open_lake, self._table), tails)
-        store.view = reader
+        store.view = self._reader = reader
         reader.start()
         self._stack.push_async_callback(asyncio.to_thread, reader.stop)
         self._tasks.append(asyncio.create_task(self._open(store, reader)))
         self._tasks.append(asyncio.create_task(self._apps.run()))
+
+    def _unready(self) -> EchoApiError | None:
+        return super()._unready() and ((self._reader and self._reader.unready()) or super()._unready())
 
     async def _open(self, store: Store, reader: LakeReader) -> None:
         while not reader.ready:

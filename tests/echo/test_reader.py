@@ -175,6 +175,40 @@ def test_rows_that_are_sealed_are_dropped_once_no_question_needs_them(shard: Sha
     assert len(rows(reader.store)) == 15
 
 
+def test_files_without_rows_of_the_clusters_of_a_question_are_not_read(tmp_path: Path) -> None:
+    tables = table_config(tmp_path / "lake")
+    shard = Shard(tmp_path / "e.duckdb", tables)
+    for cluster in ("a", "m" * 40, "z"):
+        shard.put(telemetry.verdict("n1", "straggler", cluster=cluster))
+        shard.seal()
+    with open_reader(tmp_path, tables, {"0": shard}) as reader:
+        counted = {}
+        for cluster in ("a", "m" * 40, "z", "none"):
+            before = reader.lake.cache.fetched
+            with reader.store.pinned(Window(clusters=frozenset({cluster}))) as sources:
+                sql = f"SELECT count(*) FROM {sources.tables['verdicts']} WHERE cluster_id = '{cluster}'"
+                found = reader.store.cursor().execute(sql).fetchall()[0][0]
+            counted[cluster] = (found, reader.lake.cache.fetched - before)
+    shard.close()
+
+    assert {cluster: found for cluster, (found, _) in counted.items()} == {"a": 1, "m" * 40: 1, "z": 1, "none": 0}
+    assert counted["none"][1] == 0
+    assert counted["a"][1] == counted["m" * 40][1] == counted["z"][1] > 0
+
+
+def test_a_reader_that_is_not_ready_says_what_is_missing(tmp_path: Path, shard: Shard) -> None:
+    with open_reader(tmp_path, table_config(tmp_path / "lake"), {"0": shard}) as opened:
+        ready = opened.lake.unready()
+        opened.lake._writers["0"].asked = False
+        waiting = opened.lake.unready()
+        opened.lake._pins.clear()
+        unread = opened.lake.unready()
+
+    assert ready is None
+    assert waiting and (str(waiting), "read.shards" in waiting.hint) == ("not heard of yet: 0", True)
+    assert unread and (str(unread), "table.catalog" in unread.hint) == ("the shared tables were not read yet", True)
+
+
 def test_a_page_ends_with_a_transaction_and_says_whether_there_are_more(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
@@ -34,6 +34,7 @@ from pyiceberg.types import (
     IntegerType,
     LongType,
     NestedField,
+    PrimitiveType,
     StringType,
     TimestampType,
     UUIDType,
@@ -169,8 +170,9 @@ class LakeCatalog:
             if before is not None and before.version == version:
                 files = before.files
             else:
-                number = loaded.schema().find_field(DAY).field_id
-                files = tuple(_file(task.file, number) for task in loaded.scan().plan_files())
+                schema = loaded.schema()
+                numbers = (schema.find_field(DAY).field_id, schema.find_field("cluster_id").field_id)
+                files = tuple(_file(task.file, *numbers) for task in loaded.scan().plan_files())
             return PinnedTable(files, boundaries(loaded.properties), version)
 
     def fetch(self, table: str, file: LakeFile, target: Path) -> None:
@@ -315,15 +317,19 @@ class LakeCatalog:
             raise LakeError(f"the shared tables cannot be used: {text}") from None
 
 
-def _file(file: DataFile, day: int) -> LakeFile:
-    """What a manifest says of a data file; `day` is the number of its column of times."""
+def _file(file: DataFile, day: int, cluster: int) -> LakeFile:
+    """What a manifest says of a data file; `day` and `cluster` are the numbers of its columns."""
 
-    def bound(bounds: dict[int, bytes] | None, otherwise: int) -> int:
-        raw = (bounds or {}).get(day)
-        return otherwise if raw is None else int(from_bytes(TimestampType(), raw))
+    def bound(bounds: dict[int, bytes] | None, number: int, kind: PrimitiveType, otherwise: Any) -> Any:
+        raw = (bounds or {}).get(number)
+        return otherwise if raw is None else from_bytes(kind, raw)
 
-    first, last = bound(file.lower_bounds, 0), bound(file.upper_bounds, LATEST)
-    return LakeFile(file.file_path, file.file_size_in_bytes, file.record_count, first, last)
+    low, high = file.lower_bounds, file.upper_bounds
+    return LakeFile(
+        file.file_path, file.file_size_in_bytes, file.record_count,
+        bound(low, day, TimestampType(), 0), bound(high, day, TimestampType(), LATEST),
+        bound(low, cluster, StringType(), ""), bound(high, cluster, StringType(), None),
+    )  # fmt: skip
 
 
 def _file_system(table: Table) -> tuple[FileSystem, str]:

@@ -104,7 +104,20 @@ class LakeReader:
     @property
     def ready(self) -> bool:
         """Whether the tables were read, and every writer was asked or does not answer."""
-        return bool(self._pins) and all(writer.asked for writer in self._writers.values())
+        return self.unready() is None
+
+    def unready(self) -> EchoApiError | None:
+        """What is missing before the first answer, if anything is, with its cure."""
+        if not self._pins:
+            hint = (
+                "the log has the reason as read_failed; check table.catalog and table.credentials_file if this lasts"
+            )
+            return EchoApiError("not_ready", "the shared tables were not read yet", hint, 503, 1)
+        waiting = [shard for shard, writer in self._writers.items() if not writer.asked]
+        if waiting:
+            hint = "ask again; check read.shards, read.token_file and read.ca_file if this lasts"
+            return EchoApiError("not_ready", f"not heard of yet: {', '.join(waiting)}", hint, 503, 1)
+        return None
 
     def start(self) -> None:
         """Follow tables and writers from now on."""

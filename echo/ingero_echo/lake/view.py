@@ -16,13 +16,20 @@ LATEST: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class LakeFile:
-    """One data file of a table; its earliest and latest time in microseconds."""
+    """One data file of a table; its earliest and latest time in microseconds, and bounds of its clusters' names."""
 
     location: str
     size: int
     rows: int
     first: int = 0
     last: int = LATEST
+    lowest: str = ""
+    highest: str | None = None
+    """Not below the last name; `None` where it is not known."""
+
+    def may_have(self, clusters: Iterable[str]) -> bool:
+        """Whether rows of one of the clusters may be in it."""
+        return any(self.lowest <= name and (self.highest is None or name <= self.highest) for name in clusters)
 
     @property
     def name(self) -> str:
@@ -58,13 +65,14 @@ Pin = Mapping[str, PinnedTable]
 
 
 def needed(table: str, pinned: PinnedTable, window: Window) -> list[LakeFile]:
-    """The files of a table that may have rows of a window. Verdicts before the window may still count in it."""
+    """The files of a table that may have rows of a window. Verdicts before it may still count in it."""
     since = None if table == "verdicts" else window.since
     return [
         file
         for file in pinned.files
         if (since is None or file.last >= since // 1000)
         and (window.until is None or file.first <= window.until // 1000)
+        and (window.clusters is None or file.may_have(window.clusters))
     ]
 
 
