@@ -14,8 +14,8 @@ from ingero_operator.pod_problems import Reported
 from ingero_operator.render.common import TRACE_PORT
 from ingero_operator.untrusted_http import NoResponse, get_json, open_session
 
-SECONDS: Final = 3.0
-"""How long all tracers together may take; those that have not answered by then are left out."""
+SECONDS: Final = 1.0
+"""How long a tracer may take to answer. A reconcile waits for it, so it is short."""
 CONNECTIONS: Final = 50
 MAX_ANSWER: Final = 64 << 10
 """Most bytes of one answer."""
