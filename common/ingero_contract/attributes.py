@@ -83,6 +83,27 @@ NCCL_NRANKS: Final = "nccl.nranks"
 NCCL_SEQ: Final = "nccl.seq"
 """Point: number of the collective inside its communicator, counted by the agent."""
 
+NCCL_GPU: Final = "nccl.gpu"
+"""Point: the GPU of a member of a communicator whose rank is not known."""
+
+INSPECTOR_NODE: Final = "node"
+"""Point of NCCL Inspector: the host name of the process."""
+
+INSPECTOR_GPU: Final = "gpu"
+"""Point of NCCL Inspector: `GPU` and CUDA's number of the device in the process."""
+
+INSPECTOR_COMM: Final = "comm_id"
+"""Point of NCCL Inspector, verbose form: communicator identity."""
+
+INSPECTOR_NRANKS: Final = "nranks"
+"""Point of NCCL Inspector: size of the communicator, as text."""
+
+INSPECTOR_OP: Final = "collective"
+"""Point of NCCL Inspector: the collective."""
+
+INSPECTOR_SEQ: Final = "coll_sn"
+"""Point of NCCL Inspector, verbose form: number of the collective in its communicator and operation, as text."""
+
 NCCL_DATATYPE: Final = "nccl.datatype"
 """Point: NCCL's number of the data type."""
 

@@ -47,6 +47,9 @@ COLLECTIVE_BYTES: Final = "nccl.collective.bytes"
 COLLECTIVE_BARRIER_WAIT: Final = "nccl.collective.barrier_wait_ms"
 """Time blocked waiting for the peers of a collective. Instrument: gauge per event. Unit: ms."""
 
+INSPECTOR_EXEC_TIME: Final = "nccl_collective_exec_time_microseconds"
+"""Time of a collective's kernels, from NCCL Inspector's OTLP export. Instrument: gauge per event. Unit: us."""
+
 COLLECTIVE_PEER_LAG: Final = "nccl.collective.peer_lag_ms"
 """How much later than the median rank this rank arrived; computed by Fleet. Instrument: gauge. Unit: ms."""
 

@@ -49,7 +49,17 @@ from ingero_kit.report_builder import RESOURCE_STRINGS, IdentityOrError, ReportB
 _DOUBLES: Final = {name: attribute for name, attribute in SIGNAL_METRICS if name != metrics.HEALTH_SCORE}
 
 COLLECTIVES: Final = frozenset(
-    (metrics.COLLECTIVE_DURATION, metrics.COLLECTIVE_BYTES, metrics.COLLECTIVE_BARRIER_WAIT)
+    (
+        metrics.COLLECTIVE_DURATION,
+        metrics.COLLECTIVE_BYTES,
+        metrics.COLLECTIVE_BARRIER_WAIT,
+        metrics.INSPECTOR_EXEC_TIME,
+        "nccl_bus_bandwidth_gbs",
+        "nccl_collective_algobw_gbs",
+        "nccl_p2p_bus_bandwidth_gbs",
+        "nccl_p2p_exec_time_microseconds",
+        "nccl_p2p_algobw_gbs",
+    )
 )
 """Metrics with a point for every collective. They are only counted here; Fleet's collectives read the push again."""
 

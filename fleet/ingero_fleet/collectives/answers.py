@@ -23,8 +23,8 @@ def numbers_by_loss(communicators: Communicators, cluster: str | None) -> list[i
     return numbers
 
 
-def largest_lags(communicators: Communicators) -> list[tuple[CommKey, int, str, float]]:
-    """Communicator, rank, node and lag in milliseconds of the ranks with the largest recent lags."""
+def largest_lags(communicators: Communicators) -> list[tuple[CommKey, int | str, str, float]]:
+    """Communicator, rank or GPU, node and lag in milliseconds of the ranks with the largest recent lags."""
     found: list[tuple[float, int, int]] = []
     for number, window in communicators.windows.items():
         if len(window.lag):
@@ -34,8 +34,8 @@ def largest_lags(communicators: Communicators) -> list[tuple[CommKey, int, str, 
     return [
         (
             communicators.reader.comms[number],
-            rank,
-            communicators.source(communicators.windows[number], rank).node,
+            (source := communicators.source(communicators.windows[number], rank)).gpu or rank,
+            source.node,
             value,
         )
         for value, number, rank in found[:MAX_SERIES]
@@ -48,6 +48,7 @@ def communicator(communicators: Communicators, number: int, now: float) -> dict[
     window, key = communicators.windows[number], communicators.reader.comms[number]
     finding = window.finding
     lag = window.lag if len(window.lag) else np.full(window.ranks, np.nan, np.float32)
+    late = (None, None) if finding is None else communicators.member(window, finding.rank)
     order = np.argsort(np.nan_to_num(-lag, nan=np.inf), kind="stable")[:ANSWERED_RANKS]
     return {
         "cluster_id": key.cluster,
@@ -57,13 +58,14 @@ def communicator(communicators: Communicators, number: int, now: float) -> dict[
         "in_window": len(window.last),
         "verdict": verdict_text(window, now),
         "finding": None if finding is None else {
-            "rank": finding.rank, "node_id": communicators.source(window, finding.rank).node or None,
+            "rank": late[0], "gpu": late[1], "node_id": communicators.source(window, finding.rank).node or None,
             "share": round(finding.share, 6), "lasts": finding.last_arrivals, "collectives": finding.collectives,
             "chance": finding.chance,
         },
         "lags": [
             {
-                "rank": rank, "node_id": (source := communicators.source(window, rank)).node or None,
+                "rank": (member := communicators.member(window, rank))[0], "gpu": member[1],
+                "node_id": (source := communicators.source(window, rank)).node or None,
                 "pod": source.pod or None,
                 "lag_ms": round(float(lag[rank]), 6) if lag[rank] == lag[rank] else None,
             }

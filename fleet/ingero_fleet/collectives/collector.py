@@ -10,7 +10,7 @@ from ingero_kit.metrics_table import MetricRow, counter, gauge
 
 def _shares(tracker: CollectivesTracker) -> Iterator[tuple[tuple[str, ...], float]]:
     for (cluster, node), item in list(tracker.stragglers.items())[:MAX_SERIES]:
-        rank = "" if item["rank"] is None else str(item["rank"])
+        rank = item.get("gpu") or ("" if item["rank"] is None else str(item["rank"]))
         yield (cluster, node, item["comm"], rank), item["share"]
 
 

@@ -21,6 +21,11 @@ class Communicators:
         place = int(window.members[rank])
         return self.reader.sources[place] if place >= 0 else UNKNOWN_SOURCE
 
+    def member(self, window: CommunicatorWindow, rank: int) -> tuple[int | None, str | None]:
+        """How a member is named: by its rank, or by its GPU where the rank is not known."""
+        gpu = self.source(window, rank).gpu
+        return (None, gpu) if gpu else (rank, None)
+
     def wait_profile(self, number: int) -> WaitProfile:
         """Which nodes a communicator waited for, and which nodes waited in it."""
         window = self.windows[number]

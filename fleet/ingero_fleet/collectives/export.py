@@ -19,7 +19,19 @@ from ingero_fleet.verdict_records import log_request, verdict_record
 from ingero_kit.otlp_encode import pairs
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:late-rank")
-_EVIDENCE: Final = ("comm", "ranks", "rank", "pod", "share", "lag_ms", "lasts", "collectives", "chance", "nvml")
+_EVIDENCE: Final = (
+    "comm",
+    "ranks",
+    "rank",
+    "gpu",
+    "pod",
+    "share",
+    "lag_ms",
+    "lasts",
+    "collectives",
+    "chance",
+    "nvml",
+)
 _STATES: Final = {
     "accused": VerdictState.STRAGGLER, "cleared": VerdictState.HEALTHY, "withdrawn": VerdictState.LEARNING,
 }  # fmt: skip
@@ -39,7 +51,14 @@ def encode_lags(communicators: Communicators, lags: list[PeerLag], now: float) -
             comm = communicators.reader.comms[number]
             point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=value)
             name = {attributes.NCCL_OP_TYPE: communicators.reader.ops[op]}
-            point.attributes.extend(pairs({**_member(comm.hash, rank, comm.ranks), **name}))
+            point.attributes.extend(
+                pairs(
+                    {
+                        **_member(comm.hash, *communicators.member(communicators.windows[number], rank), comm.ranks),
+                        **name,
+                    }
+                )
+            )
     return request.SerializeToString()
 
 
@@ -54,9 +73,10 @@ def _source(item: StragglerRank) -> PointSource:
 
 def _record(edge: RankEdge) -> LogRecord:
     item = edge.straggler
-    evidence = {"edge": edge.what, "axis": "collectives", **{name: item[name] for name in _EVIDENCE}}
+    evidence = {"edge": edge.what, "axis": "collectives", **{name: item.get(name) for name in _EVIDENCE}}
     identity = (
-        item["cluster_id"], item["node_id"], item["comm"], str(item["rank"]), edge.what, str(int(edge.time * 1e9)),
+        item["cluster_id"], item["node_id"], item["comm"], item.get("gpu") or str(item["rank"]), edge.what,
+        str(int(edge.time * 1e9)),
     )  # fmt: skip
     return verdict_record(
         edge.time,
@@ -68,7 +88,7 @@ def _record(edge: RankEdge) -> LogRecord:
             attributes.VERDICT_SINCE: item["since"],
             attributes.VERDICT_SEVERITY: float(item["share"]) if edge.what == "accused" else 0.0,
             attributes.VERDICT_EVIDENCE: json.dumps(evidence, separators=(",", ":")),
-            **_member(item["comm"], item["rank"], item["ranks"]),
+            **_member(item["comm"], item["rank"], item.get("gpu"), item["ranks"]),
         },
         accused=edge.what == "accused",
     )
@@ -77,13 +97,14 @@ def _record(edge: RankEdge) -> LogRecord:
 def sentence(edge: RankEdge) -> str:
     """A change as a sentence for people."""
     item: StragglerRank = edge.straggler
+    who = item.get("gpu") or f"rank {item['rank']}"
     if edge.what == "accused":
         return f"{item['node_id']} delays its job. {item['why']}"
     if edge.what == "cleared" and item["kind"] == GPU_THROTTLED:
         return f"{item['node_id']}: its GPU no longer delays the collectives of {item['comm']}"
     if edge.what == "cleared":
-        return f"{item['node_id']}: the collectives of {item['comm']} wait for rank {item['rank']} alone no more"
-    return f"{item['node_id']}: the collectives of {item['comm']} are seen no more, rank {item['rank']} is not judged"
+        return f"{item['node_id']}: the collectives of {item['comm']} wait for {who} alone no more"
+    return f"{item['node_id']}: the collectives of {item['comm']} are seen no more, {who} is not judged"
 
 
 def _resource(source: PointSource) -> list[KeyValue]:
@@ -93,6 +114,8 @@ def _resource(source: PointSource) -> list[KeyValue]:
     return pairs({key: text for key, text in named.items() if text})
 
 
-def _member(comm: str, rank: int | None, ranks: int) -> dict[str, Any]:
-    place = {} if rank is None else {attributes.NCCL_RANK: rank}
+def _member(comm: str, rank: int | None, gpu: str | None, ranks: int) -> dict[str, Any]:
+    place: dict[str, Any] = {} if rank is None else {attributes.NCCL_RANK: rank}
+    if gpu:
+        place[attributes.NCCL_GPU] = gpu
     return {attributes.NCCL_COMM_HASH: comm, **place, attributes.NCCL_NRANKS: ranks}

@@ -171,6 +171,7 @@ class CollectiveMatcher:
         rank, op = columns["rank"][chosen.order], columns["op"][chosen.order]
         waited = columns["value"][chosen.order].astype(np.float64)
         instance = columns["instance"][chosen.order][chosen.starts[:-1]]
+        ops = op[chosen.starts[:-1]]
         extra = waited - np.repeat(np.minimum.reduceat(waited, chosen.starts[:-1]), chosen.sizes)
         starts = np.flatnonzero(np.diff(comm, prepend=-1))
         for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(comm)], strict=True):
@@ -181,7 +182,9 @@ class CollectiveMatcher:
                 mean = np.bincount(rank[points], weights=found.lag[points], minlength=window.ranks) / count
                 wait = np.bincount(rank[points], weights=extra[points], minlength=window.ranks) / count
             window.blend(mean, wait, now, self._config.window_age)
-            window.note_pace(instance[first:end], found.time[first:end], now)
+            # Numbers may count each operation by itself.
+            same = ops[first:end] == np.bincount(ops[first:end]).argmax()
+            window.note_pace(instance[first:end][same], found.time[first:end][same], now)
             window.add(
                 found.last[first:end], found.lost[first:end], found.time[first:end], now, self._config.window,
                 self._config.window_age,

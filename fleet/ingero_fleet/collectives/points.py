@@ -16,7 +16,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
 from ingero_contract.identifiers import node_key
-from ingero_fleet.collectives import gpu_states
+from ingero_fleet.collectives import gpu_states, inspector_points
 from ingero_fleet.collectives.batch import PointBatch, pack_point
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_json import read_tree
@@ -58,11 +58,15 @@ _MAX_VARINT: Final = 10
 
 
 class PointSource(NamedTuple):
-    """The sender of points; the pod is empty when it was not reported."""
+    """The sender of points; the pod is empty when it was not reported.
+
+    `gpu` is set where points name the GPU and not the rank.
+    """
 
     cluster: str
     node: str
     pod: str
+    gpu: str = ""
 
 
 class CommKey(NamedTuple):
@@ -127,6 +131,7 @@ class PointReader:
         self._resources: dict[bytes, PointSource | str] = {}
         self._pairs: dict[bytes, tuple[int, Any]] = {}
         self._known: dict[tuple[str, Any, Any, Any], tuple[int, int]] = {}
+        self._gpu_ranks: dict[CommKey, dict[PointSource, int]] = {}
 
     def read(self, push: Push, batch: PointBatch, now: float) -> None:
         """Add the collective points of a push to a batch; what cannot be taken is counted in `refused`."""
@@ -140,6 +145,9 @@ class PointReader:
             for scope in block.scopes:
                 for metric in scope.metrics:
                     kind = KINDS.get(metric.name)
+                    if metric.name == metrics.INSPECTOR_EXEC_TIME:
+                        self._inspected(metric.gauge.points, batch, _texts(block.resource), push.cluster, now)
+                        continue
                     if kind is None and metric.name not in gpu_states.METRICS:
                         continue
                     points = metric.gauge.points
@@ -174,6 +182,34 @@ class PointReader:
                 self._refuse(_NO_VALUE)
             elif self._fits(rank, seq, value, ranks):
                 packed += pack_point(*numbers, rank, seq, place, kind, value, point.time * 1e-9, now)
+
+    def _inspected(self, points: Any, batch: PointBatch, resource: dict[str, Any], cluster: str, now: float) -> None:
+        """Add points of NCCL Inspector: the shorter a rank's kernel ran, the less it waited."""
+        for point in points:
+            found = inspector_points.read_attributes(point.pairs)
+            if isinstance(found, str):
+                self._refuse(found)
+                continue
+            node = resource.get(attributes.NODE_ID) or found.node
+            source = _find_source({**resource, attributes.NODE_ID: node}, cluster)
+            if isinstance(source, str):
+                self._refuse(source)
+                continue
+            source = source._replace(gpu=found.gpu)
+            numbers = self._numbers(source, found.comm, found.op, found.ranks)
+            if numbers is None:
+                continue
+            ranks = self._gpu_ranks.setdefault(self.comms[numbers[0]], {})
+            rank = ranks.get(source, len(ranks))
+            value = (point.double or point.whole) / 1000.0
+            if not is_recorded(point):
+                self._refuse(_NO_VALUE)
+            elif rank >= found.ranks:
+                self._refuse("more GPUs than nranks are in the communicator")
+            elif self._fits(rank, found.seq, value, found.ranks):
+                ranks[source] = rank
+                place = self._source_number(source)
+                batch.packed += pack_point(*numbers, rank, found.seq, place, BLOCKED, value, point.time * 1e-9, now)
 
     def _gpus(self, points: Any, source: PointSource, name: str, now: float) -> None:
         for point in points:
@@ -267,11 +303,7 @@ class PointReader:
         key = raw + b"\0" + cluster.encode()
         source = self._resources.get(key)
         if source is None:
-            try:
-                pairs = {pair.key: pair.value.string_value for pair in Resource.FromString(raw).attributes}
-            except DecodeError:
-                pairs = {}
-            source = _find_source(pairs, cluster)
+            source = _find_source(_texts(raw), cluster)
             if len(raw) <= _MAX_KEPT * 4:
                 if len(self._resources) >= _REMEMBERED:
                     self._resources.clear()
@@ -295,7 +327,10 @@ class PointReader:
 
     def state(self) -> dict[str, Any]:
         """Everything that later points depend on."""
-        return {"comms": list(self.comms), "ops": list(self.ops), "sources": list(self.sources)}
+        gpu_ranks = [[key, list(ranks.items())] for key, ranks in self._gpu_ranks.items()]
+        return {
+            "comms": list(self.comms), "ops": list(self.ops), "sources": list(self.sources), "gpu_ranks": gpu_ranks
+        }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned."""
@@ -303,12 +338,17 @@ class PointReader:
         self.sources = [PointSource(*source) for source in state["sources"]]
         self.ops = list(state["ops"])
         self._op_numbers = {name: number for number, name in enumerate(self.ops)}
+        self._gpu_ranks = {
+            CommKey(*key): {PointSource(*source): rank for source, rank in ranks}
+            for key, ranks in state.get("gpu_ranks", ())
+        }
         self._number()
 
     def _number(self) -> None:
         self._comm_numbers = {key: number for number, key in enumerate(self.comms)}
         self._source_numbers = {source: number for number, source in enumerate(self.sources)}
         self._known.clear()
+        self._gpu_ranks = {key: ranks for key, ranks in self._gpu_ranks.items() if key in self._comm_numbers}
         self._ranks = sum(key.ranks for key in self.comms)
         self._by_cluster = {}
         for key in self.comms:
@@ -328,6 +368,14 @@ def normal_op(op: Any) -> str:
     """The name of an operation in one spelling: `ncclAllReduce` and `allreduce` are the same."""
     text = op.lower() if isinstance(op, str) else ""
     return "".join(letter for letter in text.removeprefix("nccl") if letter.isalnum())[:24] or "unknown"
+
+
+def _texts(resource: bytes) -> dict[str, Any]:
+    """The attributes of a resource that are texts, empty where it cannot be read."""
+    try:
+        return {pair.key: pair.value.string_value for pair in Resource.FromString(resource).attributes}
+    except DecodeError:
+        return {}
 
 
 def _find_source(pairs: dict[str, Any], cluster: str) -> PointSource | str:

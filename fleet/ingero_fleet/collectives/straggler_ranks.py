@@ -187,7 +187,7 @@ def _concerned(communicators: Communicators, cluster: str, claims: list[Claim]) 
 
 
 def _place(item: StragglerRank | None) -> tuple[Any, ...] | None:
-    return None if item is None else (item["kind"], item["comm"], item["ranks"], item["rank"])
+    return None if item is None else (item["kind"], item["comm"], item["ranks"], item["rank"], item.get("gpu"))
 
 
 def describe(communicators: Communicators, number: int) -> StragglerRank:
@@ -196,12 +196,15 @@ def describe(communicators: Communicators, number: int) -> StragglerRank:
     finding = window.finding
     assert finding is not None
     source = communicators.source(window, finding.rank)
+    rank, gpu = communicators.member(window, finding.rank)
+    who = gpu or f"Rank {rank}"
     return {
         "cluster_id": key.cluster,
         "kind": LATE_RANK,
         "comm": key.hash,
         "ranks": key.ranks,
-        "rank": finding.rank,
+        "rank": rank,
+        "gpu": gpu,
         "node_id": source.node,
         "pod": source.pod or None,
         "share": round(finding.share, 6),
@@ -211,7 +214,7 @@ def describe(communicators: Communicators, number: int) -> StragglerRank:
         "chance": finding.chance,
         "nvml": None,
         "why": (
-            f"Rank {finding.rank} came last in {finding.last_arrivals} of the {finding.collectives} collectives that "
+            f"{who} came last in {finding.last_arrivals} of the {finding.collectives} collectives that "
             f"cost the most; {100 * finding.share:.1f} % of the time was lost waiting for it alone."
         ),
     }

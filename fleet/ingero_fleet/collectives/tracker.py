@@ -203,8 +203,8 @@ class CollectivesTracker:
                 "refused": self.refused,
             }
 
-    def largest_lags(self) -> list[tuple[CommKey, int, str, float]]:
-        """Communicator, rank, node and lag in milliseconds of the ranks with the largest recent lags."""
+    def largest_lags(self) -> list[tuple[CommKey, int | str, str, float]]:
+        """Communicator, rank or GPU, node and lag in milliseconds of the ranks with the largest recent lags."""
         with self._findings:
             return answers.largest_lags(self._shown)
 

@@ -257,7 +257,7 @@ function showStragglers(update) {
   });
   for (const item of update.late_ranks.filter(chosen)) {
     cards.push(element("li", "", {}, [
-      element("h3", `${item.node_id} (${item.cluster_id})${item.rank === null ? "" : `, rank ${item.rank}`}`),
+      element("h3", `${item.node_id} (${item.cluster_id})${item.gpu ? `, ${item.gpu}` : item.rank === null ? "" : `, rank ${item.rank}`}`),
       element("p", item.why),
       ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
       element("p", [`communicator ${item.comm}`, item.pod && `pod ${item.pod}`, `lag ${number(item.lag_ms, 2)} ms`].filter(Boolean).join(" · "), { class: "facts" }),
@@ -323,14 +323,15 @@ function showCollectives(update) {
   const boxes = update.collectives.communicators.filter((item) => !state.chosen || item.cluster_id === state.chosen).map((item) => {
     // Lags of microseconds draw no long bars.
     const most = Math.max(1, ...item.lags.map((lag) => Math.abs(lag.lag_ms || 0)));
-    const late = item.verdict === "culprit" ? item.finding.rank : -1;
-    const rows = item.lags.filter((lag) => lag.lag_ms !== null).map((lag) => element("tr", "", lag.rank === late ? { class: "culprit" } : {}, [
-      element("th", String(lag.rank), { scope: "row" }), element("td", lag.node_id || "–", { class: "words" }),
+    const late = item.verdict === "culprit" ? item.finding : null;
+    const same = (lag) => late && lag.rank === late.rank && lag.gpu === late.gpu && lag.node_id === late.node_id;
+    const rows = item.lags.filter((lag) => lag.lag_ms !== null).map((lag) => element("tr", "", same(lag) ? { class: "culprit" } : {}, [
+      element("th", lag.gpu || String(lag.rank), { scope: "row" }), element("td", lag.node_id || "–", { class: "words" }),
       element("td", "", { class: "bars", "aria-hidden": "true" }, [element("span", "", { class: "bar", "data-share": (Math.max(0, lag.lag_ms) / most).toFixed(4) })]),
       element("td", `${number(lag.lag_ms, 2)} ms`),
     ]));
     const title = `${item.comm}, ${item.ranks} ranks`;
-    const verdict = late >= 0 ? `Rank ${late} is late: ${percent(item.finding.share)} of the time is lost to it alone.` : `${item.verdict.replace(/^none:/, "nobody is late:").replace(/^./, (letter) => letter.toUpperCase())}.`;
+    const verdict = late ? `${late.gpu ? `${late.gpu} of ${late.node_id}` : `Rank ${late.rank}`} is late: ${percent(item.finding.share)} of the time is lost to it alone.` : `${item.verdict.replace(/^none:/, "nobody is late:").replace(/^./, (letter) => letter.toUpperCase())}.`;
     return element("div", "", {}, [
       element("p", verdict, { class: "quiet" }),
       element("div", "", { class: "scroll", id: `lags-${item.cluster_id}-${item.comm}-${item.ranks}`, role: "region", tabindex: "0", "aria-label": `Lags of ${title}` }, [
