@@ -38,6 +38,7 @@ PATHS = {
     "deploy": (_APPS, "deployments"), "deployment": (_APPS, "deployments"), "ds": (_APPS, "daemonsets"),
     "sts": (_APPS, "statefulsets"), "netpol": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "ingress": ("/apis/networking.k8s.io/v1", "ingresses"),
+    "hpa": ("/apis/autoscaling/v2", "horizontalpodautoscalers"),
     "pdb": ("/apis/policy/v1", "poddisruptionbudgets"), "lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "storageclass": ("/apis/storage.k8s.io/v1", "storageclasses"), "namespace": (_CORE, "namespaces"),
     "secret": (_CORE, "secrets"),

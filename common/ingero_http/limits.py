@@ -18,6 +18,9 @@ class Limits:
     """Longest time from a request's first byte to its last, and from a connection's start to its first request."""
     idle_seconds: float = 120.0
     """Longest time between two requests of a connection."""
+    age_seconds: float = 0.0
+    """Age at which a connection is closed after a response, a tenth more or less; 0 for none. Clients then connect
+    anew, so that servers behind one address share the load again after one was added."""
     send_seconds: float = 30.0
     """Longest time for which a client may read nothing of its responses."""
     connections: int = 20_000
@@ -46,6 +49,7 @@ class Counters:
     unread: int = 0
     overloaded: int = 0
     turns_ended: int = 0
+    aged: int = 0
 
 
 COUNTER_KINDS: Final = tuple(item.name for item in fields(Counters) if item.name != "open")

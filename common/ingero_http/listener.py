@@ -8,6 +8,8 @@ bytes.
 import asyncio
 import contextlib
 import errno
+import math
+import random
 import socket
 import ssl
 import time
@@ -87,7 +89,8 @@ class Listener(Generic[C]):
         self.unread = 0
         """Bytes of responses on connections whose writing is paused."""
         self._max_connections = self.limits.connections
-        self._connections: set[C] = set()
+        self._connections: dict[C, float] = {}
+        """When each is to be drained."""
         self._opening: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
         """Connections in their TLS handshake, oldest first."""
         self._idle: deque[tuple[float, C]] = deque()
@@ -242,13 +245,14 @@ class Listener(Generic[C]):
         if self.closing or (full and not self._make_room()):
             self.counters.refused_connections += 1
             return False
-        self._connections.add(connection)
+        age = self.limits.age_seconds * random.uniform(0.9, 1.1)
+        self._connections[connection] = time.monotonic() + age if age else math.inf
         self.counters.open = len(self._connections)
         return True
 
     def unregister(self, connection: C) -> None:
         """Forget a connection."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self.writing_resumed(connection)
         self.counters.open = len(self._connections)
 
@@ -292,6 +296,10 @@ class Listener(Generic[C]):
                 self._abort_unread(connection)
         for connection in list(self._connections):
             self.counters.timeouts += connection.expire(now, self.limits)
+            if self._connections.get(connection, math.inf) <= now:
+                self._connections[connection] = math.inf
+                self.counters.aged += 1
+                connection.drain()
 
 
 async def _until(done: Callable[[], bool], seconds: float) -> None:

@@ -35,6 +35,9 @@ class ListenerConfig(Settings):
     """Longest time from a request's first byte to its last, and to the first request of a connection."""
     idle_timeout: Duration = Field(default=120.0, gt=0)
     """Longest time between two requests of a connection."""
+    max_connection_age: Duration = Field(default=0.0, ge=0)
+    """Age at which a connection is closed after a response, a tenth more or less, so that several Fleets behind one
+    address share the agents again after one was added; 0 for none."""
     max_connections: int = Field(default=20_000, ge=1)
     """Connections at once; for a further one, the one that has been silent longest is closed. Fewer where the system
     allows fewer open files."""
@@ -46,6 +49,7 @@ class ListenerConfig(Settings):
             decoded_bytes=self.max_decoded_body_size,
             read_seconds=self.read_timeout,
             idle_seconds=self.idle_timeout,
+            age_seconds=self.max_connection_age,
             connections=self.max_connections,
         )
 

@@ -31,7 +31,7 @@ from ingero_operator.forwarding import forward_available
 from ingero_operator.kinds import HTTP_ROUTE, SERVICE_MONITOR, Manifest
 from ingero_operator.plan import ChildKey, plan
 from ingero_operator.referenced import TlsSecret, missing
-from ingero_operator.render import desired, fleet
+from ingero_operator.render import desired, fleet, receivers
 from ingero_operator.render.common import digest
 from ingero_operator.resources import (
     is_deleting,
@@ -141,7 +141,7 @@ class FleetClusters:
         token = next((line.strip() for line in lines.splitlines() if line.strip() and line[0] != "#"), None)
         if spec.token_secret and lines and token is None:
             errors.append(missing("spec.tokenSecret", "Secret", spec.token_secret))
-        tls = await read.tls(namespace, spec.tls_secret, f"{name}-fleet.{namespace}.svc", errors)
+        tls = await self._tls(namespace, name, spec, errors)
         forward = fleet_spec.forward
         if forward:
             await read.value(namespace, forward.token_secret, "spec.fleet.forward.tokenSecret", errors)
@@ -163,6 +163,19 @@ class FleetClusters:
             if source
         ]
         return Referenced(errors=errors, token=token, tls=tls, prices=digest(prices) if prices else "")
+
+    async def _tls(
+        self, namespace: str, name: str, spec: FleetClusterSpec, errors: list[ReconcileError]
+    ) -> TlsSecret:
+        """What `spec.tlsSecret` says to clients of Fleet and its receivers; the first name that is refused counts."""
+        for service in ("fleet", *(("receivers",) if spec.fleet.receivers else ())):
+            found = list[ReconcileError]()
+            server = f"{name}-{service}.{namespace}.svc"
+            tls = await self.context.referenced.tls(namespace, spec.tls_secret, server, found)
+            if found or (tls.certificate and not tls.certificate.holds):
+                break
+        errors += found
+        return tls
 
     def _poll(
         self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None, replicas: tuple[str, ...]
@@ -209,7 +222,8 @@ class FleetClusters:
         children = desired.of_fleet_cluster(owner_from(observed.resource), spec, context.platform, inputs)
         live = context.informer.cache.children(key, uid)
         platform = context.platform
-        live |= await context.applier.unwatched(key, SERVICE_MONITOR, ("fleet", "push"), platform.service_monitors)
+        scraped = ("fleet", "receivers", "push")
+        live |= await context.applier.unwatched(key, SERVICE_MONITOR, scraped, platform.service_monitors)
         live |= await context.applier.unwatched(key, HTTP_ROUTE, (fleet.COMPONENT,), platform.http_routes)
         children, kept = desired.split(children, live, bool(self._refused_images(spec)))
         actions = plan(children, live, staged=rollout_order(key[2], spec), kept=kept)
@@ -304,6 +318,10 @@ class FleetClusters:
         deployment = children.get(("Deployment", f"{key[2]}-fleet"))
         problem = await pods.why_unavailable(key, fleet.COMPONENT, deployment)
         serving = available("FleetAvailable", deployment, "Fleet", problem)
+        if spec.fleet.receivers and serving.holds:
+            deployment = children.get(("Deployment", f"{key[2]}-receivers"))
+            problem = await pods.why_unavailable(key, receivers.COMPONENT, deployment)
+            serving = available("FleetAvailable", deployment, "the Deployment of receivers", problem)
         out = [serving, agents, evidence_fresh(observed.poll, serving.holds)]
         if spec.agents.source is Source.TRACE and agents.status != "Unknown":
             out.append(tracing_complete(await pods.trace_problem(key, components[0], sets[0])))

@@ -28,7 +28,8 @@ def daemon_sets(name: str, spec: FleetClusterSpec) -> list[str]:
 def rollout_order(name: str, spec: FleetClusterSpec) -> tuple[ChildKey, ...]:
     """Workloads in the order of an upgrade: the receiver first, so that agents never push to an older one."""
     sets = tuple(("DaemonSet", set_name) for set_name in daemon_sets(name, spec))
-    return (("Deployment", f"{name}-fleet"), *sets)
+    receivers = (("Deployment", f"{name}-receivers"),) if spec.fleet.receivers else ()
+    return (("Deployment", f"{name}-fleet"), *receivers, *sets)
 
 
 def evidence_fresh(result: PollResult | None, serving: bool) -> Condition:
@@ -112,6 +113,9 @@ def figures(
         "agents": {"ready": f"{min(pair[0] for pair in pairs)}/{max(pair[1] for pair in pairs)}"},
         "effective": effective(spec),
     }
+    if spec.fleet.receivers:
+        ready, desired = ready_of(children.get(("Deployment", f"{name}-receivers")))
+        out["receivers"] = {"ready": f"{ready}/{desired}"}
     if result and result.log_figures:
         out["log"] = result.log_figures
     if result and result.current:  # omitted otherwise: old figures would be taken for current ones

@@ -54,6 +54,7 @@ CHILDREN: Final = (
     ResourceKind("DaemonSet", "apps", "v1", "daemonsets"),
     ResourceKind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     ResourceKind("Ingress", "networking.k8s.io", "v1", "ingresses"),
+    ResourceKind("HorizontalPodAutoscaler", "autoscaling", "v2", "horizontalpodautoscalers"),
 )
 """Kinds that the operator creates, and watches by their label."""
 

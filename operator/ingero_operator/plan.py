@@ -16,7 +16,7 @@ Verb = Literal["create", "apply", "delete"]
 _LIST_KEYS: Final = ("name", "mountPath", "key", "port", "containerPort")
 """Fields that identify an item of a list, in order of preference."""
 
-_QUANTITIES: Final = frozenset({"cpu", "memory", "storage", "sizeLimit"})
+_QUANTITIES: Final = frozenset({"cpu", "memory", "storage", "sizeLimit", "averageValue"})
 _SUFFIXES: Final = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6),
     "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18), "Ki": Decimal(2**10),

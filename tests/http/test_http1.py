@@ -215,6 +215,23 @@ def test_connections_that_wait_for_a_response_are_not_closed_for_new_ones() -> N
     assert (server.counters.gave_way, server.counters.refused_connections) == (0, 1)
 
 
+def test_a_connection_of_some_age_is_closed_after_a_response() -> None:
+    server = Http1Server(echo, limits=Limits(read_seconds=0.1, age_seconds=0.01))
+
+    async def scenario(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        last = b""
+        while b"connection: close" not in last:
+            writer.write(post(b"!"))
+            last = await reader.readuntil(b"!")
+            assert last.startswith(b"HTTP/1.1 200")
+        assert await reader.read() == b""
+        writer.close()
+
+    run(scenario, server)
+    assert server.counters.aged == 1
+
+
 def test_a_failing_handler_costs_one_response() -> None:
     def handler(request: Request) -> Response:
         if request.body == b"bad":

@@ -459,6 +459,22 @@ def test_idle_connections_are_closed_with_goaway() -> None:
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.2))
 
 
+def test_a_connection_of_some_age_is_closed_with_goaway_and_its_requests_are_served() -> None:
+    async def scenario(server: Listening) -> None:
+        async with Client(server.port) as client:
+            client.request(1, b"x")
+            await client.answer(1)
+            goodbye = await client.until(h2.GOAWAY, 0)
+            assert goodbye.payload[:4] == h2.uint32(h2.MAX_STREAM)
+            ping = await client.until(h2.PING, 0)
+            client.request(3, b"y")
+            await client.answer(3)
+            client.send(h2.frame(h2.PING, h2.ACK, 0, ping.payload))
+            assert await client.ended()
+
+    assert run(scenario, Limits(read_seconds=0.2, age_seconds=0.01)).counters.aged == 1
+
+
 def test_a_reply_without_a_window_is_dropped_in_time() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port, initial_window_size=0) as client:

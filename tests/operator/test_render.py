@@ -17,7 +17,7 @@ from ingero_contract.node_problems import CHECK_CONTAINER, TERMINATION_LOG, Trac
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import load
 from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
-from ingero_operator.render import agents, desired, echo, fleet
+from ingero_operator.render import agents, desired, echo, fleet, receivers
 from ingero_operator.render.common import AGENT_API_PORT, Owner, Platform
 from ingero_operator.settings import OperatorConfig
 from ingero_operator.workloads import route_created, stuck
@@ -771,3 +771,69 @@ def test_a_fleet_alone_has_nothing_of_a_log() -> None:
     alone = children(fleet={})["Deployment", "prod-fleet"]
     assert "env" not in pod(alone)["containers"][0] and "podAffinity" not in pod(alone)["affinity"]
     assert "log" not in fleet.config(OWNER, spec(), AROUND)
+
+
+def test_receivers_take_the_pushes_that_replicas_judge(tmp_path: Path) -> None:
+    wanted = {"min": 3, "max": 40, "pushesPerSecond": 5000}
+    change = {"tlsSecret": "tls", "agents": {"source": "Trace"}}
+    found = children(fleet={"replicas": 3, "log": LOG, "receivers": wanted}, **change)
+    without = children(fleet={"replicas": 3, "log": LOG}, **change)
+
+    assert {key for key in found if key not in without} == {
+        (kind, "prod-receivers")
+        for kind in (
+            "ServiceAccount", "Service", "NetworkPolicy", "Deployment", "HorizontalPodAutoscaler",
+            "PodDisruptionBudget", "ServiceMonitor",
+        )
+    }  # fmt: skip
+    deployment, autoscaler = found["Deployment", "prod-receivers"], found["HorizontalPodAutoscaler", "prod-receivers"]
+    assert "replicas" not in deployment["spec"], "the autoscaler sets it"
+    assert autoscaler["spec"]["scaleTargetRef"]["name"] == "prod-receivers"
+    assert (autoscaler["spec"]["minReplicas"], autoscaler["spec"]["maxReplicas"]) == (3, 40)
+    (metric,) = autoscaler["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == receivers.PUSHES_PER_SECOND
+    assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "5000"}
+    service = found["Service", "prod-receivers"]["spec"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+    assert found["PodDisruptionBudget", "prod-receivers"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert found["Service", "prod-fleet"] == without["Service", "prod-fleet"]
+    assert not found["Service", "prod-fleet"]["spec"]["selector"].items() <= labels.items(), "the API asks replicas"
+    agent = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "ingero-push", "ingero.io/owner": "prod"}}}
+    policy = found["NetworkPolicy", "prod-receivers"]["spec"]
+    (rule,) = [rule for rule in policy["ingress"] if rule["from"] == [agent]]
+    assert {item["port"] for item in rule["ports"]} >= {4317, 4318}
+    assert {item["port"] for rule in policy["egress"] for item in rule["ports"]} >= {4222, 5222, 53}
+    for name in ("prod-push", "prod-trace"):
+        (container,) = pod(found["DaemonSet", name])["containers"]
+        assert any("prod-receivers.ml.svc:4318" in word for word in container["args"])
+        reached = [peer for rule in found["NetworkPolicy", name]["spec"]["egress"] for peer in rule.get("to", ())]
+        assert {"podSelector": {"matchLabels": service["selector"]}} in reached
+
+
+def test_fleet_runs_as_a_receiver_with_the_arguments_of_its_pod(tmp_path: Path) -> None:
+    found = children(fleet={"log": LOG, "receivers": {}})
+    (container,) = pod(found["Deployment", "prod-receivers"])["containers"]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"])
+    assignments = [word for word in container["args"][3:] if word != "--set"]
+
+    config = load(FleetConfig, file=file, assignments=assignments)
+
+    assert config.log.role == "receiver" and config.log.nats == load(FleetConfig, file=file).log.nats
+    protocols = config.receivers.otlp.protocols
+    assert protocols.grpc and protocols.http
+    assert protocols.grpc.max_connection_age == protocols.http.max_connection_age == 300.0
+    mounts = {item["mountPath"] for item in container["volumeMounts"]}
+    assert config.log.nats and str(config.log.nats.credentials_file).startswith(tuple(mounts))
+    assert {item["name"] for item in container["volumeMounts"]} == {
+        item["name"] for item in pod(found["Deployment", "prod-receivers"])["volumes"]
+    }
+    for name in ("startupProbe", "livenessProbe"):
+        assert container[name]["httpGet"]["port"] == "vitals", "a receiver without verdicts is not restarted"
+
+
+def test_another_autoscaler_may_set_the_number_of_receivers() -> None:
+    found = children(fleet={"log": LOG, "receivers": {"autoscaler": False}})
+    assert ("HorizontalPodAutoscaler", "prod-receivers") not in found
+    assert "replicas" not in found["Deployment", "prod-receivers"]["spec"]

@@ -26,8 +26,9 @@ class Http1Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_cached_head", "_check_head", "_closing", "_counted", "_handler", "_parser", "_pending", "_queue",
-        "_reading_paused", "_served", "_server", "_since", "_task", "_transport", "_turn_scheduled", "_write_paused",
+        "_cached_head", "_check_head", "_closing", "_counted", "_draining", "_handler", "_parser", "_pending",
+        "_queue", "_reading_paused", "_served", "_server", "_since", "_task", "_transport", "_turn_scheduled",
+        "_write_paused",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +47,8 @@ class Http1Connection(asyncio.Protocol):
         """Bytes of this connection in `Listener.unfinished`."""
         self._closing = False
         """Whether the last response has been written."""
+        self._draining = False
+        """Whether the next response is the last one."""
         self._served = self._reading_paused = self._write_paused = self._turn_scheduled = False
         self._cached_head: CachedHead | None = None
 
@@ -259,7 +262,7 @@ class Http1Connection(asyncio.Protocol):
         return None
 
     def _write(self, response: Response, request: Request) -> None:
-        keep_alive = request.keep_alive and not self._server.closing
+        keep_alive = request.keep_alive and not self._server.closing and not self._draining
         if not keep_alive:
             self._write_last(response, request.method)
         elif self._transport and not self._closing:
@@ -301,7 +304,8 @@ class Http1Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def drain(self) -> None:
-        """Nothing to do: the connection closes after its next response, because `Listener.closing` is set."""
+        """The connection closes after its next response."""
+        self._draining = True
 
     def close(self) -> None:
         """Close once everything is written."""

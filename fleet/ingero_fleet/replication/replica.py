@@ -183,10 +183,10 @@ class Replica:
             await self._in_worker(self._engine.call_listeners, applied.result.snapshot)
         elif applied.judged_early:
             self._next_tick = now + self._interval
-        if applied.result and own:
-            await self._publish_verdicts(applied.result)
         self._hand_on(applied.findings, marker, own)
         self._applied.set()
+        if applied.result and own:
+            await self._publish_verdicts(applied.result)
         if applied.result and own and self._head.ticks == self._head.hashed:
             name, data = await self._snapshot()
             if self._saving is None or self._saving.done():

@@ -183,6 +183,8 @@ class FleetClusterStatus(ResourceStatus):
 
     fleet: Workload | None = None
     """Fleet."""
+    receivers: Workload | None = None
+    """Pods that only take pushes; absent without `spec.fleet.receivers`."""
     log: SharedLog | None = None
     """The log that Fleet's replicas share; absent without `spec.fleet.log`."""
     agents: Workload | None = None

@@ -294,6 +294,30 @@ class Gateway(Part):
     """Labels of the namespace that the proxies of the Gateway run in."""
 
 
+class ReceiversSpec(Part):
+    """Pods that take the pushes and judge nothing. Agents then push to the Service `NAME-receivers`."""
+
+    min: Annotated[int, Field(ge=1, le=500)] = 2
+    """Fewest pods."""
+    max: Annotated[int, Field(ge=1, le=500)] = 10
+    """Most pods."""
+    pushes_per_second: Annotated[int, Field(ge=1, le=20_000)] = 4000
+    """Pushes per second of a pod at which another one is added. The metrics API must serve
+    `ingero_fleet_pushes_per_second` for pods."""
+    autoscaler: bool = True
+    """Make a HorizontalPodAutoscaler. Without it nothing but your own autoscaler, such as KEDA, sets the number."""
+    resources: Resources = Resources(cpu="500m", memory="256Mi")
+    """Resources of the container."""
+
+    model_config = rules(
+        (
+            "(has(self.min) ? self.min : 2) <= (has(self.max) ? self.max : 10)",
+            "spec.fleet.receivers: min is larger than max",
+            "",
+        ),
+    )
+
+
 class FleetSpec(Confinement):
     """The receiving side."""
 
@@ -301,6 +325,8 @@ class FleetSpec(Confinement):
     """Pods that all take pushes and all know every verdict; more than one need `log`."""
     log: Log = Log()
     """The log that the replicas share."""
+    receivers: ReceiversSpec | None = None
+    """Pods that only take pushes, as many as those need; without it the replicas take them. They need `log`."""
     push_interval: Interval = "10s"
     """How often agents push; statistics are computed as often."""
     quorum: Quorum = Quorum()
@@ -337,6 +363,11 @@ class FleetSpec(Confinement):
             "!has(self.replicas) || self.replicas == 1 || (has(self.log) && has(self.log.nats))",
             "spec.fleet.replicas: more than one need spec.fleet.log.nats",
             ".replicas",
+        ),
+        (
+            "!has(self.receivers) || (has(self.log) && has(self.log.nats))",
+            "spec.fleet.receivers need spec.fleet.log.nats",
+            ".receivers",
         ),
         (
             "!has(self.log) || !has(self.log.nats) || !has(self.snapshots) || !has(self.snapshots.size)",
@@ -512,7 +543,7 @@ class FleetClusterSpec(Part):
     """Secret with the bearer token of Fleet; without one Fleet is open to the pods that the policies admit."""
     tls_secret: ObjectName | None = None
     """Secret of type kubernetes.io/tls, with ca.crt, for Fleet's listeners. The certificate must name
-    `NAME-fleet.NAMESPACE.svc`."""
+    `NAME-fleet.NAMESPACE.svc`, and with spec.fleet.receivers also `NAME-receivers.NAMESPACE.svc`."""
     fleet: FleetSpec = FleetSpec()
     """The receiving side."""
     agents: Agents = Agents()

@@ -169,8 +169,9 @@ def _environment() -> list[Manifest]:
     ]
 
 
-def _endpoint(owner: Owner) -> str:
-    return f"{owner.child('fleet')}.{owner.namespace}.svc:{OTLP_HTTP}"
+def _endpoint(owner: Owner, spec: FleetClusterSpec) -> str:
+    service = "receivers" if spec.fleet.receivers else "fleet"
+    return f"{owner.child(service)}.{owner.namespace}.svc:{OTLP_HTTP}"
 
 
 def _to_fleet(spec: FleetClusterSpec, prefix: str) -> tuple[list[str], list[Manifest], list[Manifest]]:
@@ -197,7 +198,7 @@ def _trace_arguments(owner: Owner, spec: FleetClusterSpec) -> list[str]:
         "trace",
         f"--db={STATE}/ingero.db",
         f"--prometheus=:{TRACE_PORT}",
-        f"--otlp={_endpoint(owner)}",
+        f"--otlp={_endpoint(owner, spec)}",
         f"--otlp-interval={spec.agents.trace.export_interval}",
         f"--cluster={spec.cluster_id}",
         "--node=$(NODE_NAME)",
@@ -209,7 +210,7 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
     fleet_args, mounts, volumes = _to_fleet(spec, "fleet")
     args = [
         "fleet-push",
-        f"--fleet-endpoint={_endpoint(owner)}",
+        f"--fleet-endpoint={_endpoint(owner, spec)}",
         f"--fleet-cluster-id={spec.cluster_id}",
         "--fleet-node-id=$(NODE_NAME)",
         f"--fleet-push-interval={spec.fleet.push_interval}",

@@ -7,12 +7,12 @@ from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
 from ingero_operator.cache import WORKLOADS
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import ChildKey
-from ingero_operator.render import agents, echo, fleet, network
+from ingero_operator.render import agents, echo, fleet, network, receivers
 from ingero_operator.render.common import Owner, Platform
 
 ORDER: Final = (
     "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "Service", "NetworkPolicy", "Deployment", "StatefulSet",
-    "DaemonSet", "PodDisruptionBudget", "Ingress", "HTTPRoute", "ServiceMonitor",
+    "DaemonSet", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "HTTPRoute", "ServiceMonitor",
 )  # fmt: skip
 """Order of kinds: what a pod needs comes before the pod."""
 
@@ -39,6 +39,7 @@ def of_fleet_cluster(
     return _ordered(
         [
             *fleet.children(owner, spec, platform, around),
+            *receivers.children(owner, spec, platform, around),
             *agents.children(owner, spec, platform),
             *network.of_fleet_cluster(owner, spec, platform),
         ]

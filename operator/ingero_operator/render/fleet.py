@@ -179,6 +179,11 @@ def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
     return out
 
 
+def config_digest(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> str:
+    """Digest of all that a pod reads at its start: a change replaces the pods."""
+    return digest([dump_bare(config(owner, spec, around)), around.price_digest])
+
+
 def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs) -> list[Manifest | None]:
     """All children of Fleet, in the order in which they are applied."""
     text = dump_bare(config(owner, spec, around))
@@ -187,7 +192,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
         claim(owner, spec) if spec.fleet.snapshots.size else None,
         service(owner, COMPONENT, ports(spec)),
-        deployment(owner, spec, platform, around, digest([text, around.price_digest])),
+        deployment(owner, spec, platform, around),
         disruption_budget(owner, COMPONENT),
         ingress(owner, COMPONENT, spec.fleet.ingress, PUBLIC) if spec.fleet.ingress else None,
         http_route(
@@ -211,12 +216,10 @@ def claim(owner: Owner, spec: FleetClusterSpec) -> Manifest:
     return manifest(owner, "v1", "PersistentVolumeClaim", COMPONENT, COMPONENT, {"spec": body})
 
 
-def deployment(
-    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs, config_digest: str
-) -> Manifest:
+def deployment(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs) -> Manifest:
     """The Deployment. Without a shared log it has one replica: with two each would know half of the nodes."""
     nats = spec.fleet.log.nats
-    volumes, mounts = _volumes(owner, spec, around)
+    pod_volumes, mounts = volumes(owner, spec, around)
     settings = [word for item in spec.fleet.settings for word in ("--set", f"{item.name}={item.value}")]
     scheme: Literal["HTTP", "HTTPS"] = "HTTPS" if spec.tls_secret else "HTTP"
     server = container(
@@ -243,9 +246,9 @@ def deployment(
             }
             for key in ("topology.kubernetes.io/zone", *(("kubernetes.io/hostname",) if nats else ()))
         ],
-        "affinity": _away_from_gpus() | (_on_one_architecture(owner) if nats else {}),
+        "affinity": away_from_gpus() | (_on_one_architecture(owner) if nats else {}),
         "containers": [server],
-        "volumes": volumes,
+        "volumes": pod_volumes,
         **placed(spec.fleet.node_selector, spec.fleet.tolerations),
         **pulled(platform, spec.image_pull_secrets),
     }
@@ -256,12 +259,11 @@ def deployment(
         if spec.fleet.snapshots.size
         else {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
     }
-    return workload(
-        owner, "Deployment", COMPONENT, spec.version or platform.config.version, pod, special, config_digest
-    )  # fmt: skip
+    version, configured = spec.version or platform.config.version, config_digest(owner, spec, around)
+    return workload(owner, "Deployment", COMPONENT, version, pod, special, configured)
 
 
-def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[list[Manifest], list[Manifest]]:
+def volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[list[Manifest], list[Manifest]]:
     """Volumes of the pod and their mounts: settings, Secrets, prices, space for temporary files."""
     forward, cost, nats = spec.fleet.forward, spec.fleet.cost, spec.fleet.log.nats
     tls = nats.tls if nats else None
@@ -284,7 +286,7 @@ def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple
         ),
         ("log-client", tls.client_secret if tls else None, LOG_CLIENT),
     ]
-    volumes: list[Manifest] = [
+    found: list[Manifest] = [
         {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         {"name": "state", "persistentVolumeClaim": {"claimName": owner.child(COMPONENT)}}
@@ -300,11 +302,11 @@ def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple
         if source is None:
             continue
         if isinstance(source, ConfigMapKey):
-            volumes.append({"name": name, "configMap": {"name": source.name, "items": _items(source)}})
+            found.append({"name": name, "configMap": {"name": source.name, "items": _items(source)}})
         else:
-            volumes.append(secret_volume(name, source))
+            found.append(secret_volume(name, source))
         mounts.append({"name": name, "mountPath": path, "readOnly": True})
-    return volumes, mounts
+    return found, mounts
 
 
 def _items(source: SecretKey | ConfigMapKey) -> list[Manifest]:
@@ -318,7 +320,8 @@ def secret_volume(name: str, secret: SecretKey | str) -> dict[str, Any]:
     return {"name": name, "secret": {"secretName": secret.name, "items": _items(secret), "defaultMode": 0o440}}
 
 
-def _away_from_gpus() -> Manifest:
+def away_from_gpus() -> Manifest:
+    """The affinity of pods that need no GPU."""
     expression = {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]}
     preference = {"weight": 50, "preference": {"matchExpressions": [expression]}}
     return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}

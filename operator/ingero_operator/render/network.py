@@ -2,7 +2,7 @@
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Gateway, Ingress, Network, Peer, Source
 from ingero_operator.kinds import Manifest
-from ingero_operator.render import agents, echo, fleet
+from ingero_operator.render import agents, echo, fleet, receivers
 from ingero_operator.render.common import (
     AGENT_API_PORT,
     API,
@@ -88,13 +88,19 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
     if spec.fleet.log.nats:
         ports = sorted({int(server.rsplit(":", 1)[1]) for server in spec.fleet.log.nats.servers})
         onward = [*onward, {"ports": _ports(*ports)}, *([] if onward else [_dns()])]
+    pushes = [
+        {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
+        *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
+    ]
+    to_fleet = [_pods(selector(owner, fleet.COMPONENT))]
+    if spec.fleet.receivers:
+        to_fleet.append(_pods(selector(owner, receivers.COMPONENT)))
     return [
         _policy(
             owner,
             fleet.COMPONENT,
             [
-                {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
-                *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
+                *pushes,
                 {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # taint events and polls
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS, HEALTH)},
                 *_from_outside(spec.fleet.ingress or spec.fleet.gateway, API, PAGE),
@@ -103,9 +109,17 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
         ),
         _policy(
             owner,
+            receivers.COMPONENT,
+            [*pushes, {"from": [_monitoring(spec.network)], "ports": _ports(VITALS, HEALTH)}],
+            onward,
+        )
+        if spec.fleet.receivers
+        else None,
+        _policy(
+            owner,
             agents.TRACE,
             [{"from": [_monitoring(spec.network), _operator(platform)], "ports": _ports(TRACE_PORT)}],
-            [{"to": [_pods(selector(owner, fleet.COMPONENT))], "ports": _ports(OTLP_HTTP)}, _dns()],
+            [{"to": to_fleet, "ports": _ports(OTLP_HTTP)}, _dns()],
         )
         if tracing
         else None,
@@ -120,7 +134,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
                 ),
             ],
             [
-                {"to": [_pods(selector(owner, fleet.COMPONENT))], "ports": _ports(OTLP_HTTP, API)},
+                {"to": to_fleet, "ports": _ports(OTLP_HTTP, API)},
                 {"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": _ports(80)},
                 _dns(),
             ],
@@ -134,7 +148,7 @@ def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list
         return []
     peers: list[Manifest] = [{"from": [_peer(peer)], "ports": _ports(OTLP_GRPC, API)} for peer in spec.peers]
     ingress = [
-        {"from": [_pods({NAME: "ingero-fleet"})], "ports": _ports(OTLP_GRPC)},
+        {"from": [_pods({NAME: name}) for name in ("ingero-fleet", "ingero-receivers")], "ports": _ports(OTLP_GRPC)},
         *peers,
         *_from_outside(spec.ingress or spec.gateway, API),
         {"from": [_operator(platform)], "ports": _ports(API)},

@@ -9,6 +9,10 @@ import pytest
 import trustme
 import yaml
 
+from ingero_operator.api.v1alpha1 import ReceiversSpec
+from ingero_operator.plan import difference
+from ingero_operator.render import receivers
+from ingero_operator.render.common import Owner
 from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
 from scripts.controlplane import ControlPlane
@@ -26,6 +30,7 @@ def cluster(namespace: str, name: str = "prod", *, pool: str = "none", **spec: A
     return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
 
 
+LOG = {"nats": {"servers": ["nats:4222"], "prefix": "prod"}}
 OUTSIDE = {"host": "fleet.example.com", "tlsSecret": "public"}
 GATEWAY = {
     "hostname": "fleet.example.com", "parentRefs": [{"name": "public"}],
@@ -34,7 +39,10 @@ GATEWAY = {
 
 
 def node(name: str, pool: str, **labels: str) -> dict[str, Any]:
-    metadata = {"name": name, "labels": {LABEL: pool, "nvidia.com/gpu.present": "true", **labels}}
+    metadata = {
+        "name": name,
+        "labels": {LABEL: pool, "nvidia.com/gpu.present": "true", "kubernetes.io/arch": "amd64", **labels},
+    }
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
@@ -248,6 +256,36 @@ def test_an_upgrade_goes_from_fleet_to_the_agents(plane: ControlPlane, healthy: 
     assert [line["name"] for line in lines] == ["prod-fleet", "prod-trace", "prod-push"]
 
 
+def test_receivers_come_and_go_with_their_autoscaler(plane: ControlPlane, healthy: str) -> None:
+    plane.apply(cluster(healthy, pool="here", fleet={"log": LOG, "receivers": {"pushesPerSecond": 5000}}))
+
+    def live(kind: str) -> dict[str, Any] | None:
+        found = plane.read("-n", healthy, kind, "-l", "app.kubernetes.io/name=ingero-receivers")["items"]
+        return found[0] if found else None
+
+    wait_until(lambda: live("hpa") is not None, "the autoscaler")
+    wait_until(
+        lambda: (
+            (plane.read("-n", healthy, "fc", "prod")["status"].get("receivers") or {}).get("ready", "0/")[0] != "0"
+        ),
+        "receivers that are ready",
+    )
+    autoscaler = live("hpa")
+    assert autoscaler and live("deploy")
+    assert autoscaler["spec"]["metrics"][0]["pods"]["target"]["averageValue"] == "5k"
+    spec = ReceiversSpec.model_validate({"pushesPerSecond": 5000})
+    uid = plane.read("-n", healthy, "fc", "prod")["metadata"]["uid"]
+    owner = Owner(kind="FleetCluster", namespace=healthy, name="prod", uid=uid)
+    assert difference(receivers.autoscaler(owner, spec), autoscaler) is None, "5k is what was asked for"
+    wait_until(
+        lambda: "prod-receivers" in str(plane.read("-n", healthy, "ds", "prod-push")["spec"]),
+        "agents that push there",
+    )
+
+    plane.apply(cluster(healthy, pool="here", fleet={"log": LOG}))
+    wait_until(lambda: live("hpa") is None and live("deploy") is None, "the receivers to go")
+
+
 def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> None:
     plane.kubectl("-n", healthy, "delete", "fleetcluster", "prod")
 
@@ -271,6 +309,8 @@ def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> N
         ({"fleet": {"quorum": {"statisticalMin": 1}}}, "spec.fleet.quorum.statisticalMin"),
         ({"fleet": {"replicas": 8}}, "spec.fleet.replicas"),
         ({"fleet": {"replicas": 2}}, "spec.fleet.replicas: more than one need spec.fleet.log.nats"),
+        ({"fleet": {"receivers": {}}}, "spec.fleet.receivers need spec.fleet.log.nats"),
+        ({"fleet": {"log": LOG, "receivers": {"min": 11}}}, "spec.fleet.receivers: min is larger than max"),
         ({"fleet": {"log": {"nats": {"servers": ["a:4222"], "prefix": "a.b"}}}}, "spec.fleet.log.nats.prefix"),
         ({"fleet": {"log": {"nats": {"servers": ["a"], "prefix": "p"}}}}, "spec.fleet.log.nats.servers[0]"),
         (
