@@ -131,7 +131,8 @@ def test_polars_reads_the_same_rows(shard: Shard, config: TableConfig, monkeypat
     catalog = load_catalog("ingero", **config.catalog, warehouse=config.warehouse)
     table = catalog.load_table("ingero.events")
     frame = polars.scan_iceberg(table.metadata_location, reader_override="native")
-    read = frame.select("time_ns", "metric_name", "value_double").collect()
+    time_ns = polars.col("timestamp").dt.epoch("us") * 1000 + polars.col("timestamp_nanos")
+    read = frame.select(time_ns, "metric_name", "value_double").collect()
 
     assert Counter(read.rows()) == Counter(ours)
 
