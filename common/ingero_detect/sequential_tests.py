@@ -26,8 +26,8 @@ _HALF: Final = float(np.log(2.0))
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
 
-_MOST_CONFIRMING: Final = 3
-"""Ticks of the largest loss that may stay without an alarm where large losses keep ending by themselves."""
+_MOST_CONFIRMING: Final = 4
+"""Most ticks that the largest loss must last for an alarm where large losses keep ending by themselves."""
 
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
@@ -192,8 +192,10 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
     crowd = np.bincount(group[low], minlength=len(alarm))
     crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
-    fewest = np.minimum(memory.group("confirm") - 1, _MOST_CONFIRMING)
-    cap = np.minimum(np.minimum(parameters.largest_step, 0.75 * alarm), alarm / fewest)
+    confirm = np.minimum(memory.group("confirm"), _MOST_CONFIRMING)
+    # Half a step is left for evidence that noise brought before.
+    cap = np.minimum(parameters.largest_step, 0.75 * alarm)
+    cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
     cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
 
