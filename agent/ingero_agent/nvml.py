@@ -1,5 +1,6 @@
 """Reads each GPU of the node through NVML: memory, clocks, throttling, and the memory that each process holds."""
 
+import ctypes
 from typing import Any, Final
 
 from ingero_agent.health.throttle import Throttle, throttle_kinds
@@ -9,6 +10,7 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 MAX_GPUS: Final = 64
+_LIBRARY: Final = "libnvidia-ml.so.1"
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 _POLICIES: Final = {Throttle.POWER: 0, Throttle.THERMAL: 1}
 """Kinds of throttling whose time the driver adds up, by NVML's policy number."""
@@ -72,7 +74,11 @@ class NvmlReader:
 
 
 def open_reader() -> NvmlReader | str:
-    """A reader of the driver, or why there is none."""
+    """A reader of the driver, or why there is none. Without its library the bindings (17 MB) are not loaded."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return f"NVML: {_LIBRARY} is not on this machine"
     try:
         import pynvml
     except ImportError as error:
