@@ -314,7 +314,11 @@ class ControlPlane:
                 trust_env=False,
             )
         data = None if body is None else json.dumps(body).encode()
-        answer = self._client.request(method, path, content=data, headers=headers)
+        for _ in range(30):
+            answer = self._client.request(method, path, content=data, headers=headers)
+            if answer.status_code != 429:
+                break
+            time.sleep(float(answer.headers.get("retry-after", 1)))  # as every client of the API does
         if answer.status_code == 404:
             return None
         if answer.status_code >= 400:

@@ -37,6 +37,11 @@ def below(pid: int) -> set[int]:
     return {one[1] for one in found if len(one) == 3}
 
 
+def commands(pid: int) -> set[str]:
+    """Names of the programs that the descendants of a process run by now."""
+    return {Path(f"/proc/{one}/comm").read_text().strip() for one in descendants(pid)}
+
+
 @pytest.mark.ebpf
 def test_processes_of_containers_have_the_numbers_that_the_node_knows_and_other_nodes_count_for_nothing(
     tmp_path: Path,
@@ -53,6 +58,7 @@ def test_processes_of_containers_have_the_numbers_that_the_node_knows_and_other_
         ):
             for started in (pods_job, elsewhere):
                 assert said(started) == "ready"
+            wait_until(lambda: "spinner" in commands(pods_spinner.pid), "the spinner")
             wait_until(lambda: attached(agent, runtime, tmp_path / "libnccl.so.2"), "the libraries")
             ranks, spins = below(pods_job.pid), below(pods_spinner.pid)
             for started in (elsewhere, pods_job):
