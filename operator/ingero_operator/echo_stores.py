@@ -15,16 +15,17 @@ from ingero_operator.events import KubernetesEvent
 from ingero_operator.kinds import CLAIM, HTTP_ROUTE, SERVICE_MONITOR, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
 from ingero_operator.referenced import TlsSecret
-from ingero_operator.render import desired, echo
+from ingero_operator.render import desired, echo, readers
 from ingero_operator.render.common import API, OTLP_GRPC
 from ingero_operator.resources import is_deleting, is_paused, key_from, owner_from, parse, soonest
 from ingero_operator.status_writer import warnings
+from ingero_operator.table_gate import TABLE_ENCRYPTED, judge_table
 from ingero_operator.workloads import ROUTED, available, route_created, stuck
 
 RETRY_SECONDS: Final = 30.0
 """Time to the next reconcile while something waits for a user."""
-NEEDED: Final = ("EncryptionVerified", "StorageBound", "Available")
-CONDITIONS: Final = (*NEEDED, "ResizePending")
+NEEDED: Final = ("EncryptionVerified", "StorageBound", "Available", TABLE_ENCRYPTED, "ReadersAvailable")
+CONDITIONS: Final = (*NEEDED[:3], "ResizePending")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class ObservedEchoStore:
     claim: Manifest | None
     decision: gate.GateDecision
     """What the encryption gate allows."""
+    table: Condition | None
+    """Whether events may be sealed into shared tables; `None` where there are none."""
     tls: TlsSecret
     errors: list[ReconcileError]
     """Objects that the spec refers to and that do not exist or cannot be used."""
@@ -82,7 +85,12 @@ class EchoStores:
     async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> ObservedEchoStore:
         referenced, errors = self.context.referenced, list[ReconcileError]()
         await referenced.value(key[1], spec.token_secret, "spec.tokenSecret", errors)
-        tls = await referenced.tls(key[1], spec.tls_secret, f"{key[2]}-echo.{key[1]}.svc", errors)
+        if spec.table:
+            place = "spec.table.credentialsSecret"
+            await referenced.value(key[1], spec.table.credentials_secret, place, errors)
+        if spec.readers:
+            await referenced.value(key[1], spec.readers.token_secret, "spec.readers.tokenSecret", errors)
+        tls = await self._tls(key[1], key[2], spec, errors)
         refused = self.context.platform.refuses(spec.image)
         claim = await self._claim(resource)
         return ObservedEchoStore(
@@ -92,9 +100,21 @@ class EchoStores:
             claim=claim,
             decision=await self._decide(resource, spec, claim),
             tls=tls,
+            table=judge_table(spec, self.context.config.min_encryption),
             errors=errors,
             refused=[image_not_allowed("spec.image", str(spec.image))] if refused else [],
         )
+
+    async def _tls(self, namespace: str, name: str, spec: EchoStoreSpec, errors: list[ReconcileError]) -> TlsSecret:
+        """What `spec.tlsSecret` says to clients of Echo and its readers; the first name that is refused counts."""
+        for service in (echo.COMPONENT, *((readers.COMPONENT,) if spec.readers else ())):
+            found = list[ReconcileError]()
+            server = f"{name}-{service}.{namespace}.svc"
+            tls = await self.context.referenced.tls(namespace, spec.tls_secret, server, found)
+            if found or (tls.certificate and not tls.certificate.holds):
+                break
+        errors += found
+        return tls
 
     async def _claim(self, resource: Manifest) -> Manifest | None:
         """The claim. One that lost the watched labels is found by its uid."""
@@ -144,11 +164,11 @@ class EchoStores:
             observed.resource["metadata"]["generation"], context.platform, decision.proof,
             decision.lock, decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,
             context.informer.cache.fingerprint(key),
-            observed.claim and observed.claim["metadata"].get("resourceVersion"),
+            observed.claim and observed.claim["metadata"].get("resourceVersion"), observed.table,
         )  # fmt: skip
         if self._up_to_date.get(key) == rendered_from:
             return ChildPlan()
-        platform, suffixes = context.platform, (echo.COMPONENT,)
+        platform, suffixes = context.platform, (echo.COMPONENT, readers.COMPONENT)
         live |= await context.applier.unwatched(key, SERVICE_MONITOR, suffixes, platform.service_monitors)
         live |= await context.applier.unwatched(key, HTTP_ROUTE, suffixes, platform.http_routes)
         actions = plan(children, live, kept=frozenset(kept | images_kept))
@@ -164,7 +184,12 @@ class EchoStores:
 
     def _desired_children(self, observed: ObservedEchoStore) -> list[Manifest]:
         owner, decision = owner_from(observed.resource), observed.decision
-        children = desired.of_echo_store(owner, observed.spec, self.context.platform, decision.capacity)
+        around = echo.EchoInputs(
+            capacity=decision.capacity,
+            claim_uid=observed.claim["metadata"]["uid"] if observed.claim else None,
+            bucket_encrypted=observed.table is not None and observed.table.holds,
+        )
+        children = desired.of_echo_store(owner, observed.spec, self.context.platform, around)
         if decision.claim_class:
             children.insert(0, echo.claim(owner, observed.spec, decision.claim_class, decision.claim_size))
         if decision.proof and not decision.lock:
@@ -202,9 +227,15 @@ class EchoStores:
             conditions.append(no("ResizePending", "AsRequested", "the size is the requested one"))
         if observed.tls.certificate:
             conditions.append(observed.tls.certificate)
+        reading = await self._reading(observed, children)
+        conditions += filter(None, [observed.table, reading])
+        refused_table = [observed.table] if observed.table and not observed.table.holds else []
         conditions += filter(None, [route_created(observed.spec.gateway, context.platform, "spec")])
         failed = context.failures.errors(key)
-        errors = [*decision.errors, *observed.refused, *observed.errors, *stuck([serving]), *failed]
+        errors = [
+            *decision.errors, *(ReconcileError(item.reason, item.message) for item in refused_table),
+            *observed.refused, *observed.errors, *stuck([serving, *([reading] if reading else [])]), *failed,
+        ]  # fmt: skip
         progress = outcome.progress()
         if not outcome.done and workload is not None and not rolled_out(workload):
             progress = f"StatefulSet {name}-echo is rolling out"
@@ -226,6 +257,14 @@ class EchoStores:
             context.pods.check_after(key, children.values()),
             RETRY_SECONDS if errors or outcome.waiting else None,
         )
+
+    async def _reading(self, observed: ObservedEchoStore, children: dict[ChildKey, Manifest]) -> Condition | None:
+        """Whether the readers serve; `None` where there are none."""
+        if observed.spec.readers is None or observed.table is None or not observed.table.holds:
+            return None
+        deployment = children.get(("Deployment", f"{observed.key[2]}-{readers.COMPONENT}"))
+        problem = await self.context.pods.why_unavailable(observed.key, readers.COMPONENT, deployment)
+        return available("ReadersAvailable", deployment, "the Deployment of readers", problem)
 
     def _used(self, observed: ObservedEchoStore, serving: bool) -> str | None:
         """How full the volume is, as Echo reports it.

@@ -122,7 +122,7 @@ def test_the_application_asks_for_server_side_diff_and_ignores_nothing() -> None
     assert "ignoreDifferences" not in application["spec"]
 
 
-@pytest.mark.parametrize("example", ["smallest", "taints", "store", "nats"])
+@pytest.mark.parametrize("example", ["smallest", "taints", "store", "nats", "tables"])
 def test_examples_are_whole(example: str) -> None:
     for item in yaml.safe_load_all((MANIFESTS / f"examples/{example}.yaml").read_text()):
         if item["kind"] == "FleetCluster":

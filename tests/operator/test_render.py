@@ -529,7 +529,7 @@ def test_children_do_not_share_containers() -> None:
 
 def test_the_pod_of_a_store_cannot_start_without_the_proof() -> None:
     store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
-    template = pod(echo.stateful_set(STORE, store, PLATFORM, "x"))
+    template = pod(echo.stateful_set(STORE, store, PLATFORM, echo.EchoInputs(), "x"))
 
     assert {"name": "volume-proof", "configMap": {"name": "prod-volume-proof", "optional": False}} in template[
         "volumes"
@@ -562,7 +562,7 @@ def test_echo_accepts_its_settings_file() -> None:
     settings = pytest.importorskip("ingero_echo.settings")
     store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
 
-    config = settings.EchoConfig.model_validate(echo.config(store))
+    config = settings.EchoConfig.model_validate(echo.config(STORE, store, echo.EchoInputs()))
 
     assert config.ingest.grpc_endpoint == "0.0.0.0:4317" and config.retention.age == 30 * 86400
     assert config.store.memory_limit_mb < 1024 and config.retention.size_mb < 50 * 1100
@@ -577,7 +577,7 @@ def test_echo_keeps_no_more_than_its_volume_has_by_now(capacity: str | None, meg
         {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"size": "20Gi"}}
     )
 
-    assert echo.config(store, capacity)["retention"]["size_mb"] == megabytes
+    assert echo.config(STORE, store, echo.EchoInputs(capacity=capacity))["retention"]["size_mb"] == megabytes
 
 
 def test_prices_are_mounted_where_fleet_reads_them() -> None:
@@ -672,7 +672,7 @@ def test_selinux_and_apparmor_are_set_where_they_are_asked_for() -> None:
         pod(found["Deployment", "prod-fleet"])["securityContext"],
         pod(found["DaemonSet", "prod-push"])["securityContext"],
         pod(found["DaemonSet", "prod-trace"])["containers"][0]["securityContext"],
-        pod(echo.stateful_set(STORE, store, PLATFORM, "x"))["securityContext"],
+        pod(echo.stateful_set(STORE, store, PLATFORM, echo.EchoInputs(), "x"))["securityContext"],
     ]
 
     for context in contexts:

@@ -171,3 +171,12 @@ class Confinement(Part):
 
 PullSecrets = Annotated[tuple[LocalName, ...], Field(max_length=8)]
 Labels = Annotated[dict[LabelKey, Label], Field(max_length=16)]
+
+
+class Peer(Part):
+    """Pods that may reach a listener."""
+
+    namespace: Namespace | None = None
+    """Their namespace; the resource's own without it."""
+    labels: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)]
+    """Their labels."""

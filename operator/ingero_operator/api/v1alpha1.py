@@ -22,6 +22,7 @@ from ingero_operator.api.base import (
     Namespace,
     ObjectName,
     Part,
+    Peer,
     Percent,
     PullSecrets,
     Resources,
@@ -31,6 +32,7 @@ from ingero_operator.api.base import (
     Toleration,
     rules,
 )
+from ingero_operator.api.shared_tables import ReadersSpec, TableSpec
 
 LEAST_SIZE: Final = "100Mi"
 PAUSED: Final = "ingero.io/paused"
@@ -404,15 +406,6 @@ class PushSpec(Confinement):
     """Resources of the sink sidecar."""
 
 
-class Peer(Part):
-    """Pods that may reach a listener."""
-
-    namespace: Namespace | None = None
-    """Their namespace; the resource's own without it."""
-    labels: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)]
-    """Their labels."""
-
-
 class AgentApiSpec(Part):
     """The listener of the pushing pods that answers questions about a node: `/api/v1/explain`, and MCP at `/mcp`."""
 
@@ -625,9 +618,13 @@ class EchoStoreSpec(Confinement):
     """Secret with the bearer tokens, one a line."""
     tls_secret: ObjectName
     """Secret of type kubernetes.io/tls, with ca.crt: Echo accepts no plain text over a network. The certificate
-    must name `NAME-echo.NAMESPACE.svc`."""
+    must name `NAME-echo.NAMESPACE.svc`, and with spec.readers also `NAME-readers.NAMESPACE.svc`."""
     storage: Storage = Storage()
     """The volume."""
+    table: TableSpec | None = None
+    """Shared tables of Apache Iceberg that events are sealed into; without it all events stay on the volume."""
+    readers: ReadersSpec | None = None
+    """Pods that answer from the shared tables; they need `table`."""
     resources: Resources = Resources(cpu="250m", memory="1Gi")
     """Resources of the container."""
     node_selector: Labels = Field(default_factory=dict)
@@ -647,4 +644,5 @@ class EchoStoreSpec(Confinement):
 
     model_config = rules(
         ("!has(self.ingress) || !has(self.gateway)", "spec.gateway: use either gateway or ingress", ".gateway"),
+        ("!has(self.readers) || has(self.table)", "spec.readers need spec.table", ".readers"),
     )

@@ -7,7 +7,7 @@ from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
 from ingero_operator.cache import WORKLOADS
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import ChildKey
-from ingero_operator.render import agents, echo, fleet, network, receivers
+from ingero_operator.render import agents, echo, fleet, network, readers, receivers
 from ingero_operator.render.common import Owner, Platform
 
 ORDER: Final = (
@@ -15,6 +15,9 @@ ORDER: Final = (
     "DaemonSet", "HorizontalPodAutoscaler", "PodDisruptionBudget", "Ingress", "HTTPRoute", "ServiceMonitor",
 )  # fmt: skip
 """Order of kinds: what a pod needs comes before the pod."""
+
+
+_NOTHING: Final = echo.EchoInputs()
 
 
 def split(
@@ -47,7 +50,13 @@ def of_fleet_cluster(
 
 
 def of_echo_store(
-    owner: Owner, spec: EchoStoreSpec, platform: Platform, capacity: str | None = None
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, around: echo.EchoInputs = _NOTHING
 ) -> list[Manifest]:
     """The children of an EchoStore without claim and proof, which the gate decides on."""
-    return _ordered([*echo.children(owner, spec, platform, capacity), *network.of_echo_store(owner, spec, platform)])
+    return _ordered(
+        [
+            *echo.children(owner, spec, platform, around),
+            *readers.children(owner, spec, platform, around),
+            *network.of_echo_store(owner, spec, platform, around),
+        ]
+    )

@@ -1,10 +1,12 @@
 """Children of an EchoStore: claim, ConfigMap, StatefulSet, Services, and the proof that its pod needs to start."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from ingero_contract import echo as names
 from ingero_contract.kubernetes import PROOF_LABEL
+from ingero_operator.api.shared_tables import TableSpec
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import quantity
@@ -51,55 +53,116 @@ class Proof:
     level: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class EchoInputs:
+    """What the operator found around an EchoStore. By default nothing is sealed."""
+
+    capacity: str | None = None
+    """Present size of the volume, which may be less than the requested size."""
+    claim_uid: str | None = None
+    """Uid of the claim; the writer's name in shared tables has it, as another volume needs another name."""
+    bucket_encrypted: bool = False
+    """Whether the gate lets events into the bucket."""
+
+    def table(self, spec: EchoStoreSpec) -> TableSpec | None:
+        """The shared tables, where events may be sealed into them."""
+        return spec.table if self.bucket_encrypted else None
+
+
+CATALOG: Final = "/etc/ingero/catalog"
+
+SEAL_IDLE_MB: Final = 120
+"""Memory of the clients of catalog and object storage, megabytes."""
+
 IDLE_MB: Final = 280
 """Memory of Echo and of the processes that run users' SQL, without the memory of queries, megabytes."""
 
 SQL_PROCESSES: Final = 2
 
 
-def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
+def config(owner: Owner, spec: EchoStoreSpec, around: EchoInputs) -> Manifest:
     """Echo's settings file. The pod's memory and the volume's size limit memory and stored events.
 
-    Half of the memory that the processes do not need for themselves goes to the engine, the other half to users'
-    SQL. `capacity` is the present size of the volume, which may be less than the requested size.
+    The engine and users' SQL have equal parts of the memory that the processes do not need for themselves; the sort
+    before a seal has a third part where there is one.
     """
-    room = quantity(spec.resources.memory or "1Gi") / 10**6 - IDLE_MB
-    size = quantity(spec.storage.size)
-    if capacity is not None:
-        size = min(size, quantity(capacity))
+    table, size = around.table(spec), quantity(spec.storage.size)
+    room = quantity(spec.resources.memory or "1Gi") / 10**6 - IDLE_MB - (SEAL_IDLE_MB if table else 0)
+    part = room / (3 if table else 2)
+    if around.capacity is not None:
+        size = min(size, quantity(around.capacity))
+    sealed_into = {}
+    if table and around.claim_uid:
+        writer = {
+            "shard": shard(owner, around.claim_uid), "every": table.seal_interval, "keep": table.keep,
+            "memory_mb": min(256, max(64, int(part))), "retention": table.retention,
+        }  # fmt: skip
+        sealed_into = {"table": {**table_config(table), **writer}}
     return {
-        "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(room / 2))},
-        "query": {"sql_at_once": SQL_PROCESSES, "sql_memory_mb": max(64, int(room / 2 / SQL_PROCESSES))},
+        "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(part))},
+        "query": {"sql_at_once": SQL_PROCESSES, "sql_memory_mb": max(64, int(part / SQL_PROCESSES))},
+        **sealed_into,
         "ingest": {"grpc_endpoint": f"0.0.0.0:{OTLP_GRPC}", "http_endpoint": None},
         "retention": {
             "age": spec.retention,
             "size_mb": max(1, int(size * 7 / 10 / 10**6)),
         },
         "api": {"endpoint": f"0.0.0.0:{API}", "health_endpoint": f"0.0.0.0:{HEALTH}"},
+        **access(spec),
+    }
+
+
+def access(spec: EchoStoreSpec) -> Manifest:
+    """Who may ask, and TLS, as settings."""
+    return {
         "auth": {"tokens_file": f"{TOKEN}/{spec.token_secret.key}"},
         "tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"},
     }
 
 
-def children(
-    owner: Owner, spec: EchoStoreSpec, platform: Platform, capacity: str | None = None
-) -> list[Manifest | None]:
-    """All children except claim and proof, in the order in which they are applied."""
-    text = dump_bare(config(spec, capacity))
+def shard(owner: Owner, claim_uid: str) -> str:
+    """The writer's name in shared tables: a volume keeps it, another volume has another one."""
+    return f"{re.sub('[^a-z0-9-]', '-', owner.name)[:27]}-{claim_uid[:12]}"
+
+
+def table_config(table: TableSpec) -> Manifest:
+    """Where the tables are, as settings of the writer and of readers."""
+    secret = table.credentials_secret
+    return {
+        "catalog": {item.name: item.value for item in table.catalog},
+        "warehouse": table.warehouse,
+        "namespace": table.namespace,
+        **({"credentials_file": f"{CATALOG}/{secret.key}"} if secret else {}),
+    }
+
+
+def catalog_volume(table: TableSpec | None) -> tuple[list[Manifest], list[Manifest]]:
+    """Volume and mount of the catalog's credentials."""
+    if table is None or table.credentials_secret is None:
+        return [], []
+    mount = {"name": "catalog", "mountPath": CATALOG, "readOnly": True}
+    return [secret_volume("catalog", table.credentials_secret)], [mount]
+
+
+def children(owner: Owner, spec: EchoStoreSpec, platform: Platform, around: EchoInputs) -> list[Manifest | None]:
+    """All children of the writer except claim and proof, in the order in which they are applied."""
+    text = dump_bare(config(owner, spec, around))
     return [
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"echo.yaml": text}}),
         service(owner, COMPONENT, PORTS),
         service(owner, COMPONENT, PORTS, headless=True),
-        stateful_set(owner, spec, platform, digest([text])),
+        stateful_set(owner, spec, platform, around, digest([text])),
         disruption_budget(owner, COMPONENT),
         ingress(owner, COMPONENT, spec.ingress, {"/": "api"}) if spec.ingress else None,
         http_route(owner, platform, COMPONENT, spec.gateway, {"/": API}),
-        service_monitor(owner, platform, COMPONENT, ("api",), spec.service_monitors, **_scraped(owner, spec)),
+        service_monitor(
+            owner, platform, COMPONENT, ("api",), spec.service_monitors, **scraped(owner, spec, COMPONENT)
+        ),
     ]
 
 
-def _scraped(owner: Owner, spec: EchoStoreSpec) -> Manifest:
+def scraped(owner: Owner, spec: EchoStoreSpec, component: str) -> Manifest:
     """How Prometheus scrapes an Echo, which requires TLS and a token."""
     token = spec.service_monitors.token_secret or spec.token_secret
     return {
@@ -107,7 +170,7 @@ def _scraped(owner: Owner, spec: EchoStoreSpec) -> Manifest:
         "scheme": "https",
         "tlsConfig": {
             "ca": {"secret": {"name": spec.tls_secret, "key": "ca.crt"}},
-            "serverName": f"{owner.child(COMPONENT)}.{owner.namespace}.svc",
+            "serverName": f"{owner.child(component)}.{owner.namespace}.svc",
         },
         "authorization": {"type": "Bearer", "credentials": {"name": token.name, "key": token.key}},
     }
@@ -143,8 +206,11 @@ def proof(owner: Owner, found: Proof) -> Manifest:
     return sealed(child)
 
 
-def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_digest: str) -> Manifest:
+def stateful_set(
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, around: EchoInputs, config_digest: str
+) -> Manifest:
     """The StatefulSet of one replica, because one writer owns the database."""
+    catalog, catalog_mount = catalog_volume(around.table(spec))
     volumes: list[Manifest] = [
         {"name": "data", "persistentVolumeClaim": {"claimName": owner.child(COMPONENT)}},
         # Not optional: until the operator has seen that the volume is encrypted, no container of this pod can start.
@@ -153,6 +219,7 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
         secret_volume("token", spec.token_secret),
         secret_volume("tls", spec.tls_secret),
+        *catalog,
     ]
     mounts: list[Manifest] = [
         {"name": "data", "mountPath": DATA},
@@ -161,6 +228,7 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
         {"name": "tls", "mountPath": TLS, "readOnly": True},
+        *catalog_mount,
     ]
     # Probes use a separate listener, so that clients of the API cannot crowd out the kubelet.
     alive, serving = probe(names.LIVE, "health", period=5), probe(names.READY, "health", period=5)

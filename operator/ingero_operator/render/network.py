@@ -1,8 +1,10 @@
 """NetworkPolicies that allow only the traffic that each pod needs."""
 
-from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Gateway, Ingress, Network, Peer, Source
+from ingero_operator.api.base import Peer
+from ingero_operator.api.shared_tables import Destination
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Gateway, Ingress, Network, Source
 from ingero_operator.kinds import Manifest
-from ingero_operator.render import agents, echo, fleet, receivers
+from ingero_operator.render import agents, echo, fleet, readers, receivers
 from ingero_operator.render.common import (
     AGENT_API_PORT,
     API,
@@ -142,16 +144,46 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
     ]
 
 
-def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list[Manifest | None]:
-    """Every Fleet of the namespace, the named peers and the operator to Echo; no egress."""
+def of_echo_store(
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, around: echo.EchoInputs
+) -> list[Manifest | None]:
+    """Every Fleet of the namespace, the named peers and the operator to Echo; no egress but to the shared tables.
+
+    Peers and Prometheus reach the readers too, and the readers reach the writer.
+    """
     if not spec.network.enabled:
         return []
+    table = around.table(spec)
+    read = table is not None and spec.readers is not None
     peers: list[Manifest] = [{"from": [_peer(peer)], "ports": _ports(OTLP_GRPC, API)} for peer in spec.peers]
     ingress = [
         {"from": [_pods({NAME: name}) for name in ("ingero-fleet", "ingero-receivers")], "ports": _ports(OTLP_GRPC)},
         *peers,
+        *([{"from": [_pods(selector(owner, readers.COMPONENT))], "ports": _ports(API)}] if read else []),
         *_from_outside(spec.ingress or spec.gateway, API),
         {"from": [_operator(platform)], "ports": _ports(API)},
         {"from": [_monitoring(spec.network)], "ports": _ports(API)},
     ]
-    return [_policy(owner, echo.COMPONENT, ingress, [])]
+    onward = [*map(_destination, table.egress), _dns()] if table else []
+    asked = [*({"from": [_peer(peer)], "ports": _ports(API)} for peer in spec.peers)]
+    to_writer = {"to": [_pods(selector(owner, echo.COMPONENT))], "ports": _ports(API)}
+    return [
+        _policy(owner, echo.COMPONENT, ingress, onward),
+        _policy(
+            owner,
+            readers.COMPONENT,
+            [*asked, {"from": [_monitoring(spec.network)], "ports": _ports(API)}],
+            [to_writer, *onward],
+        )
+        if read
+        else None,
+    ]
+
+
+def _destination(wanted: Destination) -> Manifest:
+    rule: Manifest = {"ports": _ports(wanted.port)}
+    if wanted.cidr:
+        rule["to"] = [{"ipBlock": {"cidr": wanted.cidr}}]
+    elif wanted.peer:
+        rule["to"] = [_peer(wanted.peer)]
+    return rule

@@ -176,6 +176,50 @@ def test_an_ingress_comes_and_goes_with_its_field(plane: ControlPlane, operator:
     wait_until(lambda: written() is None, "the Ingress to go")
 
 
+def test_readers_come_when_the_bucket_is_declared_encrypted_and_go_when_it_is_not(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    def settings() -> str:
+        return str((plane.read("-n", store.namespace, "configmap", "store-echo") or {}).get("data"))
+
+    def readers() -> Any:
+        return plane.read("-n", store.namespace, "deployment", "store-readers")
+
+    store.apply()
+    table = {
+        "catalog": [{"name": "uri", "value": "sqlite://"}],
+        "warehouse": "s3://bucket",
+        "egress": [{"port": 443, "cidr": "10.0.0.0/8"}],
+    }
+    change = {"spec": {"table": table, "readers": {"tokenSecret": {"name": "t"}}}}
+    plane.patch("echo", "store", change, store.namespace)
+    wait_until(lambda: store.condition("TableEncrypted") == ("False", "EncryptionNotDeclared"), "the refusal")
+    assert store.status()["summary"] == "EncryptionNotDeclared"
+    assert readers() is None and "s3://bucket" not in settings()
+
+    plane.patch("echo", "store", {"spec": {"table": {"encryption": "Declared"}}}, store.namespace)
+    wait_until(lambda: readers() is not None and "s3://bucket" in settings(), "the readers")
+    assert store.claim()["metadata"]["uid"][:12] in settings()
+    assert plane.read("-n", store.namespace, "service", "store-readers")
+    wait_until(lambda: store.condition("ReadersAvailable")[0] in ("True", "False"), "what the readers' pods say")
+    operator.settle(1)
+    before = operator.writes()
+    operator.settle(2)
+    assert operator.writes() == before
+
+    moved = plane.kubectl(
+        "-n", store.namespace, "patch", "echo", "store", "--type=merge", "-p",
+        json.dumps({"spec": {"table": {"warehouse": "s3://other"}}}), check=False,
+    )  # fmt: skip
+    assert "spec.table.warehouse cannot be changed" in moved
+    plane.patch("echo", "store", {"spec": {"table": {"encryption": None}}}, store.namespace)
+    wait_until(lambda: readers() is None and "s3://bucket" not in settings(), "the readers to go")
+
+
+def sealing(name: str = "uri", value: str = "sqlite://") -> dict[str, Any]:
+    return {"table": {"catalog": [{"name": name, "value": value}], "warehouse": "s3://bucket"}}
+
+
 def object_of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
@@ -550,6 +594,10 @@ def test_a_store_can_be_deleted_without_what_belongs_to_it(plane: ControlPlane, 
         ({"peers": [{"labels": {}}]}, "spec.peers[0].labels"),
         ({"image": ""}, "spec.image"),
         ({"tokenSecret": None}, "spec.tokenSecret"),
+        ({"readers": {"tokenSecret": {"name": "t"}}}, "spec.readers need spec.table"),
+        (sealing(name="s3.secret-access-key"), "use spec.table.credentialsSecret"),
+        (sealing(value="postgresql://me:mine@db/catalog"), "this address has a password"),
+        ({**sealing(), "readers": {"tokenSecret": {"name": "t"}, "cache": "1Mi"}}, "must be at least 1Gi"),
     ],
 )
 def test_a_bad_spec_is_refused_by_the_api_server_with_its_field(
