@@ -207,11 +207,12 @@ def test_readers_come_when_the_bucket_is_declared_encrypted_and_go_when_it_is_no
     operator.settle(2)
     assert operator.writes() == before
 
-    moved = plane.kubectl(
-        "-n", store.namespace, "patch", "echo", "store", "--type=merge", "-p",
-        json.dumps({"spec": {"table": {"warehouse": "s3://other"}}}), check=False,
-    )  # fmt: skip
-    assert "spec.table.warehouse cannot be changed" in moved
+    for field, value in (("warehouse", "s3://other"), ("namespace", "other")):
+        moved = plane.kubectl(
+            "-n", store.namespace, "patch", "echo", "store", "--type=merge", "-p",
+            json.dumps({"spec": {"table": {field: value}}}), check=False,
+        )  # fmt: skip
+        assert f"spec.table.{field} cannot be changed" in moved
     plane.patch("echo", "store", {"spec": {"table": {"encryption": None}}}, store.namespace)
     wait_until(lambda: readers() is None and "s3://bucket" not in settings(), "the readers to go")
 
