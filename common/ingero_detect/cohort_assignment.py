@@ -118,6 +118,16 @@ def _move_to_groups(memory: ColumnStore, wanted: Ints) -> None:
     memory.group("size")[:] = np.bincount(group[members], minlength=len(memory.groups))
 
 
+def begin_anew(memory: ColumnStore, parameters: Parameters, nodes: Bools) -> None:
+    """Drop the evidence of nodes, and take none before a grace period is over. Accusations stand."""
+    rows = np.flatnonzero(nodes)
+    memory.node("grace")[rows] = parameters.hold_ticks
+    memory.node("run")[rows] = 0
+    for column in ("slow", "fast", "below"):
+        memory.node(column)[rows] = 0
+    memory.node("previous")[rows] = np.nan
+
+
 def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, working: Bools) -> None:
     """Update presence: silent, calibrating, returned. On a return evidence starts anew, after a grace period."""
     state, absent, last = memory.node("state"), memory.node("absent"), memory.node("code")
@@ -126,12 +136,7 @@ def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, work
     here = code != ABSENT
     back = here & (away | (last == IDLE) | (last == CALIBRATING)) & (code == ACTIVE) & memory.node("learned")
     if back.any():
-        rows = np.flatnonzero(back)
-        memory.node("grace")[rows] = parameters.hold_ticks
-        memory.node("run")[rows] = 0
-        for column in ("slow", "fast", "below"):
-            memory.node(column)[rows] = 0
-        memory.node("previous")[rows] = np.nan
+        begin_anew(memory, parameters, back)
     calm = ~is_accused(state) & memory.node("used")
     state[calm & ~here & away] = SILENT
     state[calm & (code == CALIBRATING)] = LEARNING

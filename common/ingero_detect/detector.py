@@ -198,8 +198,13 @@ class Detector:
         self._assignment.forget()
         return self._now
 
-    def interrupted(self) -> None:
-        """The time until the next tick is the detector's own absence, and no silence of the nodes."""
+    def interrupted(self, seconds: float) -> None:
+        """The time until the next tick is the detector's own absence, and no silence of the nodes.
+
+        Evidence begins anew if the absence was longer than evidence waits for nodes.
+        """
+        if seconds / self.parameters.tick_seconds > _LONGEST_WAIT:
+            cohort_assignment.begin_anew(self.memory, self.parameters, self.memory.node("learned"))
         self._continues = False
 
     def _changed_parameters(self, facts: Mapping[str, Any]) -> dict[str, str]:

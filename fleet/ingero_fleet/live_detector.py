@@ -214,10 +214,10 @@ class LiveDetector:
         with self._lock:
             self._refusal = reason[:MOST_REASON]
 
-    def interrupted(self) -> None:
-        """Reports were missed for a while: wait until most nodes have reported again, and take none for silent."""
+    def interrupted(self, seconds: float) -> None:
+        """Reports were missed for so long: wait until most nodes have reported again, and take none for silent."""
         with self._lock:
-            self.detector.interrupted()
+            self.detector.interrupted(seconds)
             self._expected, self._waited, self._polled = self.detector.present(), 0, True
 
     def judge(self, scores: ScoreSnapshot, last_verdicts: Mapping[int, str]) -> Findings:

@@ -160,7 +160,7 @@ class StateMachine:
         Every node counts as seen one push interval ago at the latest, so that its next report is a newer one.
         """
         self.table.excuse(seconds, now - self.config.push_interval)
-        self.detector.interrupted()
+        self.detector.interrupted(seconds)
 
     # Between two ticks
 

@@ -75,3 +75,22 @@ def test_an_absence_of_the_log_accuses_and_clears_nobody(intervals: int, tick_fi
     assert len(replica.state.machine.table) == NODES
     replica.rounds(10)
     assert not replica.line.startswith("straggler"), "it is cleared when it works again"
+
+
+def test_evidence_begins_anew_after_ten_minutes_without_the_log() -> None:
+    """A tick that makes a node suspected before the absence, and one after it, are not enough to accuse it."""
+    steady, paused = OneReplica(), OneReplica()
+    for one in (steady, paused):
+        one.rounds(CONFIG.ingero.detector.warmup_ticks + 10)
+        one.rounds(1, slow=0.6)
+        assert one.line == "suspected"
+    steady.rounds(1, slow=0.6)
+    assert steady.line.startswith("straggler")
+
+    paused.now += 600.0
+    paused.rounds(1, slow=0.6)
+    assert paused.line == "healthy"
+    paused.rounds(10)
+    assert paused.edges == [] and paused.line == "healthy"
+    paused.rounds(3, slow=0.6)
+    assert paused.edges == [f"accused n{SLOW}"], "what is slow afterwards is named"

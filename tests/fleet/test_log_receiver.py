@@ -16,7 +16,8 @@ from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.verdict_cache import NodeVerdicts, VerdictCache
 from ingero_kit.health_report import HealthReport
 from ingero_testing.memory_log import MemoryLog
-from tests.fleet.test_replica import INTERVAL, PROCESSORS, Member, eventually, following, rounds, run, same
+from ingero_testing.replicas import PROCESSORS, eventually, following, same
+from tests.fleet.test_replica import INTERVAL, Member, rounds, run
 
 CACHE = VerdictCache(
     ("workload_type",),

@@ -1,81 +1,37 @@
 """Replicas on one log: one verdict wherever it is asked for, through ends, absences and losses of the log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from ingero_contract.identifiers import node_key
 from ingero_fleet import state_machine
-from ingero_fleet.engine import Engine
-from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig
+from ingero_fleet.processor_settings import ProcessorsConfig
 from ingero_fleet.replication.agreement import Agreement
 from ingero_fleet.replication.log_bodies import BatchHead, Marker
-from ingero_fleet.replication.replica import Replica
-from ingero_fleet.replication.replicated_state import HASH_TICKS, ReplicatedState
+from ingero_fleet.replication.replicated_state import HASH_TICKS, NUMBERS_KEPT
 from ingero_fleet.score_table import ScoreTable
-from ingero_fleet.state_machine import StateMachine
-from ingero_fleet.verdict_cache import VerdictCache
-from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job
 from ingero_testing.memory_log import MemoryLog
-from ingero_testing.scripted_fleet import CONFIG
+from ingero_testing.replicas import PROCESSORS, ReplicaMember, eventually, following, same
 
 INTERVAL = 10.0
-PROCESSORS = CONFIG.model_copy(
-    update={"ingero": CONFIG.ingero.model_copy(update={"detector": DetectorConfig(warmup_ticks=5)})}
-)
 
 
-class Member:
-    """One replica without sockets: what it received, answers and exports."""
+class Member(ReplicaMember):
+    """A replica whose clock is that of the log."""
 
     def __init__(
         self, shared: MemoryLog, name: str, rules: str = "v1", processors: ProcessorsConfig = PROCESSORS
     ) -> None:
-        self.shared, self.exported = shared, list[Push]()
-        self.cache = VerdictCache()
-        self.state = ReplicatedState(lambda export: StateMachine(processors, 0.0, export, export), rules)
-        self.engine = Engine(self.state.machine, lambda: shared.now)
-        self.engine.publish.append(self.adopt)
-        self.receiving = ScoreTable.of(processors.ingero)
-        self.replica = Replica(self.engine, self.state, shared, self.receiving, name, self.exported.append)
-
-    def adopt(self, cache: VerdictCache) -> None:
-        self.cache = cache
-
-    def report(self, node: int, rate: float = 100.0) -> None:
-        report = HealthReport(node_id=f"n{node}", cluster_id="c", score=0.9, rate=rate, workload_type="train")
-        assert not isinstance(self.receiving.observe(report, self.shared.now), str)
-
-    def line(self, node: int) -> str:
-        verdicts = self.cache.verdicts
-        return verdicts.overrides.get(node_key("c", f"n{node}"), verdicts.default)
+        self.shared = shared
+        super().__init__(shared, lambda: shared.now, name, rules, processors)
 
     async def level(self) -> None:
         await eventually(lambda: self.replica.at.sequence == self.shared.last)
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def following(*members: Member) -> AsyncIterator[None]:
-    """The members follow the log; the test publishes and cuts for them."""
-    tasks = [asyncio.create_task(one.replica.keep_following()) for one in members]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def rounds(
@@ -96,10 +52,6 @@ async def rounds(
 
 def run(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(story)
-
-
-def same(*members: Member) -> bool:
-    return len({one.state.state_hash() for one in members}) == 1
 
 
 def test_two_replicas_that_each_receive_half_give_one_verdict() -> None:
@@ -229,6 +181,11 @@ def test_an_older_copy_of_the_log_counts_nothing_twice() -> None:
         a, b = Member(shared, "a"), Member(shared, "b")
         async with following(a, b):
             await rounds(a, [a, b], 10)
+            for _ in range(NUMBERS_KEPT + 6):
+                a.report(0)
+                await a.replica.publisher.publish()
+            await a.level()
+            await b.level()
             ticks, pushes = a.state.machine.ticks, a.state.machine.table.view("pushes").sum()
             shared.rewind(shared.last - 5)
             await eventually(lambda: a.replica.outcomes["gaps"] == b.replica.outcomes["gaps"] == 1)

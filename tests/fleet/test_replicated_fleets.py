@@ -1,5 +1,6 @@
 """Three real Fleets on a real NATS server: one verdict everywhere, while Fleets end and the log comes and goes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from ingero_contract import headers, routes
 from ingero_kit.health_report import HealthReport
@@ -95,6 +98,18 @@ def agree(fleets: list[Running]) -> bool:
     )
 
 
+def reload(one: Running, config: Path) -> None:
+    """Change settings that replicas must have alike; Fleet names them, and keeps the old ones."""
+    tree = yaml.safe_load(config.read_text())
+    tree["processors"]["ingero"]["push_interval"] = "300ms"
+    tree["log"]["nats"]["prefix"] = "other"
+    config.write_text(yaml.safe_dump(tree))
+    os.kill(one.process.pid, signal.SIGHUP)
+    wait_until(lambda: "reloaded" in one.words(), "the settings to be read again")
+    (warning,) = [line for line in one.words().splitlines() if "restart_needed" in line]
+    assert json.loads(warning)["settings"] == ["processors.ingero.push_interval", "log"]
+
+
 def test_three_fleets_give_one_verdict_through_the_end_of_one_and_the_absence_of_the_log(tmp_path: Path) -> None:
     with nats_servers(tmp_path / "nats") as servers, replicas(tmp_path, servers, 3, "three") as fleets:
         traffic = Traffic(fleets)
@@ -133,6 +148,9 @@ def test_three_fleets_give_one_verdict_through_the_end_of_one_and_the_absence_of
             traffic.until(
                 lambda: {log_answer(one)["state"] for one in traffic.fleets} == {"ok"}, "a log that is read"
             )
+            reload(again, tmp_path / "0/fleet.yaml")
+            ticks = state(again)["ticks"]
+            traffic.until(lambda: state(again)["ticks"] > ticks + 3, "ticks after the reload")
             answers = [log_answer(one) for one in traffic.fleets]
             assert len({item["replica"] for item in answers}) == 3 and len({item["rules"] for item in answers}) == 1
             assert all(item["state_hash"] and item["state_hash_tick"] for item in answers)

@@ -23,7 +23,7 @@ from ingero_fleet.replication.ordered_log import (
 )
 from ingero_fleet.replication.parts import KEY, PART_BYTES, PARTS, PartCache, earlier_parts, pack, unpack
 from ingero_fleet.replication.snapshot_bucket import SnapshotBucket
-from ingero_fleet.replication.stream_reader import ReadAgain, StreamMessage, StreamReader
+from ingero_fleet.replication.stream_reader import SILENCE_SECONDS, ReadAgain, StreamMessage, StreamReader
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -37,8 +37,11 @@ PUBLISH_SECONDS: Final = 10.0
 STATE_SECONDS: Final = 1.5
 """How long the stream's state is waited for; without a leader there is no answer."""
 
-RETRY_SECONDS: Final = 0.2
+RETRY_SECONDS: Final = 0.1
 """Pause before a message is sent again, or the stream is opened again."""
+
+SAME_SECONDS: Final = 0.001
+"""Times of one message differ by less, since the client rounds them."""
 
 IN_FLIGHT_MESSAGES: Final = 16
 IN_FLIGHT_BYTES: Final = 8 << 20
@@ -121,7 +124,7 @@ class JetStreamLog:
             raise ValueError(f"a marker of {len(body)} bytes does not fit into one message")
         headers[KEY] = key
         try:
-            async with asyncio.timeout(ACK_SECONDS):
+            async with asyncio.timeout(self.stats.patience(ACK_SECONDS)):
                 if not await self._cut(headers, parts[0], after):
                     self.stats.events["marker_lost"] += 1
                     return False
@@ -140,7 +143,8 @@ class JetStreamLog:
             try:
                 info = await self._opened()
                 first, last = max(1, info.state.first_seq), info.state.last_seq
-                if last < after or first > after + 1 or created not in (None, info.created):
+                lost = last < after or first > after + 1 or created not in (None, info.created)
+                if lost or await self._overwritten(after, not_before):
                     parts.clear()
                     gap, after = LogGap(after + 1, first), first - 1
                     self.stats.last_read = after
@@ -148,7 +152,9 @@ class JetStreamLog:
                     yield gap
                 created, self.stats.last_known = info.created, last
                 jetstream = await self._connection.ready()
-                reader = await StreamReader.open(self._connection.client, jetstream, self._stream, after)
+                reader = await StreamReader.open(
+                    self._connection.client, jetstream, self._stream, after, self.stats.patience(SILENCE_SECONDS)
+                )
             except (NatsError, OSError, TimeoutError) as error:
                 self.stats.failed("follow", error)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -197,7 +203,9 @@ class JetStreamLog:
         while True:
             jetstream = await self._connection.ready()
             try:
-                ack = await jetstream.publish(subject, body, timeout=ACK_SECONDS, headers=self._addressed(headers))
+                ack = await jetstream.publish(
+                    subject, body, timeout=self.stats.patience(ACK_SECONDS), headers=self._addressed(headers)
+                )
                 break
             except (NatsError, OSError, TimeoutError) as error:
                 self._unconfirmed(error)
@@ -271,6 +279,21 @@ class JetStreamLog:
         if isinstance(error, NoStreamResponseError) and (self._checking is None or self._checking.done()):
             self._checking = asyncio.create_task(self._open_if_possible())
 
+    async def _overwritten(self, sequence: int, read_at: float) -> bool:
+        """Whether the message at a sequence is later than the one that was read there.
+
+        The log was restored from an older copy then, and has grown beyond the reader's place since.
+        """
+        if not sequence or not read_at:
+            return False
+        jetstream = await self._connection.ready()
+        try:
+            async with asyncio.timeout(self.stats.patience(STATE_SECONDS)):
+                found = await jetstream.get_msg(self._stream, seq=sequence)
+        except NotFoundError:
+            return False
+        return found.time is not None and found.time.timestamp() > read_at + SAME_SECONDS
+
     async def _open_if_possible(self) -> None:
         try:
             await self._opened()
@@ -280,13 +303,12 @@ class JetStreamLog:
     async def _opened(self) -> StreamInfo:
         """The stream's state; a stream that is not there is made."""
         jetstream = await self._connection.ready()
-        async with self._creating:
-            try:
-                async with asyncio.timeout(STATE_SECONDS):
-                    return await jetstream.stream_info(self._stream)
-            except NotFoundError:
-                pass
-            return await with_copies(self._create)
+        try:
+            async with asyncio.timeout(self.stats.patience(STATE_SECONDS)):
+                return await jetstream.stream_info(self._stream)
+        except NotFoundError:
+            async with self._creating:
+                return await with_copies(self._create)
 
     async def _create(self, copies: int) -> StreamInfo:
         config = StreamConfig(

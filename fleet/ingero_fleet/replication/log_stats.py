@@ -10,6 +10,12 @@ from ingero_kit.metrics_table import MetricRow, counter, gauge
 
 log = get(__name__)
 
+ELECTION_SECONDS: Final = 15.0
+"""Beginning of an absence, in which the servers may be electing a new leader; they take 4 to 9 s."""
+
+ATTEMPT_SECONDS: Final = 0.5
+"""How long one attempt waits during that time: a request that came before the new leader is never answered."""
+
 
 @dataclass
 class LogStats:
@@ -34,6 +40,12 @@ class LogStats:
     def away_since(self) -> float | None:
         """Since when publishing or reading fails, seconds since the epoch; `None` while both work."""
         return min(self._failing.values(), default=None)
+
+    def patience(self, seconds: float) -> float:
+        """How long an attempt waits that usually takes `seconds` at most."""
+        since = self.away_since
+        electing = since is not None and time.time() - since < ELECTION_SECONDS
+        return min(seconds, ATTEMPT_SECONDS) if electing else seconds
 
     def failed(self, what: str, error: BaseException) -> None:
         """Note that publishing or reading failed; the first failure is logged."""

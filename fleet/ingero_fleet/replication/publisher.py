@@ -60,17 +60,21 @@ class ReportPublisher:
             await self.collect_reports()
         now = self._clock()
         self._receiving.expire(now)
+        while True:
+            # Before every batch: messages with much lower numbers than those before them count as repeated.
+            await self._publish_pushes()
+            batch = self._receiving.take_fresh(BATCH_NODES)
+            await self._log.publish("batch", self._key(), encode_reports(self._head(), batch, now))
+            if len(batch.names) < BATCH_NODES:
+                return
+
+    async def _publish_pushes(self) -> None:
         while self._pushes:
             key, body = self._pushes[0]
             await self._log.publish("push", key, body)
             if self._pushes and self._pushes[0][0] == key:
                 self._pushes.popleft()
                 self._push_bytes -= len(body)
-        while True:
-            batch = self._receiving.take_fresh(BATCH_NODES)
-            await self._log.publish("batch", self._key(), encode_reports(self._head(), batch, now))
-            if len(batch.names) < BATCH_NODES:
-                return
 
     async def keep_publishing(self) -> None:
         """Publish until cancelled."""

@@ -36,6 +36,9 @@ log = get(__name__)
 RANK_DELAY: Final = 0.2
 """Push intervals by which each further replica waits longer before it cuts a tick that is due."""
 
+AWAY_PAUSE: Final = 0.1
+"""Longest pause in seconds before a marker is cut again that the log did not confirm."""
+
 MARKERS_KEPT: Final = 256
 """Markers whose findings are kept in case the replica that exports them ends before it has."""
 
@@ -150,7 +153,10 @@ class Replica:
                 if await self._bridge(item):
                     return
                 continue
+            judged = not self.at.parked
             applied, self.at = await self._in_worker(self._step, item)
+            if judged and self.verdicts.cache:
+                self._adopt_if_parked(self.verdicts.cache)
             if applied.head:
                 self._agreement.note(applied.head, time.monotonic())
             if applied.marker:
@@ -335,7 +341,7 @@ class Replica:
             won = await self._log.cut(f"{self.name}-{kind}-{marker.number}", marker.encode(), at.marker)
         except LogAway:
             self.outcomes["markers_lost"] += 1
-            await asyncio.sleep(self._interval / POLLS_PER_TICK)
+            await asyncio.sleep(min(AWAY_PAUSE, self._interval / POLLS_PER_TICK))
             return False
         if not won:
             self.outcomes["markers_of_others"] += 1

@@ -20,7 +20,8 @@ from ingero_kit.otlp_signal import Signal
 log = get(__name__)
 
 NUMBERS_KEPT: Final = 64
-"""Latest message numbers of each sender that are remembered, so that a message that comes twice counts once."""
+"""Latest message numbers of each sender that are remembered, so that a message that comes twice counts once. Lower
+ones count as repeated: a sender has fewer messages on their way at a time."""
 
 MAX_SENDERS: Final = 1024
 """Senders remembered; beyond that, the one that has been silent longest is forgotten."""
@@ -143,7 +144,7 @@ class ReplicatedState:
         self._numbers[sender] = numbers
         if len(self._numbers) > MAX_SENDERS:
             del self._numbers[next(iter(self._numbers))]
-        if int(number) in numbers:
+        if int(number) in numbers or (len(numbers) == NUMBERS_KEPT and int(number) < min(numbers)):
             return True
         numbers.append(int(number))
         del numbers[:-NUMBERS_KEPT]

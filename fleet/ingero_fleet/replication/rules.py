@@ -9,7 +9,7 @@ import orjson
 
 from ingero_fleet.processor_settings import ProcessorsConfig
 
-RULES_VERSION: Final = 1
+RULES_VERSION: Final = 2
 """Raised by every change of the detector, the threshold rule or the collectives that changes results."""
 
 OUTPUTS: Final = {"detector": {"snapshot", "snapshot_interval", "record", "record_bytes"}}

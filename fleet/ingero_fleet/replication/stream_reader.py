@@ -52,8 +52,10 @@ class StreamReader:
         self._delivered = 0
 
     @classmethod
-    async def open(cls, client: Client, jetstream: JetStreamContext, stream: str, after: int) -> "StreamReader":
-        """Begin with the first message after the sequence `after`; raises the client's errors."""
+    async def open(
+        cls, client: Client, jetstream: JetStreamContext, stream: str, after: int, seconds: float
+    ) -> "StreamReader":
+        """Begin with the first message after the sequence `after`; raises the client's errors within `seconds`."""
         inbox = client.new_inbox()
         subscription = await client.subscribe(inbox, pending_msgs_limit=1 << 16, pending_bytes_limit=PENDING_BYTES)
         reader = cls(client, subscription)
@@ -70,7 +72,7 @@ class StreamReader:
             flow_control=True,
         )
         try:
-            await jetstream.add_consumer(stream, config=config, timeout=SILENCE_SECONDS)
+            await jetstream.add_consumer(stream, config=config, timeout=seconds)
         except BaseException:
             await reader.close()
             raise

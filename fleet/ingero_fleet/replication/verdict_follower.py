@@ -26,6 +26,8 @@ class VerdictFollower:
     ) -> None:  # fmt: skip
         self.ticks = 0
         """Ticks after which the verdicts were published that were taken last."""
+        self.cache: VerdictCache | None = None
+        """Those verdicts."""
         self._log, self._clock, self._outcomes, self._adopt = shared, clock, outcomes, adopt
         self._stale_seconds = STALE_INTERVALS * interval
         self._taken: float | None = None
@@ -58,5 +60,5 @@ class VerdictFollower:
         if ticks < self.ticks and not self.is_stale:
             self._outcomes["verdicts_late"] += 1
             return
-        self.ticks, self._taken = ticks, now
+        self.ticks, self.cache, self._taken = ticks, cache, now
         self._adopt(cache)
