@@ -166,6 +166,14 @@ ALERTS = (
         "EchoStore {{ $labels.namespace }}/{{ $labels.name }} waits for an encrypted volume.",
         "`EncryptionVerified` of the store says what its class or volume lacks.",
     ),
+    Alert(
+        "IngeroSealingBehind", "ingero_echo_sealing_lag_seconds > 900", "5m", "warning",
+        "Echo at {{ $labels.instance }} has not sealed what arrived in the last {{ $value | humanizeDuration }}.",
+        "Nothing is lost, but the database grows. If `ingero_echo_seal_failures_total` grows, the log says why as "
+        "`seal_failed`: mostly the catalog or the object storage. If `ingero_echo_shard_taken` is 1, give this "
+        "database another `table.shard`. Otherwise the processor is too busy: raise its limit, or add a shard. "
+        "Raise the 900 seconds where `table.every` is above five minutes.",
+    ),
 )  # fmt: skip
 
 

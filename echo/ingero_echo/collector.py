@@ -82,6 +82,7 @@ SEALER: Final[tuple[MetricRow[SealCounters], ...]] = (
     counter("ingero_echo_sealed_deleted", "Rows deleted here because they are sealed.", lambda s: s.deleted),
     gauge("ingero_echo_sealed_seq", "Order of arrival of the newest sealed row.", lambda s: s.sealed),
     gauge("ingero_echo_last_seal_seconds", "Unix time of the newest seal.", lambda s: s.last),
+    gauge("ingero_echo_sealing_lag_seconds", "Seconds of arrivals that may not be sealed yet.", lambda s: s.lag),
     gauge("ingero_echo_shard_taken", "1 when another database seals under this shard's name.", lambda s: s.taken),
 )
 

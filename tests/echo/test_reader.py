@@ -21,7 +21,7 @@ from ingero_echo.window import Window
 from ingero_testing import telemetry
 from ingero_testing.lakes import OpenReader, Shard, open_reader, table_config
 from ingero_testing.mcp_client import call
-from ingero_testing.processes import Running, echo_reader, wait_until
+from ingero_testing.processes import Running, echo_reader, unready_reader, wait_until
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.web import web
 
@@ -319,6 +319,20 @@ def count(service: Running, token: str = "all") -> Any:
     answered = web.post(service.url("api", echo.SQL), json=sql, headers=bearer(token))
     assert answered.status_code == 200, answered.text
     return answered.json()
+
+
+def test_a_reader_is_ready_once_the_catalog_answers(tmp_path: Path) -> None:
+    table = table_config(tmp_path / "lake").model_dump(mode="json", exclude_none=True)
+    table["catalog"]["uri"] = f"sqlite:///{tmp_path}/later/catalog.db"
+    with unready_reader(tmp_path / "reader", {"table": table, "read": {"every": "200ms"}}) as reader:
+        url = reader.url("api", echo.READY)
+        refused = web.get(url)
+        live = web.get(reader.url("api", echo.LIVE))
+        (tmp_path / "later").mkdir()
+        wait_until(lambda: web.get(url).status_code == 200, "readiness")
+
+    assert (refused.status_code, live.status_code) == (503, 200)
+    assert "not read yet" in refused.text
 
 
 def test_a_reader_answers_over_http_sql_and_mcp(pair: tuple[Running, Running]) -> None:

@@ -406,6 +406,27 @@ def test_rows_are_deleted_after_their_time_and_never_those_of_the_last_seal(
     assert plan.deletable([(1, 1.0), (2, 3.0), (3, 9.0)], now, keep) == through
 
 
+@pytest.mark.parametrize(("lag", "nice"), [(0, plan.NICE), (90, plan.NICE), (91, 0)])
+def test_sorting_has_the_priority_of_ingest_once_more_than_an_interval_waits(lag: float, nice: int) -> None:
+    assert plan.niceness(lag, 60) == nice
+
+
+def test_the_lag_counts_from_the_last_seal_of_everything(tmp_path: Path, shard: Shard) -> None:
+    counters = shard.sealer.counters
+    counters.whole_at -= 1000
+    for _ in range(3):  # 60 events with at most 50 in a seal
+        shard.put(telemetry.numbered(20)[1])
+    assert shard.sealer.seal()
+    partly = counters.lag
+    assert not shard.sealer.seal()
+    wholly = counters.lag
+    counters.whole_at -= 1000
+    assert not shard.sealer.seal()
+
+    assert partly > 1000 > wholly
+    assert counters.lag < 1000
+
+
 # Settings and processes.
 
 

@@ -18,8 +18,7 @@ _CHUNK_ROWS: Final = 50_000
 def days(cursor: Any, table: str, after: int, through: int) -> list[str]:
     """The days that rows of a range belong to."""
     found = cursor.execute(
-        f"SELECT DISTINCT strftime(\"{DAY}\", '%Y-%m-%d') FROM {table} WHERE seq > ? AND seq <= ? ORDER BY 1",
-        [after, through],
+        f'SELECT DISTINCT "{DAY}"::DATE FROM {table} WHERE seq > ? AND seq <= ? ORDER BY 1', [after, through]
     ).fetchall()
     return [str(day) for (day,) in found]
 

@@ -13,6 +13,9 @@ NOTHING: Final = -1
 ORDER: Final = (*(table for table in TABLES if table != "events"), "events")
 """Events are sealed last: when their boundary is committed, the rows that were derived from them are sealed too."""
 
+NICE: Final = 5
+"""Priority of sorting that keeps up: a quarter of a processor that a thread of ingest wants too."""
+
 
 class ShardTaken(UserError):
     """Another database seals under the name of this shard; the text says what to do."""
@@ -119,3 +122,8 @@ def deletable(seals: Iterable[tuple[int, float]], now: float, keep: float) -> in
     """
     *earlier, _ = [*seals] or [(NOTHING, 0.0)]
     return max((through for through, moment in earlier if now - moment >= keep), default=NOTHING)
+
+
+def niceness(lag: float, every: float) -> int:
+    """The priority of the next sort: below that of ingest, until one and a half intervals are not sealed."""
+    return 0 if lag > 1.5 * every else NICE

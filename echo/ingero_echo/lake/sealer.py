@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -25,9 +25,6 @@ from ingero_echo.tables import TABLES
 from ingero_kit.logs import get
 
 log = get(__name__)
-
-NICE: Final = 10
-"""Priority of the thread that sorts: ingest comes first. It hardly ever holds the interpreter's lock."""
 
 REMEMBERED_SEALS: Final = 10_000
 """Seals whose times are remembered for the deletion of their rows; of older ones the newest counts."""
@@ -61,9 +58,10 @@ def open_lake(config: TableConfig) -> Any:
     return LakeCatalog(config)
 
 
-def lower_priority() -> None:
+def lower_priority(nice: int = plan.NICE) -> None:
+    """Let other threads go first. A process without privileges cannot raise the priority of a thread again."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 @dataclass
@@ -80,8 +78,15 @@ class SealCounters:
     deleted: int = 0
     last: float = 0.0
     """Unix time of the last seal; 0 before the first one."""
+    whole_at: float = field(default_factory=time.monotonic)
+    """When all that had arrived by then was sealed last, by the monotonic clock; at first the start."""
     taken: bool = False
     """Whether another database seals under this name, so that this one has stopped."""
+
+    @property
+    def lag(self) -> float:
+        """Seconds of arrivals that may not be sealed yet."""
+        return time.monotonic() - self.whole_at
 
 
 class Sealer:
@@ -109,7 +114,6 @@ class Sealer:
         self._seals: deque[tuple[int, float]] = deque([(self._sealed, time.monotonic())], REMEMBERED_SEALS)
         self.counters.sealed = self._sealed
         self._folder = store.config.path.absolute().with_name(store.config.path.name + ".seal")
-        self._sorting = ThreadPoolExecutor(1, "sort", lower_priority)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
 
@@ -121,7 +125,6 @@ class Sealer:
         """End after the step that runs; what is not sealed yet is sealed by the next process."""
         self._ending.set()
         self._thread.join()
-        self._sorting.shutdown()
 
     def _run(self) -> None:
         wait = 0.0
@@ -151,13 +154,16 @@ class Sealer:
             ).fetchall()
             through = plan.cut(counts, self._config.max_rows)
             if through is None:
+                self.counters.whole_at = began
                 self._delete()
                 return False
+            nice = plan.niceness(self.counters.lag, self._config.every)
             if through != counts[-1][0]:
                 now = self._arrival(cursor, through)
             lake = self._connect()
-            for table in plan.ORDER:
-                self._seal_table(lake, cursor, table, through, now)
+            with ThreadPoolExecutor(1, "sort", lower_priority, (nice,)) as sorting:
+                for table in plan.ORDER:
+                    self._seal_table(lake, cursor, sorting, table, through, now)
         finally:
             cursor.close()
         self._call(lambda: self._record(through)).result()
@@ -165,6 +171,8 @@ class Sealer:
         self._seals.append((through, time.monotonic()))
         self.counters.seals += 1
         self.counters.last = time.time()
+        if through == counts[-1][0]:
+            self.counters.whole_at = began
         self._delete()
         rows = sum(count for seq, count in counts if seq <= through)
         self.counters.rows += rows
@@ -189,7 +197,9 @@ class Sealer:
             self._lake = lake
         return self._lake
 
-    def _seal_table(self, lake: Lake, cursor: Any, table: str, through: int, now: int) -> None:
+    def _seal_table(
+        self, lake: Lake, cursor: Any, sorting: ThreadPoolExecutor, table: str, through: int, now: int
+    ) -> None:
         after, shard = max(self._expected[table], self._floor), self._config.shard
         if after >= through:
             return
@@ -200,7 +210,7 @@ class Sealer:
             for day in files.days(cursor, table, after, through):
                 path = self._folder / f"{table}-{day}.parquet"
                 memory = self._config.memory_mb
-                self._sorting.submit(files.write_day, cursor, table, after, through, day, ids, path, memory).result()
+                sorting.submit(files.write_day, cursor, table, after, through, day, ids, path, memory).result()
                 name = plan.file_name(table, day, shard, uuid.uuid4().hex[:12], after, through)
                 locations.append(lake.put(table, path, name))
                 self.counters.bytes += path.stat().st_size

@@ -164,8 +164,8 @@ def echo(folder: Path, change: dict | None = None, *prefix: str) -> Iterator[Run
 
 
 @contextmanager
-def echo_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignore[type-arg]
-    """A reader of shared tables, ready; `change` has the sections `table` and `read`."""
+def unready_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignore[type-arg]
+    """A reader of shared tables that listens; `change` has the sections `table` and `read`."""
     folder.mkdir(parents=True, exist_ok=True)
     config, ports = folder / "reader.yaml", folder / "reader-ports.json"
     ports.unlink(missing_ok=True)
@@ -175,6 +175,13 @@ def echo_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignor
         wait_until(lambda: ports.exists() or running.process.poll() is not None, "the reader to listen", 120)
         assert running.process.poll() is None, running.words()
         running.ports = json.loads(ports.read_text())
+        yield running
+
+
+@contextmanager
+def echo_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignore[type-arg]
+    """A reader of shared tables, ready."""
+    with unready_reader(folder, change) as running:
         ready = running.url("api", "/readyz")
         wait_until(
             lambda: answer(ready)[0] == 200 or running.process.poll() is not None, "the reader to be ready", 120
