@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,65 +140,92 @@ def ingest(folder: Path, table: dict[str, Any], seconds: float, every: float, ro
 
 
 def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -> None:
-    """A writer that seals and is killed again and again, the catalog too; a reader polls all the time."""
-    ports = {"ingest": {"http_endpoint": f"127.0.0.1:{free_port()}"}, "api": {"endpoint": f"127.0.0.1:{free_port()}"}}
-    change = {"table": {**table, "every": 0.3, "keep": 0.0, "max_rows": 20_000}, **ports}
-    read = {"shards": {"0": f"http://{ports['api']['endpoint']}"}, "every": 0.5}
-    dice, ended, polls, doubled = random.Random(1), threading.Event(), [0], [0]
+    """Two shards that seal and maintain the tables, one or both killed again and again, the catalog too.
+
+    A reader polls all the time.
+    """
+    shards = {name: shard(table, name) for name in ("0", "1")}
+    read = {"shards": {name: f"http://{one['api']['endpoint']}" for name, one in shards.items()}, "every": 0.5}
+    dice, ended, polls, doubled, fewer = random.Random(1), threading.Event(), [0], [0], [0]
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(start_echo(folder / "kills", change))
-        reader = stack.enter_context(echo_reader(folder / "reader", {"table": change["table"], "read": read}))
-        command = [
-            str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint", ports["ingest"]["http_endpoint"],
-            "--nodes", "4", "--events", "1000000", "--batch", "50", "--cluster", "kills",
-            "--json",
-        ]  # fmt: skip
-        sender = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        stack.callback(sender.kill)
+        running = {
+            name: stack.enter_context(start_echo(folder / f"kills{name}", one)) for name, one in shards.items()
+        }
+        reader = stack.enter_context(echo_reader(folder / "reader", {"table": shards["0"]["table"], "read": read}))
+        senders = [stack.enter_context(sender(one, f"kills{name}")) for name, one in shards.items()]
+        for one in senders:
+            stack.callback(one.kill)
 
         def poll() -> None:
+            seen = 0
             while not ended.is_set():
                 answer = CLIENT.post(reader.url("api", contract.SQL), json={"sql": EACH_ONCE})
                 if answer.status_code == 200:
                     (everything, different), polls[0] = answer.json()["rows"][0], polls[0] + 1
                     doubled[0] += everything != different
+                    fewer[0] += different < seen
+                    seen = different
 
         polling = threading.Thread(target=poll)
         polling.start()
-        running = first
         for number in range(times):
             time.sleep(dice.uniform(0.5, 7))
             if number % 5 == 4:
                 postgres.kill()
                 postgres.start()
-            os.kill(running.process.pid, signal.SIGKILL)
-            running.process.wait()
-            running = stack.enter_context(start_echo(folder / "kills", change))
-        sender.send_signal(signal.SIGINT)
-        facts = json.loads(sender.communicate(timeout=900)[0])
+            killed = dice.choice((["0"], ["1"], ["0", "1"]))
+            for name in killed:
+                os.kill(running[name].process.pid, signal.SIGKILL)
+            for name in killed:
+                running[name].process.wait()
+                running[name] = stack.enter_context(start_echo(folder / f"kills{name}", shards[name]))
+        for one in senders:
+            one.send_signal(signal.SIGINT)
+        facts = [json.loads(one.communicate(timeout=900)[0]) for one in senders]
         stopped = time.time_ns()
-        wait_until(lambda: whole(reader) > stopped, "the reader to have everything", 300)
+        wait_until(lambda: whole(reader, shards) > stopped, "the reader to have everything", 300)
         ended.set()
         polling.join()
         everything, different = CLIENT.post(
             reader.url("api", contract.SQL), json={"sql": EACH_ONCE}
         ).json()["rows"][0]  # fmt: skip
-        wait_until(lambda: page(running, "ingero_echo_seals_total") > 0, "a seal of the last writer")
-        sealed = page(running, "ingero_echo_sealed_seq")
-    lost, twice = max(0, facts["acknowledged"] - different), everything - different
+        seals, writers = "ingero_echo_seals_total", running.values()
+        wait_until(lambda: all(page(writer, seals) > 0 for writer in writers), "a seal of each writer")
+        runs = sum(page(writer, "ingero_echo_maintenance_runs_total") for writer in writers)
+    sent, acknowledged = (sum(one[name] for one in facts) for name in ("sent", "acknowledged"))
+    lost, twice = max(0, acknowledged - different), everything - different
     row(
-        f"{times} kill -9 of the writer, every fifth also of PostgreSQL; {facts['acknowledged']:,} acknowledged, "
-        f"{different:,} in a reader, sealed through transaction {sealed:,.0f}: lost, doubled",
-        f"{lost}, {twice}", "0, 0", not lost and not twice and different <= facts["sent"],
+        f"{times} kill -9 of one or both of two shards that maintain the tables ({runs:.0f} runs since), every fifth "
+        f"also of PostgreSQL; {acknowledged:,} acknowledged, {different:,} in a reader: lost, doubled",
+        f"{lost}, {twice}", "0, 0", not lost and not twice and different <= sent,
     )  # fmt: skip
     row(f"{polls[0]:,} polls of the reader meanwhile: with a row twice", str(doubled[0]), "0", not doubled[0])
+    row("polls with fewer rows than before: a writer was away or replaced", str(fewer[0]), "", None)
 
 
-def whole(reader: Running) -> int:
+def shard(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """The settings of one of several writers; its addresses stay when it is started again."""
+    sealing = {"every": 0.3, "keep": 0.0, "max_rows": 20_000, "maintain_every": 1.0}
+    return {
+        "table": {**table, **sealing, "shard": name},
+        "ingest": {"http_endpoint": f"127.0.0.1:{free_port()}"}, "api": {"endpoint": f"127.0.0.1:{free_port()}"},
+    }  # fmt: skip
+
+
+def sender(one: dict[str, Any], cluster: str) -> subprocess.Popen[str]:
+    """Events of one cluster to one writer, until SIGINT; the facts are printed."""
+    command = [
+        str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint", one["ingest"]["http_endpoint"],
+        "--nodes", "4", "--events", "1000000", "--batch", "50", "--cluster", cluster, "--json",
+    ]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def whole(reader: Running, shards: Iterable[str]) -> int:
     """Up to when the reader has everything, nanoseconds."""
-    answer = CLIENT.post(reader.url("api", contract.SQL), json={"sql": "SELECT 1"})
-    as_of = answer.json().get("as_of", {}).get("0", "1970-01-01T00:00:00.000000000Z")
-    return int(parse_moment(as_of[:26] + "Z", 0) or 0)
+    as_of = CLIENT.post(reader.url("api", contract.SQL), json={"sql": "SELECT 1"}).json().get("as_of", {})
+    times = [as_of.get(name, "1970-01-01T00:00:00.000000000Z") for name in shards]
+    return min(int(parse_moment(one[:26] + "Z", 0) or 0) for one in times)
 
 
 def questions(folder: Path, table: dict[str, Any], millions: int) -> None:
@@ -242,7 +269,7 @@ def questions(folder: Path, table: dict[str, Any], millions: int) -> None:
 def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20, help="how often the writer is killed")
+    parser.add_argument("--kills", type=int, default=20, help="how often writers are killed")
     parser.add_argument("--millions", type=int, default=2, help="millions of events that a reader is asked about")
     parser.add_argument("--seconds", type=float, default=10, help="length of a run of ingest")
     parser.add_argument("--every", type=float, default=5, help="seconds between two seals in a run of ingest")
