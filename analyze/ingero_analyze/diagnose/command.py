@@ -32,6 +32,9 @@ SENTENCES: Final = {
 @click.option(
     "--kineto", multiple=True, metavar="PATH", help="PyTorch profiler traces of several ranks: files or folders."
 )
+@click.option(
+    "--ras", multiple=True, metavar="PATH", help="What `ncclras -f json` prints, once or at several times: files."
+)
 @click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are throttled.")
 @click.option(
     "--topology", metavar="FILE", help="Nodes, NICs and switches (YAML or JSON): which part of the network is slow."
@@ -45,6 +48,7 @@ def command(
     flight_recorder: tuple[str, ...],
     nccl_inspector: tuple[str, ...],
     kineto: tuple[str, ...],
+    ras: tuple[str, ...],
     dcgm: tuple[str, ...],
     topology: str | None,
     form: str | None,
@@ -56,7 +60,7 @@ def command(
     `kind` (compute or collective), `start` and `duration` in seconds; optional `step`, `group` (communicator), `seq`,
     `stage`, `data_parallel`. Clocks of ranks need not agree: only durations and differences on one clock are used.
 
-    Instead of FILE, what other tools have written: one of --flight-recorder (where does the job hang),
+    Instead of FILE, what other tools have written: one of --flight-recorder and --ras (where does the job hang),
     --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
     what they cannot, and names whatever could not be read.
 
@@ -71,13 +75,13 @@ def command(
     ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --format json | jq '.ranks'
     """
     given = {"FILE": files, "--flight-recorder": flight_recorder, "--nccl-inspector": nccl_inspector,
-             "--kineto": kineto}  # fmt: skip
+             "--kineto": kineto, "--ras": ras}  # fmt: skip
     used = [name for name, paths in given.items() if paths]
     if len(used) > 1:
         raise click.UsageError(f"{' and '.join(used)} cannot be judged together; ask once for each")
     if not used and not dcgm:
-        raise click.UsageError("a FILE, --flight-recorder, --nccl-inspector, --kineto or --dcgm is needed")
-    if topology and (not used or used[0] == "--flight-recorder"):
+        raise click.UsageError("a FILE, --flight-recorder, --nccl-inspector, --kineto, --ras or --dcgm is needed")
+    if topology and (not used or used[0] in ("--flight-recorder", "--ras")):
         raise click.UsageError("--topology needs a FILE, --kineto or --nccl-inspector")
     ports = _ports(topology) if topology else None
     answer = _timeline(files, quiet, ports) if files else _others(used[0] if used else "", given, dcgm, ports=ports)
@@ -128,7 +132,7 @@ def _others(
     ports: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
-    from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto
+    from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto, ras_hangs, ras_status
     from ingero_analyze.diagnose.sources import Problems, SourceError
     from ingero_analyze.diagnose.timeline_files import verdict
 
@@ -146,6 +150,13 @@ def _others(
                 hang = replace(hang, kind=hangs.HangKind.UNKNOWN)
             timed = rows.recorded() if hang.kind == hangs.HangKind.NONE else None
             answer = verdict(timed) if timed else hang.answer()
+        elif used == "--ras":
+            claims["ras"] = asdict(ras_hangs.CLAIMS)
+            statuses = ras_status.read_statuses(given[used], problems)
+            if not statuses:
+                _end(problems)
+            answer = ras_hangs.find_ras_hang(statuses, damaged=problems.count > 0)
+            hosts = answer["evidence"]["nodes"]
         elif used:
             module = inspector if used == "--nccl-inspector" else kineto
             claims[used.removeprefix("--").replace("-", "_")] = asdict(module.CLAIMS)
@@ -180,12 +191,15 @@ def _end(problems: Any) -> NoReturn:
 
 def _table(answer: dict[str, Any], console: Console) -> None:
     from ingero_analyze.diagnose.hangs import HANGS
+    from ingero_analyze.diagnose.ras_hangs import RAS_HANGS
 
     ranks = ", ".join(map(str, answer["ranks"]))
     if "gpu" in answer and not answer["evidence"] and not ranks:
         headline = answer["gpu"]["reading"]
     elif answer["evidence"].get("by") == "flight_recorder":
         headline = HANGS[answer["kind"]].format(ranks=ranks or "none")
+    elif answer["evidence"].get("by") == "ras":
+        headline = RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
     else:
         headline = SENTENCES[answer["kind"]].format(ranks=ranks)
     console.print(f"[bold]{escape(headline)}[/]")
