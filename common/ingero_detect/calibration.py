@@ -13,7 +13,7 @@ from ingero_detect import false_alarm_budget
 from ingero_detect.column_store import RUNS, ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, Singles
 from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import Bounds, CollapseTest, OwnTest, Residuals
+from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest, Residuals
 
 OFFSET_TICKS: Final = 12
 """Ticks between two measurements of the spread of a cohort's nodes, and at least between two calibrations."""
@@ -25,7 +25,7 @@ _SAMPLE: Final = 8192
 """Nodes whose steps are counted in one tick."""
 
 _SHORT_RUN: Final = 12
-"""Ticks. Large losses that end by themselves within this time make the group need more ticks to confirm one."""
+"""Ticks. An accusation that ends by itself within this time counts as chance."""
 
 _HALF_LIFE_HOURS: Final = 48.0
 
@@ -63,7 +63,7 @@ def record_tick(
         _record_peaks(memory, side, nodes, free, evidence)
     _record_steps(memory, ticks, nodes, free, bounds)
     lasted = collapse.steep_before
-    ended = (lasted > 0) & (collapse.steep == 0) & (lasted <= _SHORT_RUN) & ~nodes.accused
+    ended = (lasted > 0) & (collapse.steep == 0) & (lasted <= LONGEST_PAUSE) & ~nodes.accused
     if ended.any():
         _record_runs(memory, parameters, nodes.group[ended], lasted[ended])
     judged = np.bincount(nodes.group[~nodes.accused & nodes.fresh], minlength=len(nodes.level))
@@ -110,10 +110,10 @@ def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools
 
 
 def record_short_losses(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
-    """Count large losses that accused a node and ended by themselves within a minute, once they have ended."""
+    """Count pauses that accused a node, once they have ended."""
     steep = memory.node("steep")
     lasted = np.rint((memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds)
-    short = (steep[rows] > 0) & (lasted <= _SHORT_RUN)
+    short = (steep[rows] > 0) & (lasted <= LONGEST_PAUSE)
     steep[rows] = 0
     if short.any():
         ticks = np.maximum(lasted[short].astype(np.int64), 1)

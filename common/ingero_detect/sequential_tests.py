@@ -26,8 +26,11 @@ _HALF: Final = float(np.log(2.0))
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
 
-_MOST_CONFIRMING: Final = 4
-"""Most ticks that the largest loss must last for an alarm where large losses keep ending by themselves."""
+LONGEST_PAUSE: Final = 4
+"""Ticks. A large loss that ends by itself within this time is a pause; one that lasts longer is a fault.
+
+It is also the longest that the alarm for a large loss waits because of pauses.
+"""
 
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
@@ -192,7 +195,7 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
     crowd = np.bincount(group[low], minlength=len(alarm))
     crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
-    confirm = np.minimum(memory.group("confirm"), _MOST_CONFIRMING)
+    confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)
     # Half a step is left for evidence that noise brought before.
     cap = np.minimum(parameters.largest_step, 0.75 * alarm)
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)

@@ -89,6 +89,17 @@ def test_a_pause_of_two_ticks_accuses_at_most_once_and_a_lasting_fault_is_named_
     assert played.whats("n1") == ["accused", "recovering", "cleared"]
 
 
+def test_a_fault_that_was_mended_does_not_delay_the_verdict_on_the_next_one() -> None:
+    rates = healthy(700, 8)
+    rates[300:308, 1] *= 0.01
+    rates[400:410, 2] *= 0.6
+    rates[500:, 6] *= 0.6
+
+    *mended, (tick, node) = play(rates).accused()
+    assert mended == [(301, "n1"), (401, "n2")]
+    assert node == "n6" and tick <= 502
+
+
 def test_frequent_pauses_of_one_tick_accuse_nobody_and_a_lasting_fault_is_still_named() -> None:
     rates = healthy(700, 8)
     for tick in range(300, 600, 10):
