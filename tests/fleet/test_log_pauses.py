@@ -48,11 +48,11 @@ class OneReplica:
         self.sequence += 1
         return self.state.apply(LogMessage(self.sequence, self.now, kind, key, body))  # type: ignore[arg-type]
 
-    def rounds(self, count: int, slow: float = 1.0) -> None:
+    def rounds(self, count: int, slow: float = 1.0, seconds: float = INTERVAL) -> None:
         for _ in range(count):
             self.report(slow)
             self.publish()
-            self.now += INTERVAL
+            self.now += seconds
             self.tick()
 
 
@@ -94,3 +94,17 @@ def test_evidence_begins_anew_after_ten_minutes_without_the_log() -> None:
     assert paused.edges == [] and paused.line == "healthy"
     paused.rounds(3, slow=0.6)
     assert paused.edges == [f"accused n{SLOW}"], "what is slow afterwards is named"
+
+
+def test_a_log_whose_clock_was_set_back_names_and_clears_as_before() -> None:
+    """Its times are clamped then: for as long as it is behind, all messages have the same time."""
+    replica = OneReplica()
+    replica.rounds(CONFIG.ingero.detector.warmup_ticks + 10)
+    replica.rounds(5, seconds=0.0)
+    assert replica.edges == []
+    replica.rounds(4, slow=0.4, seconds=0.0)
+    assert replica.edges == [f"accused n{SLOW}"]
+    replica.rounds(12, seconds=0.0)
+    assert replica.edges[-1] == f"cleared n{SLOW}" and replica.line == "healthy"
+    replica.rounds(3)
+    assert len(replica.state.machine.table) == NODES and replica.edges[-1] == f"cleared n{SLOW}"
