@@ -40,6 +40,12 @@ LOCKED: Final = "lock on file"
 """The engine's message when another process has the file."""
 
 
+_ALL_SEQS: Final = " UNION ALL ".join(
+    [*(f"SELECT max(seq) AS seq FROM {table}" for table in TABLES), "SELECT sealed FROM sealing"]
+)
+"""The highest order of arrival by table, and the highest that was sealed."""
+
+
 class StoreError(UserError):
     """The database cannot be used; the text says why and what to do."""
 
@@ -177,9 +183,8 @@ class Store:
 
     def newest_seq(self) -> int:
         """The highest order of arrival that was ever used; it never falls, also when its rows are deleted."""
-        columns = " UNION ALL ".join(f"SELECT max(seq) AS seq FROM {table}" for table in TABLES)
         with self.cursor() as cursor:
-            row = cursor.execute(f"SELECT max(seq) FROM ({columns} UNION ALL SELECT sealed FROM sealing)").fetchall()
+            row = cursor.execute(f"SELECT max(seq) FROM ({_ALL_SEQS})").fetchall()
         return max(0, int(row[0][0]))
 
     def sealed_seq(self) -> int:
@@ -450,9 +455,28 @@ def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
         lock.release()
 
 
+def _sealing_state(connection: Any) -> Any:
+    """Identity, boundaries and the highest order of arrival of a database."""
+    query = f"SELECT store, sealed, deleted, (SELECT max(seq) FROM ({_ALL_SEQS})) FROM sealing"
+    return connection.execute(query).fetchall()
+
+
+def _state_of_file(path: Path) -> Any:
+    """The same of a database that is not in use; `None` if there is none, or it cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        with duckdb.connect(str(path), read_only=True) as connection:
+            return _sealing_state(connection)
+    except duckdb.Error:
+        return None
+
+
 def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
     """Replace the database, which must not be in use, by a backup. An existing one is kept as `.before-restore`,
     with a number if that name exists.
+
+    The restored database has an identity of its own in shared tables, unless it has all that the existing one had.
 
     Raises `StoreError` or `DatabaseLocked`.
     """
@@ -469,7 +493,12 @@ def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
         _remove(fresh)
         copy_files(backup, fresh)
         checked = _connect(config.model_copy(update={"path": fresh}))
-        checked.close()
+        try:
+            if _sealing_state(checked) != _state_of_file(path):
+                newest = checked.execute(f"SELECT greatest(0, max(seq)) FROM ({_ALL_SEQS})").fetchall()[0][0]
+                checked.execute("UPDATE sealing SET origin = store, copied = ?, store = uuid()", [newest])
+        finally:
+            checked.close()
         kept = _unused(path.with_name(f"{path.name}.before-restore"))
         for old, new in zip(_files(path), _files(kept), strict=True):
             if old.exists():

@@ -26,7 +26,8 @@ from ingero_echo.lake.catalog import LakeCatalog, LakeError
 from ingero_echo.lake.layout import lake_columns
 from ingero_echo.lake.plan import Boundary, ShardTaken
 from ingero_echo.lake.sealer import open_lake
-from ingero_echo.settings import RetentionConfig, TableConfig
+from ingero_echo.settings import RetentionConfig, StoreConfig, TableConfig
+from ingero_echo.store import compact, restore
 from ingero_echo.window import Window
 from ingero_testing import telemetry
 from ingero_testing.lakes import TABLES, Shard, open_reader, seal_until_killed, seen, table_config
@@ -262,6 +263,64 @@ def test_a_copy_that_is_older_is_refused(tmp_path: Path) -> None:
         copy.seal()
     copy.close()
     shard.close()
+
+
+def restored(tmp_path: Path, shard: str) -> Shard:
+    """A backup with 5 sealed and 2 other events, restored after 10 further ones, all sealed meanwhile."""
+    path = tmp_path / "e.duckdb"
+    first = Shard(path, table_config(tmp_path / "lake", "a"))
+    first.put(telemetry.numbered(5)[1])
+    first.seal()
+    first.put(telemetry.numbered(2)[1])
+    first.writer.call(lambda: first.store.copy(tmp_path / "copy.duckdb")).result()
+    for _ in range(2):
+        first.put(telemetry.numbered(5)[1])
+    first.seal()
+    first.close()
+    restore(tmp_path / "copy.duckdb", StoreConfig(path=path), force=True)
+    return Shard(path, table_config(tmp_path / "lake", shard))
+
+
+def test_an_older_backup_under_the_old_name_is_refused_however_often_it_starts(tmp_path: Path) -> None:
+    shard = restored(tmp_path, "a")
+    for _ in range(4):
+        shard.put(telemetry.numbered(3)[1])
+    with pytest.raises(ShardTaken):
+        shard.seal()
+    shard.close()
+
+    again = Shard(tmp_path / "e.duckdb", table_config(tmp_path / "lake", "a"))
+    with pytest.raises(ShardTaken):
+        again.seal()
+    again.close()
+
+
+def test_an_older_backup_under_a_new_name_seals_what_came_after_it_and_nothing_twice(tmp_path: Path) -> None:
+    shard = restored(tmp_path, "b")
+    shard.put(telemetry.numbered(3)[1])
+    shard.seal()
+    rows = seen(table_config(tmp_path / "lake", "b"), shard.store.cursor(), shard="b")
+    shard.close()
+
+    assert len(rows) == rows.total() == 5 + 2 + 10 + 3
+
+
+def test_a_copy_of_the_latest_state_that_is_restored_goes_on_under_its_name(tmp_path: Path) -> None:
+    path, config = tmp_path / "e.duckdb", table_config(tmp_path / "lake")
+    shard = Shard(path, config)
+    shard.put(telemetry.numbered(5)[1])
+    shard.seal()
+    shard.put(telemetry.numbered(2)[1])
+    shard.close()
+    compact(path, tmp_path / "compact.duckdb")
+    restore(tmp_path / "compact.duckdb", StoreConfig(path=path), force=True)
+
+    again = Shard(path, config)
+    again.seal()
+    rows = seen(config, again.store.cursor())
+    again.close()
+
+    assert len(rows) == rows.total() == 7
 
 
 def test_while_the_catalog_is_away_events_are_taken_and_sealed_later(tmp_path: Path) -> None:

@@ -116,10 +116,10 @@ class LakeCatalog:
             for table in TABLES:
                 self._evolve(self._create(table), table)
 
-    def boundary(self, table: str, shard: str) -> Boundary:
-        """What a table says of a shard."""
+    def boundaries(self, table: str) -> dict[str, Boundary]:
+        """What a table says of all shards."""
         with self._errors():
-            return boundaries(self._load(table).properties).get(shard, Boundary())
+            return boundaries(self._load(table).properties)
 
     def field_ids(self, table: str) -> dict[str, int]:
         """The numbers of the columns, which files must name."""

@@ -83,6 +83,12 @@ def first_contact(shard: str, found: Boundary, store: str, started_at: int) -> i
     return found.sealed
 
 
+def sealed_elsewhere(known: Iterable[Boundary], origin: str | None, copied: int) -> int:
+    """The boundary of rows up to `copied`, which came with a backup of the database `origin`, in a table already."""
+    sealed = max((found.sealed for found in known if origin and found.store == origin), default=NOTHING)
+    return min(sealed, copied)
+
+
 def landed(shard: str, found: Boundary, expected: int, wanted: Boundary) -> bool:
     """Whether the table has the boundary that is to be committed; otherwise it has the one that it must have before.
 

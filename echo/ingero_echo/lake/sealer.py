@@ -36,8 +36,8 @@ class Lake(Protocol):
     def create(self) -> None:
         """Create what is missing."""
 
-    def boundary(self, table: str, shard: str) -> Boundary:
-        """What a table says of a shard."""
+    def boundaries(self, table: str) -> dict[str, Boundary]:
+        """What a table says of all shards."""
 
     def field_ids(self, table: str) -> dict[str, int]:
         """The numbers of the columns."""
@@ -107,7 +107,10 @@ class Sealer:
         self._attempts: dict[str, set[int]] = {table: set() for table in TABLES}
         """Boundaries that were committed with an unknown outcome."""
         with store.cursor() as cursor:
-            self._id = str(cursor.execute("SELECT store::VARCHAR FROM sealing").fetchall()[0][0])
+            row = cursor.execute("SELECT store::VARCHAR, origin::VARCHAR, copied FROM sealing").fetchall()[0]
+        self._id, self._origin, self._copied = str(row[0]), row[1], int(row[2])
+        self._sealed_by_origin = dict.fromkeys(TABLES, plan.NOTHING)
+        """Boundaries of the rows that this database got from a backup and the other one sealed since."""
         self._sealed = self._floor = store.sealed_seq()
         """What this database knows to be sealed, also under another name of the shard, is not sealed again."""
         self._started_at = store.newest_seq()
@@ -189,7 +192,9 @@ class Sealer:
             lake = self._open_lake(self._config)
             lake.create()
             for table in TABLES:
-                found = lake.boundary(table, self._config.shard)
+                known = lake.boundaries(table)
+                found = known.get(self._config.shard, Boundary())
+                self._sealed_by_origin[table] = plan.sealed_elsewhere(known.values(), self._origin, self._copied)
                 if table not in self._expected:
                     self._expected[table] = plan.first_contact(self._config.shard, found, self._id, self._started_at)
                 elif self._was_ours(table, found):
@@ -200,7 +205,8 @@ class Sealer:
     def _seal_table(
         self, lake: Lake, cursor: Any, sorting: ThreadPoolExecutor, table: str, through: int, now: int
     ) -> None:
-        after, shard = max(self._expected[table], self._floor), self._config.shard
+        after = max(self._expected[table], self._floor, self._sealed_by_origin[table])
+        shard = self._config.shard
         if after >= through:
             return
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -226,7 +232,7 @@ class Sealer:
         try:
             lake.commit(table, locations, shard, self._expected[table], wanted)
         except ShardTaken:
-            if self._was_ours(table, lake.boundary(table, shard)):
+            if self._was_ours(table, lake.boundaries(table).get(shard, Boundary())):
                 raise UserError(f"{table}: an earlier commit that seemed to have failed has landed") from None
             raise
         except UserError:

@@ -33,7 +33,7 @@ from ingero_kit.otlp_signal import Signal
 
 log = get(__name__)
 
-RANK_DELAY: Final = 0.2
+RANK_DELAY: Final = 0.1
 """Push intervals by which each further replica waits longer before it cuts a tick that is due."""
 
 AWAY_PAUSE: Final = 0.1
