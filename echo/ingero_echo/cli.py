@@ -291,6 +291,42 @@ def restore(copy: Path, database: Path, force: bool) -> None:
 
 
 @main.command()
+@_config
+@_set
+@click.option("--database", type=click.Path(dir_okay=False, path_type=Path), help="A backup, instead of store.path.")
+@click.option("--since", default="all", show_default=True, help="Check days from this time on: 7d, or RFC 3339.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def verify(file: Path | None, settings: tuple[str, ...], database: Path | None, since: str, as_json: bool) -> None:
+    """Check that nothing is lost, doubled or changed in a database that is not in use, and in its shared tables.
+
+    Sums are compared with events, and rows of the database with the same rows in the files of the tables. Exit
+    status: 0 whole, 1 something differs, 2 it cannot be checked.
+
+    \b
+    ingero-echo verify --config echo.yaml
+    ingero-echo verify --config echo.yaml --database echo-copy.duckdb --since 7d --json
+    """
+    import time
+
+    import duckdb
+
+    from ingero_echo.errors import UserError
+    from ingero_echo.verify import verify as check
+    from ingero_echo.window import parse_moment
+
+    config = _read(file, settings, insecure=None if file else True)
+    try:
+        report = check(config, database or config.store.path, parse_moment(since, time.time_ns()))
+    except (UserError, OSError, ValueError, duckdb.Error) as error:
+        hint = f" ({error.hint})" if isinstance(error, UserError) and error.hint else ""
+        click.echo(f"ingero-echo: cannot be checked: {error}{hint}", err=True)
+        sys.exit(2)
+    for line in [json.dumps(report.facts())] if as_json else report.lines():
+        click.echo(line)
+    sys.exit(0 if report.whole else 1)
+
+
+@main.command()
 @click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A backup.")
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder, or file.")
 @click.option("--table", "tables", multiple=True, default=("events",), show_default=True, help="What to write.")

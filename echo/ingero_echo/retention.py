@@ -67,7 +67,8 @@ def sweep(store: Store, config: RetentionConfig, now_nanos: int, *, sealing: boo
     settled = now_nanos - rollups.SETTLED_NANOS
     if not sealing:
         rollups.merge(store.connection, settled - 4 * rollups.SETTLED_NANOS, settled)
-    deleted = delete_before(store.connection, now_nanos - int(config.age * 1e9))
+    oldest = now_nanos - int(config.age * 1e9)
+    deleted = delete_before(store.connection, oldest // rollups.BUCKET_NANOS * rollups.BUCKET_NANOS)
     if deleted:
         store.checkpoint()
     if store.live_bytes() > config.size_mb << 20:
@@ -85,11 +86,19 @@ def sweep(store: Store, config: RetentionConfig, now_nanos: int, *, sealing: boo
 
 
 def delete_before(connection: Any, nanos: int) -> int:
-    """Delete everything older; returns the rows deleted."""
+    """Delete everything older; returns the rows deleted. The sums of the bucket that is cut are made anew."""
     deleted = 0
-    for table in TABLES:
-        row = connection.execute(f'DELETE FROM {table} WHERE "timestamp" < make_timestamp_ns(?)', [nanos]).fetchone()
-        deleted += int(row[0]) if row else 0
+    connection.execute("BEGIN")
+    try:
+        for table in TABLES:
+            row = connection.execute(f'DELETE FROM {table} WHERE "timestamp" < make_timestamp_ns(?)', [nanos])
+            deleted += int(row.fetchall()[0][0])
+        if deleted and nanos % rollups.BUCKET_NANOS:
+            rollups.add_rest(connection, nanos)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
     return deleted
 
 

@@ -180,6 +180,11 @@ class LakeCatalog:
         with self._errors(), self._ios[table].new_input(file.location).open() as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
 
+    def exists(self, table: str, file: LakeFile) -> bool:
+        """Whether a data file of a pinned table is in the storage."""
+        with self._errors():
+            return self._ios[table].new_input(file.location).exists()
+
     def storage_time(self) -> float:
         """The time of the object storage, seconds, from an object that is written for this."""
         with self._errors():

@@ -44,15 +44,19 @@ def write_day(
 
 
 def merge_files(table: str, sources: Sequence[Path], ids: Mapping[str, int], target: Path, memory_mb: int) -> int:
-    """Write the rows of several files of a table as one; returns how many there are. Older files lack columns."""
-    columns = ", ".join(f'NULL::{SQL_TYPES[column.kind]} AS "{column.name}"' for column in lake_columns(table))
-    names = ", ".join(literal(str(source)) for source in sources)
-    rows = (
-        f"SELECT * FROM (SELECT {columns} LIMIT 0) "
-        f"UNION ALL BY NAME SELECT * FROM read_parquet([{names}], union_by_name=true)"
-    )
+    """Write the rows of several files of a table as one; returns how many there are."""
     with _engine(target, memory_mb) as engine:
-        return int(engine.execute(_copy(table, rows, ids, target)).fetchall()[0][0])
+        return int(engine.execute(_copy(table, stored_rows(table, sources), ids, target)).fetchall()[0][0])
+
+
+def stored_rows(table: str, sources: Sequence[Path]) -> str:
+    """A query for the rows of copies of data files. Older files lack columns."""
+    columns = ", ".join(f'NULL::{SQL_TYPES[column.kind]} AS "{column.name}"' for column in lake_columns(table))
+    none = f"SELECT {columns} WHERE false"
+    if not sources:
+        return none
+    names = ", ".join(literal(str(source)) for source in sources)
+    return f"{none} UNION ALL BY NAME SELECT * FROM read_parquet([{names}], union_by_name=true)"
 
 
 def _engine(target: Path, memory_mb: int) -> duckdb.DuckDBPyConnection:

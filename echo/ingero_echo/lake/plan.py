@@ -1,5 +1,6 @@
 """What to seal, under which name, and whether it may be committed. Pure: values in, decisions out."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -114,6 +115,15 @@ def file_name(table: str, day: str, shard: str, attempt: str, after: int, throug
     No name is used twice, so maintenance may delete an old object that no snapshot names.
     """
     return f"data/day={day}/{table}-{shard}-{attempt}-{max(0, after + 1):012d}-{through:012d}.parquet"
+
+
+def sealed_by(location: str) -> tuple[str, int] | None:
+    """Shard and end of the range of a file with such a name; `None` for one that maintenance made."""
+    found = _FILE_NAME.search(location)
+    return (found[1], int(found[2])) if found else None
+
+
+_FILE_NAME: Final = re.compile(r"/[a-z_]+-([a-z0-9-]+)-[0-9a-f]{12}-\d{12,}-(\d{12,})\.parquet$")
 
 
 def backoff(attempt: int, chance: float) -> float:
