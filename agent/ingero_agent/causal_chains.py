@@ -126,7 +126,7 @@ class CausalChains:
     def __init__(self, file: Path, pid: int | None, node: HealthReport, client: FleetClient) -> None:
         """`pid`: only this process; `None` for all."""
         self.outcomes: Counter[str] = Counter(sent=0, failed=0, over_limit=0, unreadable=0)
-        self._file, self._pid, self._node, self._client = file, pid, node, client
+        self._file, self._pid, self.node, self._client = file, pid, node, client
         self.latest: deque[dict[str, Any]] = deque(maxlen=MAX_LATEST)
         """The last findings that were sent, with their chains."""
         self._due = Every(SEARCH_SECONDS)
@@ -161,12 +161,12 @@ class CausalChains:
             return
         fresh = episode.unsent(findings)
         chosen = fresh[: max(0, MAX_RECORDS - episode.records)]
-        if chosen and not await self._client.send_logs(encode_chains(chosen, episode.begun, self._node, now)):
+        if chosen and not await self._client.send_logs(encode_chains(chosen, episode.begun, self.node, now)):
             self.outcomes["failed"] += len(chosen)
             return
         self.outcomes.update(sent=len(chosen), over_limit=len(fresh) - len(chosen))
         episode.note(fresh, len(chosen))
         for one in chosen:
-            chain = chain_id(one, episode.begun, self._node)
+            chain = chain_id(one, episode.begun, self.node)
             self.latest.append({"sent_at": now, echo.CAUSAL_CHAIN_ID: chain, "id": one.id, **asdict(one)})
             log.info("cause", kind=one.kind, severity=str(one.severity), summary=one.summary)

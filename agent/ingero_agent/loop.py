@@ -19,6 +19,7 @@ from ingero_agent.health.signals import SignalReading, sanitise
 from ingero_agent.health.throttle import Throttling
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
+from ingero_agent.slurm import SlurmJob, find_slurm_job, with_slurm_job
 from ingero_agent.sources import ReadFailed, SignalSource
 from ingero_agent.sources.poll_buffer import PollBuffer
 from ingero_agent.throttle_metrics import encode_throttling
@@ -98,15 +99,16 @@ class PushLoop:
         self._client = client
         self._socket = socket
         self._clock = clock
-        self._identity = HealthReport(
+        self.identity = HealthReport(
             node_id=config.fleet_node_id, cluster_id=config.fleet_cluster_id, job_id=config.fleet_job_id,
             stage=config.fleet_stage, workload_type=config.fleet_workload_type, cgroup_path_hash=cgroup_hash,
             world_size=config.fleet_world_size, rank=config.fleet_node_rank if config.fleet_world_size else None,
             provider=provider,
         )  # fmt: skip
+        self._slurm_job: SlurmJob | None = None
         self.chains: CausalChains | None = None
         if config.signal_db_path:
-            self.chains = CausalChains(config.signal_db_path, config.only_pid, self._identity, client)
+            self.chains = CausalChains(config.signal_db_path, config.only_pid, self.identity, client)
         self.baseline = Baseline()
         self.phase = PhaseState(warmup=config.warmup_samples)
         self.rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
@@ -198,6 +200,8 @@ class PushLoop:
         seen = self._polls.drain()
         if seen is None:
             return
+        if self._config.detect_slurm and not self._config.fleet_job_id:
+            self._follow_slurm()
         gpus = await self._devices.read()
         was_throttled, self.throttling = self.throttling.active, self.throttling.advance(gpus.throttle)
         observation = self._with_gpus(seen, gpus)
@@ -207,12 +211,28 @@ class PushLoop:
             self.baseline = Baseline()
         await self._judge(now, observation, gpus, push=step.push)
         if was_throttled or self.throttling.active:
-            await self._client.send_event(encode_throttling(self.throttling, self._identity, int(now * 1e9)))
+            await self._client.send_event(encode_throttling(self.throttling, self.identity, int(now * 1e9)))
         suspect = self._early_push.suspect(now, self._config.fleet_push_interval)
         if not self.straggler and not suspect and self.phase.phase is not Phase.IDLE:
             self.baseline = self.baseline.advance(observation)
         if self._save_due.due(now):
             self._save(now)
+
+    def _follow_slurm(self) -> None:
+        """Take over the identity of the Slurm job. A node without processes of a job keeps the last job, so that one
+        that ends before the others stays in their cohort; another job is learnt from the beginning."""
+        job, before = find_slurm_job(self._source.pids()), self._slurm_job
+        if job is None or job == before:
+            return
+        self._slurm_job = job
+        self.identity = with_slurm_job(
+            self.identity, job, self._config.fleet_world_size, self._config.fleet_node_rank
+        )
+        if self.chains:
+            self.chains.node = self.identity
+        log.info("slurm job", job=job.job_id, nodes=job.nodes, rank=job.node_rank)
+        if before is not None and before.job_id != job.job_id:
+            self.baseline, self.phase = Baseline(), PhaseState(warmup=self._config.warmup_samples)
 
     def _with_gpus(self, observation: SignalReading, gpus: GpuReading) -> SignalReading:
         """The observation with the GPUs' memory, every number in its range."""
@@ -251,7 +271,7 @@ class PushLoop:
                 threshold=rule.threshold, mode=str(rule.mode), source=str(rule.source), signal=str(current.dominant),
                 throttled=",".join(sorted(self.throttling.active)),
             )  # fmt: skip
-        node, event_id = self._identity, str(uuid.uuid4())
+        node, event_id = self.identity, str(uuid.uuid4())
         event = StragglerStateEvent(
             node_id=node.node_id, cluster_id=node.cluster_id, rank=node.rank, world_size=node.world_size or None,
             threshold=rule.threshold if rule.threshold is not None else classification.LOCAL_THRESHOLD,
@@ -264,7 +284,7 @@ class PushLoop:
     def _report(self, latest: LatestPoll, now: float) -> HealthReport:
         response, observation = self._client.response, latest.observation
         return replace(
-            self._identity, state=WIRE_STATES[self.phase.phase], score=latest.score.value,
+            self.identity, state=WIRE_STATES[self.phase.phase], score=latest.score.value,
             throughput=latest.score.ratios.throughput, rate=observation.rate, degraded=self.baseline.degraded(),
             detection_mode=str(self.rule.mode), decision_source=str(self.rule.source),
             fleet_reachable=response.reachable, last_verdict=response.verdict.format() if response.verdict else "",
@@ -273,7 +293,7 @@ class PushLoop:
         )  # fmt: skip
 
     def _resolved(self, now: float, event_id: str) -> StragglerResolvedEvent:
-        node = self._identity
+        node = self.identity
         return StragglerResolvedEvent(
             node_id=node.node_id, cluster_id=node.cluster_id, rank=node.rank, world_size=node.world_size or None,
             timestamp=rfc3339(now), event_id=event_id,

@@ -31,7 +31,8 @@ class AgentSettings(Settings):
     fleet_workload_type: str = "unknown"
     """What runs here, such as training or inference; nodes are compared only within it."""
     fleet_job_id: str = ""
-    """The job that runs here; nodes are compared only within it."""
+    """The job that runs here; nodes are compared only within it. Without it, the Slurm job of the workload's
+    processes, if they have one."""
     fleet_stage: str = ""
     """Pipeline stage, where known."""
     fleet_push_interval: Duration = Field(default=10.0, ge=0.1)
@@ -63,7 +64,8 @@ class AgentSettings(Settings):
     fleet_persist_stale_age: Duration = 600.0
     """Age above which a saved baseline is not used."""
     fleet_world_size: int = Field(default=0, ge=0)
-    """Nodes of the job, each counted as one rank; 0 when not distributed. Fleet's quorum expects as many."""
+    """Nodes of the job, each counted as one rank; 0 when not distributed. Fleet's quorum expects as many. Without it,
+    those of the Slurm job."""
     fleet_node_rank: int | None = Field(default=None, ge=0)
     """This node's rank, if it is known."""
     fleet_threshold_url: str | None = None
@@ -74,6 +76,8 @@ class AgentSettings(Settings):
     """How far above the threshold a straggler must come to count as healthy again."""
     detect_provider: bool = True
     """Ask the instance metadata services which cloud this is."""
+    detect_slurm: bool = True
+    """Take the job, its number of nodes and this node's rank from Slurm where `fleet_job_id` is not set."""
     warmup_samples: int = Field(default=30, ge=1)
     """Polls before the node counts as active."""
     remediate: bool = False

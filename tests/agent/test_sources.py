@@ -171,6 +171,9 @@ class Steps:
     def done(self, now: float) -> float:
         return self.rate * min(now, self.until)
 
+    def pids(self) -> tuple[int, ...]:
+        return ()
+
     def read(self, now: float) -> SignalReading | None:
         before, self.before = self.before, now
         if before is None:
@@ -206,7 +209,7 @@ def test_polls_count_for_as_long_as_they_counted() -> None:
     ]
     source, pieces = iter([None, *polls]), PollBuffer()
     for moment in range(5):
-        pieces.read(SimpleNamespace(read=lambda now: next(source), close=lambda: None), moment / 4)
+        pieces.read(SimpleNamespace(read=lambda now: next(source), pids=tuple), moment / 4)
 
     joined = pieces.drain()
 

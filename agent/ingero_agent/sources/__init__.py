@@ -1,5 +1,6 @@
 """The protocol of the sources that observations come from."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from ingero_agent.health.signals import SignalReading
@@ -17,3 +18,6 @@ class SignalSource(Protocol):
 
         Raises `ReadFailed`.
         """
+
+    def pids(self) -> Iterable[int]:
+        """The processes that the last poll measured; empty where there are none."""

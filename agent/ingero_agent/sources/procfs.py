@@ -120,6 +120,15 @@ class ProcfsSource:
             launches=round(rate * elapsed) if rate * elapsed >= 1 else int(rate > 0.01),
         )
 
+    def pids(self) -> list[int]:
+        """The processes of the last poll; those of a cgroup as of now."""
+        if self._target.cgroup is None:
+            return [pid for pid, _ in self._seconds]
+        try:
+            return [int(line) for line in (self._target.cgroup / "cgroup.procs").read_text().split()]
+        except (OSError, ValueError):
+            return []
+
     def _steps(self) -> float | None:
         file = self._target.progress_file
         if file is None:

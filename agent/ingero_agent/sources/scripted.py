@@ -52,6 +52,10 @@ class ScriptedSource:
             raise SettingsError(f"{file}: stages: at least one is needed")
         return cls(stages)
 
+    def pids(self) -> tuple[int, ...]:
+        """None: the signals are made up."""
+        return ()
+
     def read(self, now: float) -> SignalReading:
         """The stage that `now` falls into."""
         if self._started is None:

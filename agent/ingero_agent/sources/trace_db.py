@@ -89,6 +89,11 @@ class DatabaseSource:
         self._where = f"source IN {SOURCES}" + (f" AND pid IN ({', '.join(map(str, pids))})" if pids else "")
         self._load = HostLoad(proc)
         self._before: _Snapshot | None = None
+        self._pids: list[int] = []
+
+    def pids(self) -> list[int]:
+        """The processes that used a GPU about the time of the last poll."""
+        return self._pids
 
     def read(self, now: float) -> SignalReading | None:
         """Compare with the last poll, `None` on the first and while there is nothing new.
@@ -132,6 +137,7 @@ class DatabaseSource:
         if now - written > SILENT_SECONDS:
             raise ReadFailed(f"{self._file}: the trace agent has written nothing for {now - written:.0f} s")
         before = self._before if self._before and self._before.written <= written else None
+        self._pids = _processes(database, self._where, int(written) - 2 * BUCKET_SECONDS)
         since = before.written if before else written
         rows = database.execute(
             f"SELECT bucket, {_COUNTED} FROM event_aggregates_5s WHERE {self._where} AND bucket > ? GROUP BY bucket",
@@ -154,11 +160,17 @@ class DatabaseSource:
     def _in_window(self, database: sqlite3.Connection, now: float) -> tuple[int, int, float]:
         newest = int(now) // BUCKET_SECONDS * BUCKET_SECONDS
         oldest = newest - int(self._window) // BUCKET_SECONDS * BUCKET_SECONDS
+        self._pids = _processes(database, self._where, newest - 2 * BUCKET_SECONDS)
         launches, nanoseconds = database.execute(
             f"SELECT {_COUNTED} FROM event_aggregates_5s WHERE {self._where} AND bucket >= ? AND bucket < ?",
             (oldest, newest),
         ).fetchone()
         return launches, nanoseconds, float(newest - oldest)
+
+
+def _processes(database: sqlite3.Connection, where: str, since: int) -> list[int]:
+    rows = database.execute(f"SELECT DISTINCT pid FROM event_aggregates_5s WHERE {where} AND bucket >= ?", (since,))
+    return [pid for (pid,) in rows]
 
 
 def _paused(database: sqlite3.Connection, begin: float, end: float) -> float:

@@ -45,6 +45,12 @@ def parse_rank(environment: Mapping[str, str], name: str = "RANK") -> int | None
     return int(text) if text.isdecimal() else None
 
 
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """The rank of a process in its job: RANK, or else what `srun` sets."""
+    rank = parse_rank(environment)
+    return parse_rank(environment, "SLURM_PROCID") if rank is None else rank
+
+
 def parse_container(cgroups: str, environment: Mapping[str, str]) -> Container | None:
     """Parse /proc/PID/cgroup; `None` for a process without a cgroup.
 

@@ -60,10 +60,13 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def rank_and_world_size(pid: int) -> tuple[int, int] | None:
-    """A process's RANK and WORLD_SIZE; `None` unless the world has several ranks."""
+    """A process's RANK and WORLD_SIZE, or what `srun` sets; `None` unless the world has several ranks."""
     environment = environment_of(pid)
-    size, rank = parse_rank(environment, "WORLD_SIZE"), parse_rank(environment)
-    return (rank, size) if size and rank is not None else None
+    for rank_name, size_name in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+        size, rank = parse_rank(environment, size_name), parse_rank(environment, rank_name)
+        if size and rank is not None:
+            return rank, size
+    return None
 
 
 def container_of(pid: int) -> Container | None:

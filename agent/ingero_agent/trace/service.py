@@ -15,7 +15,7 @@ from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.call_rates import CallRates
 from ingero_agent.trace.capabilities import evaluate
 from ingero_agent.trace.check import machine_facts
-from ingero_agent.trace.containers import parse_rank
+from ingero_agent.trace.containers import rank_of
 from ingero_agent.trace.counts import CallCount, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import TraceExporter
@@ -276,7 +276,7 @@ class TraceService:
         assert self._recorder
         for pid in self._tracer.found:
             if pid not in self._timeline.ranks:
-                rank = parse_rank(environment_of(pid))
+                rank = rank_of(environment_of(pid))
                 if rank is not None:
                     self._timeline.ranks[pid] = rank
         self._recorder.write(self._timeline.rows(collectives))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ingero_agent.trace.containers import parse_environment, parse_rank
+from ingero_agent.trace.containers import parse_environment, parse_rank, rank_of
 from ingero_agent.trace.events import Collective, decode, lags, sample_mask
 from ingero_agent.trace.timeline import COLUMNS, CollectiveTimeline
 from ingero_testing.gpu_job import (
@@ -191,6 +191,13 @@ def test_two_communicators_of_one_wait_share_a_step_and_the_jobs_rank_is_the_env
 )
 def test_rank_of_the_environment(environment: bytes, rank: int | None) -> None:
     assert parse_rank(parse_environment(environment)) == rank
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"), [({"RANK": "3", "SLURM_PROCID": "0"}, 3), ({"SLURM_PROCID": "5"}, 5), ({}, None)]
+)
+def test_srun_gives_the_rank_where_the_launcher_sets_none(environment: dict[str, str], rank: int | None) -> None:
+    assert rank_of(environment) == rank
 
 
 @pytest.mark.ebpf

@@ -157,6 +157,12 @@ def test_a_rank_needs_a_world() -> None:
         ranked.kill()
 
 
+def test_without_a_rank_and_a_world_those_of_srun_count() -> None:
+    with subprocess.Popen(["sleep", "60"], env={"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}) as task:
+        wait_until(lambda: rank_and_world_size(task.pid) == (3, 4), "the environment")
+        task.kill()
+
+
 PACED = r"""
 #define _GNU_SOURCE
 #include <sched.h>

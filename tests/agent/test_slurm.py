@@ -1,0 +1,149 @@
+"""The Slurm job of a node's workload: recorded cgroup lines, environments, real processes, a loop's identity."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingero_agent.devices import GpuReading
+from ingero_agent.loop import PushLoop
+from ingero_agent.push import FleetClient
+from ingero_agent.settings import AgentSettings
+from ingero_agent.slurm import (
+    SlurmJob,
+    find_slurm_job,
+    main_job,
+    parse_slurm_cgroup,
+    parse_slurm_job,
+    with_slurm_job,
+)
+from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
+from ingero_agent.sources.scripted import ScriptedSource
+from ingero_agent.sources.trace_db import DatabaseSource
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_client import ClientConfig
+from ingero_kit.tls import ClientTls
+
+VERSION_2 = "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_3\n"
+NAMED_SLURMD = "0::/system.slice/node01_slurmstepd.scope/job_12/step_batch/user/task_special\n"
+VERSION_1 = """\
+11:devices:/slurm/uid_1000/job_815/step_extern/task_0
+10:memory:/slurm/uid_1000/job_815/step_extern
+4:freezer:/slurm/uid_1000/job_815/step_extern
+1:name=systemd:/system.slice/slurmd.service
+0::/system.slice/slurmd.service
+"""
+VERSION_1_NAMED_SLURMD = "4:freezer:/slurm_node01/uid_0/job_9/step_0\n1:name=systemd:/\n"
+JOB_ITSELF = "4:freezer:/slurm/uid_0/job_9\n0::/\n"
+INSIDE_A_CONTAINER = "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0/enroot/abc\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        (VERSION_2, "4711"), (NAMED_SLURMD, "12"), (VERSION_1, "815"), (VERSION_1_NAMED_SLURMD, "9"),
+        (JOB_ITSELF, "9"), (INSIDE_A_CONTAINER, "4711"),
+        ("0::/user.slice/user-1000.slice/session-2.scope\n", ""), ("0::/system.slice/slurmstepd.scope/system\n", ""),
+        ("0::/system.slice/slurmstepd.scope/job_12x/step_0\n", ""), ("0::/home/job_12/step_0\n", ""), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_job_in_a_cgroup(text: str, job: str) -> None:
+    assert parse_slurm_cgroup(text) == job
+
+
+def test_nodes_and_rank_come_from_an_environment_that_names_the_same_job() -> None:
+    environment = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "16", "SLURM_NODEID": "3"}
+
+    assert parse_slurm_job(VERSION_2, environment) == SlurmJob("4711", 16, 3)
+    assert parse_slurm_job("0::/\n", environment) == SlurmJob("4711", 16, 3)
+    assert parse_slurm_job(NAMED_SLURMD, environment) == SlurmJob("12")
+    assert parse_slurm_job(VERSION_2, {}) == SlurmJob("4711")
+
+
+@pytest.mark.parametrize("job", ["", "0", "x", "-1", "4711_2", "9" * 40, "４７"])
+def test_rubbish_in_an_environment_is_no_job(job: str) -> None:
+    assert parse_slurm_job("0::/\n", {"SLURM_JOB_ID": job}) is None
+
+
+def test_a_rank_beyond_the_job_is_not_known() -> None:
+    environment = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "2"}
+
+    assert parse_slurm_job("", environment) == SlurmJob("1", 2, None)
+
+
+def test_the_job_with_most_processes_counts_and_of_two_the_older_one() -> None:
+    assert main_job([SlurmJob("10"), SlurmJob("9", 4, 1), SlurmJob("9")]) == SlurmJob("9", 4, 1)
+    assert main_job([SlurmJob("10"), SlurmJob("9")]) == SlurmJob("9")
+    assert main_job([]) is None
+
+
+def test_what_a_user_has_set_wins_over_slurm() -> None:
+    node, job = HealthReport(node_id="n", cluster_id="c"), SlurmJob("7", 16, 3)
+
+    taken, kept = with_slurm_job(node, job, 0, None), with_slurm_job(node, job, 4, 1)
+
+    assert (taken.job_id, taken.world_size, taken.rank) == ("7", 16, 3)
+    assert (kept.job_id, kept.world_size, kept.rank) == ("7", 4, 1)
+
+
+@pytest.fixture
+def tasks() -> Iterator[list[int]]:
+    """Processes of the jobs 41 and 42, two nodes each."""
+    environments = [{"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1"} for job in ("41", "42")]
+    running = [subprocess.Popen(["sleep", "60"], env=one) for one in environments]
+    yield [process.pid for process in running]
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def test_the_job_of_real_processes_and_none_of_those_that_are_gone(tasks: list[int]) -> None:
+    assert find_slurm_job([tasks[1], 2**22 - 1]) == SlurmJob("42", 2, 1)
+    assert find_slurm_job([2**22 - 1]) is None
+
+
+def test_the_source_names_the_processes_that_it_measured(tasks: list[int], tmp_path: Path) -> None:
+    watching = ProcfsSource(WatchTarget(pids=(tasks[0], 2**22 - 1)))
+    watching.read(1.0)
+    (tmp_path / "cgroup.procs").write_text("5\n7\n")
+
+    assert watching.pids() == [tasks[0]]
+    assert ProcfsSource(WatchTarget(cgroup=tmp_path)).pids() == [5, 7]
+    assert ProcfsSource(WatchTarget(cgroup=tmp_path / "gone")).pids() == []
+    assert DatabaseSource(tmp_path / "gone.db", 60, 1).pids() == []
+
+
+class OneJobAfterTheOther(ScriptedSource):
+    """Constant signals of processes that a test replaces."""
+
+    measured: tuple[int, ...] = ()
+
+    def pids(self) -> tuple[int, ...]:
+        return self.measured
+
+
+def test_the_pushed_identity_follows_the_jobs_and_each_job_is_learnt_anew(tasks: list[int], tmp_path: Path) -> None:
+    source = OneJobAfterTheOther.constant()
+    assert isinstance(source, OneJobAfterTheOther)
+    seen: list[tuple[str, int, int | None, int]] = []
+
+    async def work() -> None:
+        config = AgentSettings(
+            fleet_endpoint="127.0.0.1:9", fleet_cluster_id="c", fleet_node_id="n", stub=True,
+            fleet_persist_path=tmp_path / "baseline.json", warmup_samples=2,
+        )  # fmt: skip
+        client = FleetClient(ClientConfig(endpoint="127.0.0.1:9", cluster="c", tls=ClientTls(insecure=True)))
+        loop = PushLoop(config, source, lambda: GpuReading(), client, None, lambda: 1_700_000_000.0)
+        for pids in ((), tasks[:1], (), tasks[1:]):
+            source.measured = tuple(pids)
+            await loop.tick()
+            await loop.tick()
+            node = loop.identity
+            seen.append((node.job_id, node.world_size, node.rank, loop.baseline.samples))
+        await client.close()
+
+    asyncio.run(work())
+
+    assert seen == [("", 0, None, 2), ("41", 2, 1, 4), ("41", 2, 1, 6), ("42", 2, 1, 2)]
