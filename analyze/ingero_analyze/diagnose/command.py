@@ -33,7 +33,17 @@ SENTENCES: Final = {
     "--kineto", multiple=True, metavar="PATH", help="PyTorch profiler traces of several ranks: files or folders."
 )
 @click.option(
-    "--ras", multiple=True, metavar="PATH", help="What `ncclras -f json` prints, once or at several times: files."
+    "--ras",
+    multiple=True,
+    metavar="PATH|HOST:PORT",
+    help="NCCL RAS: files with what `ncclras -f json` prints, or the service itself (localhost:28028).",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(0, 3600),
+    default=0.0,
+    metavar="SECONDS",
+    help="Ask the address of --ras again after so long; 30 or more show whether the job moves.",
 )
 @click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are throttled.")
 @click.option(
@@ -49,6 +59,7 @@ def command(
     nccl_inspector: tuple[str, ...],
     kineto: tuple[str, ...],
     ras: tuple[str, ...],
+    wait: float,
     dcgm: tuple[str, ...],
     topology: str | None,
     form: str | None,
@@ -72,8 +83,11 @@ def command(
     \b
     ingero-fleet diagnose timeline.parquet
     ingero-fleet diagnose --flight-recorder /tmp/nccl_traces/
+    ingero-fleet diagnose --ras localhost:28028 --wait 30
     ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --format json | jq '.ranks'
     """
+    from ingero_analyze.diagnose.ras_client import is_address
+
     given = {"FILE": files, "--flight-recorder": flight_recorder, "--nccl-inspector": nccl_inspector,
              "--kineto": kineto, "--ras": ras}  # fmt: skip
     used = [name for name, paths in given.items() if paths]
@@ -83,8 +97,13 @@ def command(
         raise click.UsageError("a FILE, --flight-recorder, --nccl-inspector, --kineto, --ras or --dcgm is needed")
     if topology and (not used or used[0] in ("--flight-recorder", "--ras")):
         raise click.UsageError("--topology needs a FILE, --kineto or --nccl-inspector")
+    if wait and not any(map(is_address, ras)):
+        raise click.UsageError("--wait needs --ras HOST:PORT")
     ports = _ports(topology) if topology else None
-    answer = _timeline(files, quiet, ports) if files else _others(used[0] if used else "", given, dcgm, ports=ports)
+    answer = (
+        _timeline(files, quiet, ports) if files
+        else _others(used[0] if used else "", given, dcgm, ports=ports, wait=wait)
+    )  # fmt: skip
     if files and dcgm:
         answer |= _others("", given, dcgm, answer)
     if form == "json" or (form is None and not sys.stdout.isatty()):
@@ -130,6 +149,7 @@ def _others(
     pages: tuple[str, ...],
     known: dict[str, Any] | None = None,
     ports: dict[str, Any] | None = None,
+    wait: float = 0.0,
 ) -> dict[str, Any]:
     """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
     from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto, ras_hangs, ras_status
@@ -152,7 +172,7 @@ def _others(
             answer = verdict(timed) if timed else hang.answer()
         elif used == "--ras":
             claims["ras"] = asdict(ras_hangs.CLAIMS)
-            statuses = ras_status.read_statuses(given[used], problems)
+            statuses = ras_status.read_statuses(given[used], problems, wait)
             if not statuses:
                 _end(problems)
             answer = ras_hangs.find_ras_hang(statuses, damaged=problems.count > 0)

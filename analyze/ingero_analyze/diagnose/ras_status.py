@@ -1,11 +1,14 @@
-"""Reads the status that NCCL's RAS client prints (`ncclras -f json`, NCCL 2.28.7 and later)."""
+"""Reads the status of NCCL RAS: what `ncclras -f json` prints (NCCL 2.28.7 and later), or the service itself."""
 
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
-from ingero_analyze.diagnose import sources
+from ingero_analyze.diagnose import ras_client, sources
 from ingero_analyze.diagnose.sources import Problems, SourceError, text, whole
 
 MAX_RANKS: Final = 1_000_000
@@ -47,15 +50,38 @@ class RasStatus:
     communicators: dict[str, RasCommunicator] = field(default_factory=dict)
 
 
-def read_statuses(paths: tuple[str, ...], problems: Problems) -> list[RasStatus]:
-    """All statuses in the files, oldest first; what cannot be used is listed in `problems`."""
+def read_statuses(places: tuple[str, ...], problems: Problems, wait: float = 0.0) -> list[RasStatus]:
+    """All statuses in files and from addresses, oldest first; what cannot be used is listed in `problems`.
+
+    With `wait`, addresses are asked once more after so many seconds.
+    """
+    paths = tuple(place for place in places if Path(place).exists() or not ras_client.is_address(place))
+    addresses = tuple(place for place in places if place not in paths)
     found = []
-    for file, data in sources.contents_of(paths, (".json", ".json.gz"), problems):
+    for file, data in _contents(paths, addresses, problems, wait):
         try:
-            found.append(_status(str(file), sources.read_json(_NO_COMMA.sub(rb"\1,\2", data)), problems))
+            found.append(_status(file, sources.read_json(_NO_COMMA.sub(rb"\1,\2", data)), problems))
         except SourceError as error:
-            problems.add(str(file), str(error))
+            problems.add(file, str(error))
     return sorted(found, key=lambda status: status.at)
+
+
+def _contents(
+    paths: tuple[str, ...], addresses: tuple[str, ...], problems: Problems, wait: float
+) -> Iterator[tuple[str, bytes]]:
+    """Every file and every answer of an address, each with its name."""
+    for file, data in sources.contents_of(paths, (".json", ".json.gz"), problems):
+        yield str(file), data
+    for pause in (0.0, wait) if wait else (0.0,):
+        time.sleep(pause if addresses else 0.0)
+        answered = []
+        for address in addresses:
+            try:
+                yield address, ras_client.fetch_status(address)
+                answered.append(address)
+            except SourceError as error:
+                problems.add(address, str(error))
+        addresses = tuple(answered)
 
 
 def _status(file: str, tree: Any, problems: Problems) -> RasStatus:
