@@ -18,6 +18,7 @@ from ingero_agent.sources import SignalSource
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_agent.sources.trace_db import DatabaseSource
+from ingero_agent.state_writer import StateWriter
 from ingero_kit.clock import steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
@@ -85,6 +86,8 @@ async def fleet_push(config: AgentSettings) -> None:
         await socket.start()
     clock = steady_clock()
     health = PushLoop(config, source, gpus, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
+    if config.state_file:
+        health.after_decision = StateWriter(config.state_file, config, health, client, clock).write
     api, servers, ports = NodeApi(config, health, client), list[PageServer](), dict[str, int]()
     log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=config.fleet_endpoint)
     try:
@@ -103,4 +106,6 @@ async def fleet_push(config: AgentSettings) -> None:
         if socket:
             await socket.stop()
         await client.close()
+        if config.state_file:
+            config.state_file.unlink(missing_ok=True)
         log.info("stopped")

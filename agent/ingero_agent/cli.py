@@ -1,12 +1,16 @@
 """The `ingero-agent` command."""
 
 import asyncio
+import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ingero_agent.settings import AgentSettings, read_settings
+from ingero_agent.state_file import DEFAULT_PATH, check_node
 from ingero_agent.trace.commands import COMMANDS
 from ingero_agent.trace.settings import CONFIG_VARIABLE, TraceSettings
 from ingero_agent.trace.settings import read_settings as read_trace_settings
@@ -61,6 +65,35 @@ def trace(file: Path | None, **flags: Any) -> None:
         settings = read_trace_settings(flags, file)
         logs.configure(settings.log_level)
         run(settings)
+
+
+@main.command("healthy")
+@click.option(
+    "--state-file",
+    type=click.Path(path_type=Path),
+    envvar="INGERO_AGENT_STATE_FILE",
+    default=DEFAULT_PATH,
+    show_default=True,
+    help="What fleet-push --state-file writes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def healthy(state_file: Path, as_json: bool) -> None:
+    """Report whether this node is a straggler, for Slurm's HealthCheckProgram, LBNL NHC and scripts.
+
+    Reads the state that fleet-push wrote last; asks nobody and waits for nothing. Only what Fleet finds makes a
+    straggler, because it compares the node with its peers.
+
+    Exit status: 0 healthy, which includes calibrating and idle; 1 straggler; 3 unknown, as when the agent does not
+    run, cannot read its signals, or calls the node slow without Fleet; 2 a flag is wrong.
+
+    \b
+    ingero-agent healthy
+    ingero-agent healthy --json --state-file /run/ingero/state.json
+    """
+    found = check_node(state_file, time.time())
+    status = found.status.name.lower()
+    click.echo(json.dumps({"status": status, "reason": found.reason}) if as_json else f"{status}: {found.reason}")
+    sys.exit(found.status)
 
 
 for command in COMMANDS:

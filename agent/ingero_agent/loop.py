@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -105,6 +106,8 @@ class PushLoop:
             world_size=config.fleet_world_size, rank=config.fleet_node_rank if config.fleet_world_size else None,
             provider=provider,
         )  # fmt: skip
+        self.after_decision: Callable[[], None] | None = None
+        """Called when the state of the node has been decided anew."""
         self._slurm_job: SlurmJob | None = None
         self.chains: CausalChains | None = None
         if config.signal_db_path:
@@ -253,6 +256,14 @@ class PushLoop:
         """Push first, so that the answer to this push decides this tick."""
         if report is not None:
             await self._client.push(encode_report(report), now)
+        was = self._classify(now, current, active)
+        if self.after_decision:
+            self.after_decision()
+        if was or self.straggler:
+            await self._announce(now, current)
+
+    def _classify(self, now: float, current: score.Score, active: bool) -> bool:
+        """Decide whether the node is a straggler, and return whether it was."""
         rule = classification.choose_rule(
             self._client.response, now, self._config.fleet_push_interval, self.baseline.samples >= self.phase.warmup
         )
@@ -263,15 +274,16 @@ class PushLoop:
         self.straggler = classification.is_straggler(was, rule, current.value, active, hysteresis)
         if self.chains:
             self.chains.follow(self.straggler or bool(rule.verdict and rule.verdict.collectives), now)
-        if not was and not self.straggler:
-            return
         if was != self.straggler:
             log.info(
                 "straggler_state transition", straggler=self.straggler, score=round(current.value, 4),
                 threshold=rule.threshold, mode=str(rule.mode), source=str(rule.source), signal=str(current.dominant),
                 throttled=",".join(sorted(self.throttling.active)),
             )  # fmt: skip
-        node, event_id = self.identity, str(uuid.uuid4())
+        return was
+
+    async def _announce(self, now: float, current: score.Score) -> None:
+        rule, node, event_id = self.rule, self.identity, str(uuid.uuid4())
         event = StragglerStateEvent(
             node_id=node.node_id, cluster_id=node.cluster_id, rank=node.rank, world_size=node.world_size or None,
             threshold=rule.threshold if rule.threshold is not None else classification.LOCAL_THRESHOLD,

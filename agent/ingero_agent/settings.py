@@ -118,6 +118,9 @@ class AgentSettings(Settings):
     """Certificate chain of that address, PEM; followed when it changes."""
     api_tls_key: Path | None = None
     """Private key of that address, PEM."""
+    state_file: Path | None = None
+    """File to write the node's state into after every poll, as `/run/ingero/state.json`, for `ingero-agent healthy`;
+    none without it."""
     ports_file: Path | None = None
     """File to write the port taken into, as JSON, when ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
