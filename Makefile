@@ -29,6 +29,10 @@ cluster-assets: ## download a control plane for demo-cluster, bench-operator and
 helm: ## build Helm with Go for the tests of the chart
 	@test -x .tools/bin/helm || GOBIN=$(CURDIR)/.tools/bin go install helm.sh/helm/v3/cmd/helm@v3.18.6
 
+collector: ## build an OpenTelemetry Collector with Go for its quickstart and the test of it; some minutes
+	@test -x .tools/bin/otelcol || (go run go.opentelemetry.io/collector/cmd/builder@v0.160.0 --config scripts/collector.yaml \
+	  && mkdir -p .tools/bin && mv .tools/collector/otelcol .tools/bin/)
+
 gpu-libraries: setup ## download NVIDIA's CUDA runtime and NCCL (200 MB) for the demo and the tests; no GPU needed
 	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --no-deps --target .tools/gpu \
 	  --python $(BIN)/python nvidia-cuda-runtime-cu12==12.8.90 nvidia-nccl-cu12==2.26.2
@@ -94,5 +98,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: bench-ha bench-audit bench-collectives bench-diagnose bench-page fix generate lock

@@ -1,11 +1,13 @@
 """The manifests that users apply by hand, applied with kubectl to an API server that has seen none of them."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ingero_testing.needs import CONTROL_PLANE
+from ingero_testing.pages import play
 from scripts.controlplane import ControlPlane, find_assets
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
@@ -49,3 +51,16 @@ def test_the_example_of_a_device_taint_rule_fits_the_api(empty: ControlPlane) ->
 
     effect = "jsonpath={.spec.taint.key} {.spec.taint.effect}"
     assert empty.kubectl("get", "devicetaintrule", "slow-gpu", "-o", effect) == "ingero.io/straggler None"
+
+
+def test_the_quickstart_installs_the_operator_and_creates_a_fleetcluster(empty: ControlPlane, tmp_path: Path) -> None:
+    for folder in ("crds", "manifests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / ".kube").mkdir()
+    shutil.copy(empty.kubeconfig, tmp_path / ".kube/config")
+
+    play(ROOT / "docs/quickstart/kubernetes.md", tmp_path, tmp_path, 90, str(empty.assets))
+
+    image = "jsonpath={.spec.template.spec.containers[0].image}"
+    found = empty.kubectl("-n", "ingero-system", "get", "deployment", "ingero-operator", "-o", image)
+    assert found.startswith("registry.example.com/team/ingero/operator:")

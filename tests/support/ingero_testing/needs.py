@@ -17,6 +17,8 @@ COMPILER = shutil.which("cc")
 
 CONTROL_PLANE = "needs a control plane: make cluster-assets"
 HELM = "needs helm: make helm"
+COLLECTOR = "needs an OpenTelemetry Collector: make collector"
+NAMESPACES = "needs unshare and the right to use it: apt-get install util-linux; sudo make test"
 EBPF = "needs root, BTF, BCC and a C compiler: apt-get install python3-bpfcc gcc libc6-dev"
 PROMTOOL = "needs promtool: apt-get install prometheus"
 C_COMPILER = "needs a C compiler: apt-get install gcc libc6-dev"
@@ -26,6 +28,12 @@ def find_helm() -> str | None:
     """Helm of the machine, or the one that `make helm` has built."""
     built = Path(__file__).parents[3] / ".tools/bin/helm"
     return shutil.which("helm") or (str(built) if built.exists() else None)
+
+
+def find_collector() -> str | None:
+    """The Collector that `make collector` has built."""
+    built = Path(__file__).parents[3] / ".tools/bin/otelcol"
+    return str(built) if built.exists() else None
 
 
 def can_load_programs() -> bool:
