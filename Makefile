@@ -43,6 +43,9 @@ torch: setup ## download PyTorch (5 GB) for a job that waits in gloo; `make e2e`
 images: ## build the five images with buildah, podman or docker, whichever is there
 	@scripts/images $(ARGS)
 
+docs: setup ## build the site of the documents into .tools/site and check its links; ARGS=serve: serve it and follow changes
+	@$(BIN)/zensical $(or $(ARGS),build --strict) -f mkdocs.yml
+
 test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
@@ -98,5 +101,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: docs bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: bench-ha bench-audit bench-collectives bench-diagnose bench-page fix generate lock

@@ -28,7 +28,7 @@ from ingero_operator.render.install import (
 from ingero_operator.render.text import dump
 from ingero_operator.settings import OperatorConfig
 from ingero_sink.settings import SinkSettings
-from scripts import chart, echo_dashboard, monitoring
+from scripts import chart, echo_dashboard, fleet_api, monitoring
 
 ROOT = Path(__file__).parents[1]
 NOTE = "<!-- Printed by `make generate` from the code; edit the docstrings there. -->"
@@ -197,6 +197,7 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     **monitoring.DOCUMENTS,
     **echo_dashboard.DOCUMENTS,
     **chart.DOCUMENTS,
+    **fleet_api.DOCUMENTS,
     "docs/questions.md": questions,
     "docs/rbac.md": rights,
     "docs/configuration.md": configuration,

@@ -40,7 +40,7 @@ Health = tuple[bool, dict[str, Any]]
 def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
     """A dependency that accepts a request only with a valid token."""
 
-    def check(authorization: Annotated[str | None, Header()] = None) -> None:
+    def check(authorization: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
         if not authenticator.admit(authorization):
             raise HTTPException(401, "a bearer token is required", {"www-authenticate": "Bearer"})
 
@@ -50,7 +50,7 @@ def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
 def browser_bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
     """Like `bearer`, and for browsers: HTTP Basic authentication with the token as password and any user."""
 
-    def check(authorization: Annotated[str | None, Header()] = None) -> None:
+    def check(authorization: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
         if not authenticator.admit(as_bearer(authorization)):
             raise HTTPException(401, "a token is required", {"www-authenticate": 'Basic realm="ingero Fleet"'})
 
@@ -70,7 +70,10 @@ def as_bearer(authorization: str | None) -> str | None:
 
 
 def _app(title: str, *dependencies: Any) -> FastAPI:
-    return FastAPI(title=title, docs_url=None, redoc_url=None, dependencies=dependencies)
+    return FastAPI(
+        title=title, version="1", docs_url=None, redoc_url=None, dependencies=dependencies,
+        generate_unique_id_function=lambda route: route.name,
+    )  # fmt: skip
 
 
 def agent_api(

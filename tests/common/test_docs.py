@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 PREFIXES = (
     "ingero_fleet_",
@@ -66,3 +68,28 @@ def test_the_repository_names_no_machine() -> None:
     ]
 
     assert offenders == []
+
+
+def test_the_navigation_of_the_site_lists_every_document_once() -> None:
+    found: list[str] = []
+
+    def collect(item: object) -> None:
+        if isinstance(item, str):
+            found.append(item)
+        else:
+            for part in item.values() if isinstance(item, dict) else item:  # type: ignore[attr-defined]
+                collect(part)
+
+    collect(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+
+    assert sorted(found) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
+def test_the_site_is_built_without_a_broken_link() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "zensical", "build", "--strict", "-f", "mkdocs.yml"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (ROOT / ".tools/site/quickstart/one-host/index.html").exists()
