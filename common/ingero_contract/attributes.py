@@ -83,6 +83,9 @@ NCCL_NRANKS: Final = "nccl.nranks"
 NCCL_SEQ: Final = "nccl.seq"
 """Point: number of the collective inside its communicator, counted by the agent."""
 
+NCCL_MESSAGE_SIZE: Final = "nccl.message.size"
+"""Point: bytes that the collective was called with, where known."""
+
 NCCL_GPU: Final = "nccl.gpu"
 """Point: the GPU of a member of a communicator whose rank is not known."""
 
@@ -103,6 +106,9 @@ INSPECTOR_OP: Final = "collective"
 
 INSPECTOR_SEQ: Final = "coll_sn"
 """Point of NCCL Inspector, verbose form: number of the collective in its communicator and operation, as text."""
+
+INSPECTOR_SIZE: Final = "coll_msg_size_bytes"
+"""Point of NCCL Inspector, verbose form: bytes of the collective, as text."""
 
 NCCL_DATATYPE: Final = "nccl.datatype"
 """Point: NCCL's number of the data type."""

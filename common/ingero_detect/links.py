@@ -5,8 +5,7 @@ ranks do not lengthen it, slow links do. A collective moves at the speed of the 
 the network is named if every slow group uses it and no group that uses it is healthy.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
@@ -79,28 +78,42 @@ class SlowElements:
 def slow_elements(line: Timeline, ports: Mapping[int, RankPort]) -> SlowElements:
     """The slow elements that a job's collectives show. Groups with ranks that have no port are left out."""
     groups = [group for group in group_excesses(line) if all(rank in ports for rank in group.ranks)]
+    stage, replica = most_common_by_rank(line, line.stage), most_common_by_rank(line, line.data_parallel)
+    return explained(groups, ports, lambda group: work_elements(group, ("stage", stage), ("replica", replica)))
+
+
+def explained(
+    groups: Sequence[GroupExcess],
+    ports: Mapping[int, RankPort],
+    work: Callable[[GroupExcess], frozenset[Element]] = lambda group: frozenset(),
+) -> SlowElements:
+    """What explains the slow ones of these groups. `work`: the parts of the job that a group belongs to."""
     slow = tuple(group for group in groups if group.slow)
     if not slow:
         return SlowElements(compared=len(groups))
-    stage, replica = most_common_by_rank(line, line.stage), most_common_by_rank(line, line.data_parallel)
-    paths = [
-        path_elements(group.ranks, ports) | work_elements(group, ("stage", stage), ("replica", replica))
-        for group in groups
-    ]
+    paths = [path_elements(group.ranks, ports) | work(group) for group in groups]
     return SlowElements(explain(groups, paths), slow, len(groups))
 
 
 def group_excesses(line: Timeline) -> list[GroupExcess]:
     """Every group that can be compared with like ones, and whether it is slow."""
-    ops, members, table = _transfer_seconds(line)
-    kinds = Counter((op, len(ranks)) for op, ranks in zip(ops, members, strict=True))
-    tested = sum(count for count in kinds.values() if count >= FEWEST_PEERS)
+    return compared_groups(*_transfer_seconds(line))
+
+
+def compared_groups(ops: Sequence[int], members: Sequence[tuple[int, ...]], seconds: Floats) -> list[GroupExcess]:
+    """Compare groups of one operation and size. `seconds` after the last arrival by (group, step), NaN where unknown.
+
+    Groups of fewer than `FEWEST_PEERS` like ones are left out.
+    """
+    places: dict[tuple[int, int], list[int]] = {}
+    for place, (op, ranks) in enumerate(zip(ops, members, strict=True)):
+        places.setdefault((op, len(ranks)), []).append(place)
+    tested = sum(len(own) for own in places.values() if len(own) >= FEWEST_PEERS)
     found = []
-    for kind, count in kinds.items():
-        if count < FEWEST_PEERS:
+    for kind, own in places.items():
+        if len(own) < FEWEST_PEERS:
             continue
-        own = [place for place, op in enumerate(ops) if (op, len(members[place])) == kind]
-        mean, error, slow = _compared(table[own], tested)
+        mean, error, slow = _compared(seconds[own], tested)
         found += [
             GroupExcess(
                 kind[0], members[place], float(np.expm1(mean[number])), float(error[number]), bool(slow[number])

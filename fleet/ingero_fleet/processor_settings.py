@@ -41,6 +41,8 @@ class NcclConfig(Settings):
     """Silence after which a GPU is forgotten; agents report a throttled one with every push."""
     ttl: Duration = Field(default=300.0, gt=0)
     """Silence after which a communicator is forgotten."""
+    topology_file: Path | None = None
+    """NICs of GPUs and the switches above them, YAML; without it no slow part of the network is named."""
     onward_points: int = Field(default=10_000, ge=0)
     """Most peer lags that one tick exports, the largest first; 0 sends none."""
 

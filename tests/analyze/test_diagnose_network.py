@@ -66,7 +66,7 @@ def test_ranks_without_a_nic_are_counted_and_the_others_judged(tmp_path: Path) -
         ("nics: [", "neither YAML nor JSON"),
         ("[]", "nics: a list was expected"),
         ("nics: []", "no NIC has a rank"),
-        ("nics: [{node: a, nic: b}]", "nics[0]: node, nic and ranks"),
+        ("nics: [{node: a, nic: b}]", "nics[0]: node, nic and ranks or gpus"),
         ("nics: [{node: a, nic: b, ranks: [1]}, {node: c, nic: d, ranks: [1]}]", "nics[1].ranks: rank 1"),
         ("nics: [{node: a, nic: b, ranks: [1], switch: x}]\nswitches: {x: y, y: x}", "switches: x: a ring"),
     ],

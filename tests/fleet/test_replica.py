@@ -229,8 +229,10 @@ def test_a_rolling_upgrade_migrates_the_state_and_gives_one_verdict(monkeypatch:
             await rounds(old, [old], HASH_TICKS)
             await eventually(lambda: bool(shared.snapshots))
             # The new version keeps the state in another form.
-            monkeypatch.setattr(state_machine, "VERSION", 2)
-            monkeypatch.setattr(state_machine, "MIGRATIONS", {1: lambda state: {**state, "version": 2}})
+            monkeypatch.setattr(
+                state_machine, "MIGRATIONS", {state_machine.VERSION: lambda state: {**state, "version": 101}}
+            )
+            monkeypatch.setattr(state_machine, "VERSION", 101)
             assert await new.replica._load(lambda ticks, state_hash: True)
             assert new.state.machine.detector.detector.ticks == HASH_TICKS, "nothing is learnt anew"
             published = asyncio.create_task(old.replica.verdicts.keep_following())

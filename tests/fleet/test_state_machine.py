@@ -185,20 +185,20 @@ def test_a_state_of_an_older_version_is_migrated_step_by_step_and_nothing_is_lea
     before = play(straight)
     edges = play(first, 0, cut)
     older = first.state(end_of(cut - 1))
-    # Versions 1 and 2 kept the ticks and the taints in other places than the present one.
-    older |= {"tick": older.pop("ticks"), "marks": older.pop("taints")}
+    # Versions 101 and 102 kept the ticks and the taints in other places than the present one.
+    older |= {"version": 101, "tick": older.pop("ticks"), "marks": older.pop("taints")}
     data = sealed(encode_state(older))
 
-    def to_2(state: State) -> State:
-        return {**state, "version": 2, "ticks": state["tick"]}
+    def to_102(state: State) -> State:
+        return {**state, "version": 102, "ticks": state["tick"]}
 
-    def to_3(state: State) -> State:
-        return {**state, "version": 3, "taints": state["marks"]}
+    def to_103(state: State) -> State:
+        return {**state, "version": 103, "taints": state["marks"]}
 
-    monkeypatch.setattr(state_machine, "VERSION", 3)
-    with pytest.raises(SnapshotError, match="version 1, which this Fleet cannot read"):
+    monkeypatch.setattr(state_machine, "VERSION", 103)
+    with pytest.raises(SnapshotError, match="version 101, which this Fleet cannot read"):
         second.restore(read_state(data), continued=True)
-    monkeypatch.setattr(state_machine, "MIGRATIONS", {1: to_2, 2: to_3})
+    monkeypatch.setattr(state_machine, "MIGRATIONS", {101: to_102, 102: to_103})
     second.restore(read_state(data), continued=True)
 
     assert edges + play(second, cut) == before

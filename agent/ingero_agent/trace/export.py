@@ -1,4 +1,5 @@
-"""Exports what was traced as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` in addition."""
+"""Exports what was traced as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` and
+`nccl.message.size` in addition."""
 
 import asyncio
 from collections import defaultdict
@@ -60,6 +61,7 @@ def collective_attributes(one: Collective) -> Attributes:
         attributes.NCCL_DATATYPE: one.dtype,
         attributes.NCCL_REDUCE_OP: one.reduce_op,
         attributes.NCCL_SEQ: one.seq if one.exact else None,
+        attributes.NCCL_MESSAGE_SIZE: one.size,
         attributes.PROCESS_PID: one.pid,
     }
 

@@ -1,19 +1,15 @@
-"""Reads a cluster's topology, and adds to a verdict which part of the network is slow. Pure but `read_topology`.
-
-A topology has `nics` (a list of `node`, `nic`, `ranks` and optionally `switch`) and `switches` (every switch and the
-one above it).
-"""
+"""Reads a cluster's topology, and adds to a verdict which part of the network is slow. Pure but `read_topology`."""
 
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from ingero_analyze.diagnose.sources import SourceError, read_content, text
+from ingero_analyze.diagnose.sources import SourceError, read_content
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_detect.links import WORK, Element, RankPort, SlowElements, slow_elements
+from ingero_detect.topology import TopologyError, ports_of
 
-MAX_TIERS: Final = 8
 SHOWN: Final = 32
 """Slow groups that are listed."""
 
@@ -26,47 +22,8 @@ def read_topology(file: str) -> dict[str, RankPort]:
         raise SourceError(f"{file}: neither YAML nor JSON: {str(error)[:200]}") from None
     try:
         return ports_of(tree)
-    except SourceError as error:
+    except TopologyError as error:
         raise SourceError(f"{file}: {error}") from None
-
-
-def ports_of(tree: Any) -> dict[str, RankPort]:
-    """The ports in a parsed topology."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("nics"), list):
-        raise SourceError("nics: a list was expected")
-    above = tree.get("switches", {})
-    if not isinstance(above, dict):
-        raise SourceError("switches: every switch and the one above it were expected")
-    ports: dict[str, RankPort] = {}
-    for place, nic in enumerate(tree["nics"]):
-        if not isinstance(nic, dict) or not isinstance(nic.get("ranks"), list):
-            raise SourceError(f"nics[{place}]: node, nic and ranks were expected")
-        node, name = text(nic.get("node"), 253), text(nic.get("nic"), 100)
-        if not node or not name:
-            raise SourceError(f"nics[{place}]: node and nic: names were expected")
-        port = RankPort(node, name, _tiers(nic.get("switch"), above, place))
-        for rank in nic["ranks"]:
-            if type(rank) not in (int, str):
-                raise SourceError(f"nics[{place}].ranks: ranks were expected")
-            if str(rank) in ports:
-                raise SourceError(f"nics[{place}].ranks: rank {str(rank)[:40]} has a NIC already")
-            ports[str(rank)] = port
-    if not ports:
-        raise SourceError("nics: no NIC has a rank")
-    return ports
-
-
-def _tiers(switch: Any, above: dict[Any, Any], place: int) -> tuple[str, ...]:
-    found: list[str] = []
-    while switch is not None:
-        name = text(switch)
-        if not name:
-            raise SourceError(f"nics[{place}]: a switch's name was expected")
-        if name in found or len(found) == MAX_TIERS:
-            raise SourceError(f"switches: {name[:100]}: a ring, or more than {MAX_TIERS} tiers")
-        found.append(name)
-        switch = above.get(name)
-    return tuple(found)
 
 
 def with_network(answer: dict[str, Any], recorded: RecordedTimeline, ports: dict[str, RankPort]) -> dict[str, Any]:

@@ -14,6 +14,12 @@ def _shares(tracker: CollectivesTracker) -> Iterator[tuple[tuple[str, ...], floa
         yield (cluster, node, item["comm"], rank), item["share"]
 
 
+def _slow_network(tracker: CollectivesTracker) -> Iterator[tuple[tuple[str, ...], float]]:
+    for cluster, verdict in list(tracker.network.now.items())[:MAX_SERIES]:
+        for item in verdict["elements"] or [{"name": ""}]:
+            yield (cluster, item.get("kind", verdict["kind"]), item["name"]), verdict["excess_share"]
+
+
 COLLECTIVES: Final[tuple[MetricRow[CollectivesTracker], ...]] = (
     gauge(
         "ingero_fleet_collective_peer_lag_milliseconds",
@@ -33,6 +39,21 @@ COLLECTIVES: Final[tuple[MetricRow[CollectivesTracker], ...]] = (
         "comm",
         "rank",
     ),
+    gauge(
+        "ingero_fleet_slow_network",
+        "Relative excess of the slowest collectives, by the part of the network that is slow; no name where unknown.",
+        _slow_network,
+        "cluster_id",
+        "kind",
+        "name",
+    ),
+    gauge(
+        "ingero_fleet_network_groups",
+        "Groups of ranks whose collectives were compared to find slow parts of the network.",
+        lambda s: [((cluster,), count) for cluster, count in list(s.network.compared.items())[:MAX_SERIES]],
+        "cluster_id",
+    ),
+    gauge("ingero_fleet_transfer_series", "Series of collectives' durations kept.", lambda s: len(s.transfers)),
     gauge("ingero_fleet_communicators", "Communicators that are kept.", lambda s: len(s.windows)),
     gauge("ingero_fleet_gpus", "GPUs whose throttling is tracked.", lambda s: len(s.gpus)),
     counter("ingero_fleet_collective_points", "Collective points taken.", lambda s: s.points),

@@ -17,6 +17,8 @@ from ingero_kit.health_report import check_name
 UNMATCHED: Final = "averages of NCCL Inspector name no collective (set NCCL_INSPECTOR_OTEL_VERBOSE=1)"
 _UNKNOWN: Final = "unknown"
 _MAX_DIGITS: Final = 18
+MAX_SIZE: Final = 1 << 50
+"""A larger message is taken for an error."""
 
 
 class InspectorAttributes(NamedTuple):
@@ -28,6 +30,8 @@ class InspectorAttributes(NamedTuple):
     op: str
     ranks: int
     seq: int
+    size: int
+    """Bytes; 0 where they are not known."""
 
 
 def read_attributes(pairs: Iterable[bytes]) -> InspectorAttributes | str:
@@ -43,7 +47,10 @@ def read_attributes(pairs: Iterable[bytes]) -> InspectorAttributes | str:
     if gpu == _UNKNOWN or check_name(gpu) is not None:
         return "a point of NCCL Inspector names no GPU"
     op = texts.get(attributes.INSPECTOR_OP, "")
-    return InspectorAttributes(texts.get(attributes.INSPECTOR_NODE, ""), gpu, comm, op, ranks or 0, seq)
+    size = _count(texts.get(attributes.INSPECTOR_SIZE, "")) or 0
+    return InspectorAttributes(
+        texts.get(attributes.INSPECTOR_NODE, ""), gpu, comm, op, ranks or 0, seq, size if size < MAX_SIZE else 0
+    )
 
 
 def _count(text: str) -> int | None:

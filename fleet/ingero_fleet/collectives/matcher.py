@@ -13,6 +13,7 @@ from ingero_fleet.collectives.batch import POINT, Columns, PointBatch
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.lags import Group, PeerLag, group_by, in_buckets, mean_lags, measure
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
+from ingero_fleet.collectives.transfer_times import TransferTimes
 from ingero_fleet.collectives.window import CommunicatorWindow
 from ingero_fleet.processor_settings import NcclConfig
 
@@ -24,15 +25,22 @@ class CollectiveMatcher:
     """Communicators, the points that wait for others of their collective, and counts of the rest by outcome."""
 
     def __init__(
-        self, communicators: Communicators, config: NcclConfig, attribution: AttributionConfig, *, lags: bool = False
+        self,
+        communicators: Communicators,
+        config: NcclConfig,
+        attribution: AttributionConfig,
+        *,
+        lags: bool = False,
+        transfers: TransferTimes | None = None,
     ) -> None:
-        """`lags`: whether the lags of ranks are needed."""
+        """`lags`: whether the lags of ranks are needed. `transfers` takes how long collectives last."""
         self.communicators = communicators
         self.waiting: Columns = PointBatch().columns()
         self.outcomes: Counter[str] = Counter()
         self._config = config
         self._attribution = attribution
         self._lags = lags
+        self._transfers = transfers
 
     def state(self) -> dict[str, Any]:
         """Everything that later points depend on."""
@@ -154,6 +162,14 @@ class CollectiveMatcher:
         self.outcomes["partial"] += int(usable.sum())
         self.outcomes["incomplete"] += int((over & ~usable).sum())
         member = np.repeat(np.arange(len(sizes)), sizes)
+        if self._transfers is not None and whole.any():
+            shortest = np.minimum.reduceat(columns["value"][group.order], group.starts[:-1])
+            size = np.maximum.reduceat(columns["size"][group.order], group.starts[:-1])
+            reader = self.communicators.reader
+            self._transfers.add(
+                reader.comms, reader.ops, comm[whole].astype(np.int64), columns["op"][firsts][whole].astype(np.int64),
+                size[whole], shortest[whole] / 1000.0,
+            )  # fmt: skip
         self._judge_groups(columns, group, whole | usable, member, now, lags)
         waiting: npt.NDArray[np.int64] = group.order[~(whole | over)[member]]
         return waiting

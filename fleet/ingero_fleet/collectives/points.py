@@ -37,16 +37,18 @@ MAX_MILLISECONDS: Final = 1e9
 MAX_TEXT: Final = 64
 _REMEMBERED: Final = 200_000
 NO_SEQ: Final = -1
-_SEQ, _OTHER = 4, 5
+NO_SIZE: Final = 0
+_SEQ, _OTHER = 4, 6
 _SLOTS: Final = {
     attributes.NCCL_OP_TYPE: 0,
     attributes.NCCL_COMM_HASH: 1,
     attributes.NCCL_RANK: 2,
     attributes.NCCL_NRANKS: 3,
     attributes.NCCL_SEQ: _SEQ,
+    attributes.NCCL_MESSAGE_SIZE: 5,
 }
-_EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
-"""Operation, communicator, rank, size, number, and any other attribute."""
+_EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, NO_SIZE, None]
+"""Operation, communicator, rank, ranks, number, bytes, and any other attribute."""
 
 _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
 _WHOLE: Final = b"\x18"
@@ -168,7 +170,7 @@ class PointReader:
             for raw in point.pairs:
                 slot, value = pairs_known.get(raw) or learn(raw)
                 slots[slot] = value
-            op, comm, rank, ranks, seq, _ = slots
+            op, comm, rank, ranks, seq, size, _ = slots
             numbers = known.get((source.cluster, comm, op, ranks))
             if numbers is None:
                 numbers = self._numbers(source, comm, op, ranks)
@@ -181,7 +183,8 @@ class PointReader:
             if (not value or point.flags) and not is_recorded(point):
                 self._refuse(_NO_VALUE)
             elif self._fits(rank, seq, value, ranks):
-                packed += pack_point(*numbers, rank, seq, place, kind, value, point.time * 1e-9, now)
+                size = size if type(size) is int and 0 < size < inspector_points.MAX_SIZE else NO_SIZE
+                packed += pack_point(*numbers, rank, seq, size, place, kind, value, point.time * 1e-9, now)
 
     def _inspected(self, points: Any, batch: PointBatch, resource: dict[str, Any], cluster: str, now: float) -> None:
         """Add points of NCCL Inspector: the shorter a rank's kernel ran, the less it waited."""
@@ -209,7 +212,9 @@ class PointReader:
             elif self._fits(rank, found.seq, value, found.ranks):
                 ranks[source] = rank
                 place = self._source_number(source)
-                batch.packed += pack_point(*numbers, rank, found.seq, place, BLOCKED, value, point.time * 1e-9, now)
+                batch.packed += pack_point(
+                    *numbers, rank, found.seq, found.size, place, BLOCKED, value, point.time * 1e-9, now
+                )
 
     def _gpus(self, points: Any, source: PointSource, name: str, now: float) -> None:
         for point in points:

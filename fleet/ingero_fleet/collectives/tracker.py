@@ -19,8 +19,11 @@ from ingero_fleet.collectives.gpu_states import GpuStates
 from ingero_fleet.collectives.lags import PeerLag
 from ingero_fleet.collectives.matcher import CollectiveMatcher
 from ingero_fleet.collectives.points import CommKey, PointReader
+from ingero_fleet.collectives.slow_network import SlowNetwork
 from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank, StragglerRanks
 from ingero_fleet.collectives.throttling import ThrottleDetector
+from ingero_fleet.collectives.topology_file import read_topology
+from ingero_fleet.collectives.transfer_times import TransferTimes
 from ingero_fleet.collectives.window import CommunicatorWindow
 from ingero_fleet.processor_settings import NcclConfig
 from ingero_kit.logs import get
@@ -64,7 +67,12 @@ class CollectivesTracker:
         self.reader = PointReader(config.max_communicators, config.max_ranks, self.gpus)
         attribution, self._of_polls = shared_error(config, polls)
         wanted = export is not None and config.onward_points > 0
-        self._matcher = CollectiveMatcher(Communicators(self.reader), config, attribution, lags=wanted)
+        self.network = SlowNetwork(read_topology(config.topology_file))
+        self.transfers = TransferTimes()
+        self._matcher = CollectiveMatcher(
+            Communicators(self.reader), config, attribution, lags=wanted,
+            transfers=self.transfers if self.network.ports else None,
+        )  # fmt: skip
         self._shown = self._matcher.communicators
         self._stragglers = StragglerRanks()
         self._throttling = ThrottleDetector()
@@ -88,7 +96,7 @@ class CollectivesTracker:
     @property
     def refused(self) -> dict[str, int]:
         """Points of collectives and GPUs that were left out, by reason."""
-        return {**self.reader.refused, **self.gpus.refused}
+        return {**self.reader.refused, **self.gpus.refused, **self.transfers.dropped}
 
     @property
     def stragglers(self) -> dict[NodeKey, StragglerRank]:
@@ -121,8 +129,10 @@ class CollectivesTracker:
                 batch, self._batch = self._batch, PointBatch()
                 ranks = [key.ranks for key in self.reader.comms]
             matcher = self._matcher
+            self.transfers.next_tick()
             lags = matcher.take(batch.columns(), ranks, now)
             matcher.age(now)
+            self.network.tick(matcher.communicators, self.transfers, now)
             self._shown, self._polled_at = matcher.communicators, self.points
             silent = self.gpus.silent(now)
             with self._lock:
@@ -166,6 +176,8 @@ class CollectivesTracker:
                 "matcher": self._matcher.state(),
                 "stragglers": self._stragglers.state(),
                 "throttling": self._throttling.state(),
+                "transfers": self.transfers.state(),
+                "network": self.network.state(),
             }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -178,6 +190,8 @@ class CollectivesTracker:
             self._matcher.restore(state["matcher"])
             self._stragglers.restore(state["stragglers"])
             self._throttling.restore(state["throttling"])
+            self.transfers.restore(state["transfers"])
+            self.network.restore(state["network"])
             self._shown = self._matcher.communicators
 
     def close(self, now: float) -> None:
@@ -196,6 +210,7 @@ class CollectivesTracker:
             return {
                 "cluster_id": cluster,
                 "culprits": [item for key, item in self.stragglers.items() if cluster in (None, key[0])],
+                "network": [item for key, item in self.network.now.items() if cluster in (None, key)],
                 "total": len(numbers),
                 "communicators": [answers.communicator(self._shown, number, now) for number in numbers[:limit]],
                 "points": self.points,

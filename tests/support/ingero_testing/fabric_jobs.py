@@ -7,12 +7,16 @@ plus its bytes over the bandwidth of the slowest hop that the messages cross.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
+import orjson
 
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline, verdict
-from ingero_analyze.diagnose.topology import ports_of, with_network
+from ingero_analyze.diagnose.topology import with_network
+from ingero_contract import attributes, metrics
 from ingero_detect.timeline import Timeline
+from ingero_detect.topology import ports_of
 
 NODES: Final = 8
 GPUS: Final = 8
@@ -205,3 +209,39 @@ def judged(job: FabricJob) -> tuple[str, dict[str, Any]]:
         return "right" if named == [(job.kind, job.name)] else "lacking", answer
     possible = [(item["kind"], item["name"]) for cause in network["possible"] for item in cause]
     return "unknown" if not possible or (job.kind, job.name) in possible else "lacking", answer
+
+
+def inspector_exports(job: FabricJob, step: int, *, sizes: bool = True, first_seq: int = 0) -> list[bytes]:
+    """What NCCL Inspector exports about a step's collectives, one body for each node."""
+    bodies: dict[int, list[dict[str, Any]]] = {}
+    columns = job.columns
+    for row in [row for row, number in enumerate(columns["step"]) if number == step]:
+        if columns["kind"][row] != "collective":
+            continue
+        op, members = columns["group"][row].split(":")
+        node, gpu = divmod(columns["rank"][row], GPUS)
+        texts = {
+            "node": f"node-{node}", "gpu": f"GPU{gpu}", "comm_id": f"0x{crc32(members.encode()):016x}",
+            "nranks": str(members.count("-") + 1), "collective": op, "coll_sn": str(first_seq + columns["seq"][row]),
+            **({"coll_msg_size_bytes": str(crc32(op.encode()))} if sizes else {}),
+        }  # fmt: skip
+        pairs = [{"key": key, "value": {"stringValue": text}} for key, text in texts.items()]
+        seconds = columns["duration"][row]
+        time = str(int((columns["start"][row] + seconds) * 1e9))
+        bodies.setdefault(node, []).append({"attributes": pairs, "timeUnixNano": time, "asDouble": seconds * 1e6})
+    resource = {"attributes": [{"key": attributes.CLUSTER_ID, "value": {"stringValue": "c"}}]}
+    return [
+        orjson.dumps({"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"metrics": [
+            {"name": metrics.INSPECTOR_EXEC_TIME, "unit": "us", "gauge": {"dataPoints": points}}
+        ]}]}]})
+        for points in bodies.values()
+    ]  # fmt: skip
+
+
+def gpu_topology(job: FabricJob) -> dict[str, Any]:
+    """The job's topology with GPUs of nodes instead of ranks."""
+    nics = [
+        {"node": nic["node"], "nic": nic["nic"], "switch": nic["switch"], "gpus": [f"GPU{nic['ranks'][0] % GPUS}"]}
+        for nic in job.topology["nics"]
+    ]
+    return {**job.topology, "nics": nics}

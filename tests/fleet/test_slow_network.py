@@ -1,0 +1,197 @@
+"""Slow parts of a network from the collectives that Fleet takes: what `diagnose` names, and no node."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ingero_detect.links import slow_elements
+from ingero_detect.topology import ports_of
+from ingero_fleet.collectives.batch import POINT
+from ingero_fleet.collectives.migrations import with_transfer_times
+from ingero_fleet.collectives.points import CommKey
+from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_fleet.collectives.transfer_times import MAX_SERIES, MAX_SERIES_OF_COMMUNICATOR, TICKS, TransferTimes
+from ingero_fleet.processor_settings import NcclConfig, ProcessorsConfig
+from ingero_fleet.replication.rules import rules_of
+from ingero_fleet.state_codec import encode_state, sealed, unsealed
+from ingero_kit.settings import SettingsError
+from ingero_testing.collectives import BEGIN, feed
+from ingero_testing.fabric_jobs import FabricJob, fabric_job, gpu_topology, inspector_exports, recorded
+
+STEPS = 15
+"""One for each tick; the judgements after 12 and 15 agree."""
+
+
+@cache
+def job_of(fault: str) -> FabricJob:
+    return fabric_job(2, 5, fault, STEPS)
+
+
+def new_tracker(folder: Path, job: FabricJob) -> CollectivesTracker:
+    file = folder / "topology.yaml"
+    file.write_text(json.dumps(gpu_topology(job)))
+    return CollectivesTracker(NcclConfig(topology_file=file))
+
+
+def play(tracker: CollectivesTracker, job: FabricJob, first: int = 0, end: int = STEPS, **form: Any) -> None:
+    for step in range(first, end):
+        feed(tracker, inspector_exports(job, step, **form), BEGIN + 5 * step, "json")
+        tracker.judge(BEGIN + 5 * step)
+
+
+def play_tick(tracker: CollectivesTracker, job: FabricJob, tick: int) -> None:
+    """A tick with the next step of a job that runs over and over."""
+    now = BEGIN + 5 * tick
+    feed(tracker, inspector_exports(job, tick % STEPS, first_seq=tick - tick % STEPS), now, "json")
+    tracker.judge(now)
+
+
+def verdicts(tracker: CollectivesTracker) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tracker.answer("c", BEGIN)["network"]
+    return found
+
+
+def pairs(items: list[dict[str, str]]) -> set[tuple[str, str]]:
+    return {(item["kind"], item["name"]) for item in items}
+
+
+@pytest.mark.parametrize("fault", ["nothing", "nic", "leaf", "spine", "node"])
+def test_fleet_names_what_diagnose_names(fault: str, tmp_path: Path) -> None:
+    job = job_of(fault)
+    tracker = new_tracker(tmp_path, job)
+    timed = recorded(job).line
+    unknown = np.full(len(timed.rank), -1)
+    wanted = slow_elements(
+        replace(timed, stage=unknown, data_parallel=unknown),
+        {int(rank): port for rank, port in ports_of(job.topology).items()},
+    )
+
+    play(tracker, job)
+
+    assert tracker.refused == {}
+    assert tracker.network.compared == {"c": wanted.compared}
+    if not wanted.causes:
+        assert verdicts(tracker) == []
+        return
+    (verdict,) = verdicts(tracker)
+    assert verdict["slow_group_count"] == len(wanted.slow)
+    if wanted.certain:
+        assert pairs(verdict["elements"]) == {cause[0] for cause in wanted.causes} == {(job.kind, job.name)}
+        assert verdict["kind"] == job.kind
+    else:
+        assert verdict["kind"] == "unknown"
+        assert [pairs(cause) for cause in verdict["possible"]] == [set(cause) for cause in wanted.causes]
+
+
+def test_without_message_sizes_larger_messages_may_be_the_cause(tmp_path: Path) -> None:
+    job = job_of("nic")
+    tracker = new_tracker(tmp_path, job)
+
+    play(tracker, job, sizes=False)
+
+    (verdict,) = verdicts(tracker)
+    assert (verdict["kind"], verdict["elements"]) == ("unknown", [])
+    assert ("nic", job.name) in pairs(verdict["possible"][0])
+    assert ("work", "collectives of unknown size") in pairs(verdict["possible"][0])
+
+
+def test_a_verdict_needs_two_judgements_and_ends_when_the_network_is_well(tmp_path: Path) -> None:
+    slow, well = job_of("nic"), job_of("nothing")
+    tracker = new_tracker(tmp_path, slow)
+    named = []
+    for tick in range(3 * STEPS):
+        part = slow if tick < STEPS else well
+        play_tick(tracker, part, tick)
+        named.append(bool(verdicts(tracker)))
+
+    assert named.index(True) == 11, "judged after ticks 9 and 12"
+    assert named[-1] is False
+
+
+def state_of(tracker: CollectivesTracker) -> bytes:
+    return sealed(encode_state(tracker.state()))
+
+
+def test_a_restored_state_goes_on_as_one_that_was_never_interrupted(tmp_path: Path) -> None:
+    job = job_of("nic")
+    first, second, third = (new_tracker(tmp_path, job) for _ in range(3))
+
+    play(first, job)
+    play(second, job, end=10)
+    third.restore(unsealed(state_of(second)))
+    play(third, job, 10)
+
+    assert verdicts(first) == verdicts(third) != []
+    assert state_of(first) == state_of(third)
+
+
+def test_fleets_with_different_topologies_do_not_judge_together(tmp_path: Path) -> None:
+    file, same, other = tmp_path / "a.yaml", tmp_path / "b.yaml", tmp_path / "c.yaml"
+    file.write_text("nics: [{node: n, nic: mlx5_0, gpus: [GPU0]}]")
+    same.write_text("nics: [{nic: mlx5_0, node: n, gpus: [GPU0]}]")
+    other.write_text("nics: [{node: n, nic: mlx5_0, gpus: [GPU0], switch: leaf}]")
+    rules = [rules_of(ProcessorsConfig(nccl=NcclConfig(topology_file=one))) for one in (file, same, other)]
+
+    assert rules[0] == rules[1] != rules[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [("nics: [", "line 2, column 1"), ("nics: [{node: n, nic: a}]", "nics[0]: node, nic and ranks or gpus"),
+     ("nics: [{node: n, nic: a, gpus: [1]}]", "nics[0].gpus"), ("\0", "control characters")],
+)  # fmt: skip
+def test_a_topology_that_cannot_be_used_is_an_error_with_its_place(tmp_path: Path, content: str, place: str) -> None:
+    file = tmp_path / "topology.yaml"
+    file.write_text(content)
+
+    with pytest.raises(SettingsError) as caught:
+        CollectivesTracker(NcclConfig(topology_file=file))
+
+    assert f"processors.nccl.topology_file {file}" in str(caught.value)
+    assert place in str(caught.value)
+
+
+def test_a_flood_of_groups_and_message_sizes_stays_bounded_and_is_counted() -> None:
+    times, count = TransferTimes(), MAX_SERIES + 500
+    comms = [CommKey("c", f"{number:016x}", 2) for number in range(count)]
+    numbers, ones = np.arange(count), np.ones(count)
+
+    times.add(comms, ["allreduce"], np.zeros(count, np.int64), np.zeros(count, np.int64), numbers, ones)
+    assert len(times) == MAX_SERIES_OF_COMMUNICATOR
+    times.add(comms, ["allreduce"], numbers, np.zeros(count, np.int64), np.full(count, 8), ones)
+    assert len(times) == MAX_SERIES
+    assert sum(times.dropped.values()) == 2 * count - MAX_SERIES - 1
+    for _ in range(TICKS):
+        times.next_tick()
+    assert len(times) == 0
+    assert len(times.table()) == 0
+
+
+def test_points_of_a_state_without_message_sizes_are_kept(tmp_path: Path) -> None:
+    job = job_of("nic")
+    tracker = new_tracker(tmp_path, job)
+    first, *rest = inspector_exports(job, 0)
+    feed(tracker, [first], BEGIN, "json")
+    tracker.judge(BEGIN)
+    feed(tracker, rest[:1], BEGIN + 1, "json")
+    old: dict[str, Any] = unsealed(state_of(tracker))
+    del old["transfers"], old["network"], old["matcher"]["waiting"]["size"]
+    points = np.frombuffer(bytes(old["batch"]), POINT)
+    names = [name for name in POINT.names or () if name != "size"]
+    packed = np.zeros(len(points), [(name, POINT[name]) for name in names])
+    for name in names:
+        packed[name] = points[name]
+    migrated = with_transfer_times({"version": 1, "collectives": {**old, "batch": packed.tobytes()}})
+
+    later = new_tracker(tmp_path, job)
+    later.restore(migrated["collectives"])
+    feed(later, rest[1:], BEGIN + 2, "json")
+    later.judge(BEGIN + 5)
+
+    assert migrated["version"] == 2
+    assert tracker.outcomes["whole"] + later.outcomes["whole"] == 96, "every collective of the step"
