@@ -33,6 +33,18 @@ collector: ## build an OpenTelemetry Collector with Go for its quickstart and th
 	@test -x .tools/bin/otelcol || (go run go.opentelemetry.io/collector/cmd/builder@v0.160.0 --config scripts/collector.yaml \
 	  && mkdir -p .tools/bin && mv .tools/collector/otelcol .tools/bin/)
 
+cosign: ## build cosign with Go for the signatures of a release; four minutes the first time
+	@test -x .tools/bin/cosign || GOBIN=$(CURDIR)/.tools/bin go install github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
+
+release: setup ## packages, chart, images, SBOMs, checksums and signature into dist/release-VERSION; publishes nothing
+	@$(BIN)/python -m scripts.release --version '$(VERSION)' $(ARGS)
+
+release-check: setup ## verify and install what `make release` made, by the commands of docs/release.md; build it twice
+	@$(BIN)/python -m scripts.release_check $(ARGS)
+
+release-publish: ## print the commands that push images and chart to REGISTRY and sign them; ARGS=--yes runs them
+	@REGISTRY='$(REGISTRY)' scripts/release-publish $(ARGS)
+
 gpu-libraries: setup ## download NVIDIA's CUDA runtime and NCCL (200 MB) for the demo and the tests; no GPU needed
 	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --no-deps --target .tools/gpu \
 	  --python $(BIN)/python nvidia-cuda-runtime-cu12==12.8.90 nvidia-nccl-cu12==2.26.2
@@ -102,4 +114,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: docs bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: bench-ha bench-audit bench-collectives bench-diagnose bench-page fix generate lock
+.PHONY: cosign release release-check release-publish bench-ha bench-audit bench-collectives bench-diagnose bench-page fix generate lock

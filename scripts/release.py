@@ -1,0 +1,232 @@
+"""Makes the artifacts of a release from the commit checked out, into dist/release-VERSION; it publishes nothing.
+
+By default a key that exists only during the run signs: that shows the flow and proves no origin. `--key` signs with a
+key of yours, `--keyless` with the identity of the workflow in which cosign runs.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import yaml
+
+from scripts.release_archives import chart_image, chart_package
+from scripts.release_requirements import EXTRAS, locked, read_lock, requirements
+from scripts.release_sbom import Artifact, Part, Relation, image_parts, parts_of, problems, sbom
+from scripts.release_signature import bundle, new_key, provenance, public_pem, read_key, sign
+
+ROOT: Final = Path(__file__).parents[1]
+BASE_IMAGE: Final = "docker.io/library/debian:bookworm-slim"
+IMAGES: Final = ("operator", "fleet", "echo", "sink", "agent")
+SUMS: Final = "SHA256SUMS"
+
+
+def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
+    """Standard output of a command; a failure ends the run with what it wrote."""
+    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True)
+    if done.returncode:
+        raise click.ClickException(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def program(name: str) -> str | None:
+    """A program of the machine, or the one that this repository has built."""
+    built = ROOT / ".tools/bin" / name
+    return shutil.which(name) or (str(built) if built.exists() else None)
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 in hexadecimal."""
+    digest = sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def project_version(root: Path = ROOT) -> str:
+    """The one place where the version is written."""
+    return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
+
+
+def architecture() -> str:
+    """This machine's, in the words of OCI."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+
+
+class Build:
+    """One run: sources in `source`, artifacts in `out`; each method adds artifacts and their SBOMs."""
+
+    def __init__(self, source: Path, out: Path, version: str, epoch: int) -> None:
+        self.source, self.out, self.version, self.epoch = source, out, version, epoch
+        self.lock = read_lock((source / "requirements.lock").read_text())
+
+    def _sbom(self, file: str, purpose: Any, parts: list[Part], relation: Relation = "DEPENDS_ON") -> None:
+        artifact = Artifact(file, self.version, file_digest(self.out / file), purpose)
+        document = sbom(artifact, parts, relation, self.epoch)
+        if wrong := problems(document):
+            raise click.ClickException(f"{file}: the SBOM is not valid: {wrong[0]}")
+        (self.out / f"{file}.spdx.json").write_text(json.dumps(document, indent=1) + "\n")
+
+    def packages(self) -> None:
+        """Wheel, sdist, and a file of requirements for each program."""
+        uv = program("uv")
+        assert uv, "make setup brings uv"
+        run(
+            uv, "build", "--quiet", "--python", str(ROOT / ".venv/bin/python"), "--require-hashes",
+            "--build-constraints", "requirements.lock", "--out-dir", str(self.out),
+            cwd=self.source, SOURCE_DATE_EPOCH=str(self.epoch),
+        )  # fmt: skip
+        (self.out / ".gitignore").unlink(missing_ok=True)
+        wheel = f"ingero-{self.version}-py3-none-any.whl"
+        everything = parts_of(locked(tuple(extra for extras in EXTRAS.values() for extra in extras), self.lock))
+        self._sbom(wheel, "LIBRARY", everything)
+        self._sbom(f"ingero-{self.version}.tar.gz", "SOURCE", everything)
+        for name, extras in EXTRAS.items():
+            file = f"ingero-{self.version}-requirements-{name}.txt"
+            packages = locked(extras, self.lock)
+            (self.out / file).write_text(requirements(wheel, file_digest(self.out / wheel), packages))
+            self._sbom(file, "INSTALL", parts_of(packages))
+
+    def chart(self) -> None:
+        """The chart, for Helm and as an OCI artifact for registries."""
+        folder = self.source / "charts/ingero"
+        about = yaml.safe_load((folder / "Chart.yaml").read_text())
+        if about["version"] != self.version:
+            raise click.ClickException(f"charts/ingero is of {about['version']}: make generate")
+        package = chart_package(folder, self.epoch)
+        names = (f"ingero-chart-{self.version}.tgz", f"ingero-chart-{self.version}.oci.tar")
+        for name, content in zip(names, (package, chart_image(package, about, self.epoch)), strict=True):
+            (self.out / name).write_bytes(content)
+            images = [
+                Part(f"ingero/{image}", self.version, f"pkg:oci/{image}?tag={self.version}") for image in IMAGES
+            ]
+            self._sbom(name, "INSTALL", images)
+
+    def images(self) -> None:
+        """The images of this machine's architecture as OCI archives."""
+        run("scripts/images", cwd=self.source, SOURCE_DATE_EPOCH=str(self.epoch), BUILDER="buildah")
+        for name in IMAGES:
+            file = f"ingero-{name}-{self.version}-{architecture()}.oci.tar"
+            target = f"oci-archive:{self.out / file}:ingero/{name}:{self.version}"
+            run("buildah", "push", "--quiet", f"localhost/ingero/{name}:{self.version}", target)
+            listing = json.loads((self.source / f"dist/sbom/{name}.cdx.json").read_text())
+            self._sbom(file, "CONTAINER", image_parts(listing, self.lock), "CONTAINS")
+
+
+def no_images() -> str | None:
+    """Why images cannot be built here, if so."""
+    if not shutil.which("buildah"):
+        return "buildah is not installed"
+    present = subprocess.run(["buildah", "images", "-q", BASE_IMAGE], capture_output=True, text=True)
+    if present.returncode == 0 and present.stdout.strip():
+        return None
+    return f"buildah has no {BASE_IMAGE}: buildah pull {BASE_IMAGE}"
+
+
+def describe(out: Path, version: str, commit: str, epoch: int) -> None:
+    """Provenance of all artifacts, and the checksums of all files."""
+    server, repository = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    site = f"{server}/{repository}" if server and repository else None
+    statement = provenance(
+        {file.name: file_digest(file) for file in out.iterdir() if not file.name.endswith(".spdx.json")},
+        version=version,
+        commit=commit,
+        epoch=epoch,
+        builder=f"{site}/.github/workflows/release.yml" if site else "urn:ingero:local",
+        source=f"git+{site}" if site else "urn:ingero:local",
+    )
+    (out / f"ingero-{version}.provenance.json").write_text(json.dumps(statement, indent=1) + "\n")
+    lines = [f"{file_digest(file)}  {file.name}\n" for file in sorted(out.iterdir())]
+    (out / SUMS).write_text("".join(lines))
+
+
+def sign_sums(out: Path, key_file: Path | None, keyless: bool) -> None:
+    """One signature, of the checksums, which cover every file."""
+    sums = out / SUMS
+    if keyless:
+        cosign = program("cosign")
+        if cosign is None:
+            raise click.ClickException("a keyless signature needs cosign: make cosign")
+        run(cosign, "sign-blob", "--yes", "--bundle", f"{sums}.sigstore.json", str(sums))
+        return
+    try:
+        key = read_key(key_file.read_bytes()) if key_file else new_key()
+    except (ValueError, TypeError) as error:
+        raise click.ClickException(f"{key_file}: {error}") from error
+    signature = sign(key, sums.read_bytes())
+    Path(f"{sums}.sig").write_bytes(signature)
+    Path(f"{sums}.sigstore.json").write_text(bundle(key, sums.read_bytes(), signature))
+    (out / "release.pub").write_bytes(public_pem(key))
+
+
+def make(out: Path, version: str, *, images: bool | None, added: Path | None = None) -> None:
+    """All artifacts into an empty folder; `images=None` builds images where that is possible."""
+    commit, epoch = run("git", "rev-parse", "HEAD").strip(), int(run("git", "log", "-1", "--format=%ct"))
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(prefix="ingero-release-") as folder:
+        source = Path(folder)
+        run("git", "archive", "--output", str(source / "source.tar"), commit)
+        run("tar", "-xf", "source.tar", cwd=source)
+        (source / "source.tar").unlink()
+        build = Build(source, out, version, epoch)
+        build.packages()
+        build.chart()
+        reason = "--no-images" if images is False else no_images()
+        if reason is None:
+            build.images()
+        elif images:
+            raise click.ClickException(f"no images: {reason}")
+        else:
+            click.echo(f"no images: {reason}")
+    for file in sorted(added.iterdir()) if added else ():
+        shutil.copyfile(file, out / file.name)
+    describe(out, version, commit, epoch)
+
+
+@click.command()
+@click.option("--version", "wanted", default="", help="Refuse to run unless pyproject.toml names this version.")
+@click.option(
+    "--images/--no-images", default=None, help="Build the images. [default: where buildah and the base are]"
+)
+@click.option(
+    "--add",
+    "added",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Add the files of this folder: images of another architecture with their SBOMs.",
+)
+@click.option("--key", type=click.Path(exists=True, path_type=Path), help="Sign with this PEM key on P-256.")
+@click.option("--keyless", is_flag=True, help="Sign with cosign and the identity of the workflow.")
+def main(wanted: str, images: bool | None, added: Path | None, key: Path | None, keyless: bool) -> None:
+    """Make the artifacts of a release; nothing is published."""
+    version = project_version()
+    if wanted and wanted.removeprefix("v") != version:
+        raise click.ClickException(
+            f"pyproject.toml names {version}, not {wanted}: change it there, then make generate"
+        )
+    if key and keyless:
+        raise click.UsageError("--key and --keyless exclude each other")
+    if changed := run("git", "status", "--porcelain", "--untracked-files=no").strip():
+        if key or keyless:
+            raise click.ClickException(f"the tree differs from the commit, which is what is built:\n{changed}")
+        click.echo("the tree differs from the commit; the commit is built")
+    out = ROOT / f"dist/release-{version}"
+    make(out, version, images=images, added=added)
+    sign_sums(out, key, keyless)
+    for file in sorted(out.iterdir()):
+        click.echo(f"{file.stat().st_size / 1e6:9.2f} MB  {file.name}")
+    if not (key or keyless):
+        click.echo("signed with a key of this run only; nothing is published")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Verifies and installs a release by the commands of docs/release.md in a fresh folder, and prints a transcript.
+
+What `make release` made is copied; the fenced commands of the parts for users run there, in their order. A comment
+above a fence says on which releases it runs, which program it needs, and whether it runs for each program or image.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from scripts.release import IMAGES, ROOT, SUMS, architecture, file_digest, make, project_version
+from scripts.release_requirements import EXTRAS
+
+PARTS: Final = ("Verify what you downloaded", "Install what you downloaded")
+BY_WORKFLOW: Final = "signed by the workflow"
+BY_KEY: Final = "signed with a key"
+_FENCE: Final = re.compile(r"(?:<!-- release-check: (.*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Commands of the page, and the conditions of its comment."""
+
+    part: str
+    commands: str
+    conditions: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The first command, shortened."""
+        return self.commands.splitlines()[0].rstrip(" \\")[:60]
+
+    @property
+    def needs(self) -> str | None:
+        """The program without which it cannot run."""
+        return next((item.removeprefix("needs ") for item in self.conditions if item.startswith("needs ")), None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table at the end."""
+
+    what: str
+    result: str
+    seconds: float = 0.0
+
+
+def blocks(page: str) -> list[Block]:
+    """The commands of the parts for users, in the order of the page."""
+    found = []
+    for part in PARTS:
+        text = re.split(r"^## ", page, flags=re.MULTILINE)
+        (body,) = (section for section in text if section.startswith(f"{part}\n"))
+        for conditions, commands in _FENCE.findall(body):
+            found.append(Block(part, commands, tuple(conditions.split("; ")) if conditions else ()))
+    return found
+
+
+def repetitions(block: Block, folder: Path, version: str) -> list[dict[str, str]]:
+    """The variables of each run of a block: one run, or one for each program or image that the folder has."""
+    if "for each PROGRAM" in block.conditions:
+        return [{"PROGRAM": name} for name in EXTRAS]
+    if "for each IMAGE" in block.conditions:
+        archives = [(name, folder / f"ingero-{name}-{version}-{architecture()}.oci.tar") for name in IMAGES]
+        return [{"IMAGE": name} for name, file in archives if file.exists()]
+    return [{}]
+
+
+def skipped(block: Block, by_key: bool, path: str) -> str | None:
+    """Why a block does not run for this release on this machine."""
+    if (BY_WORKFLOW if by_key else BY_KEY) in block.conditions:
+        return f"not {BY_WORKFLOW if by_key else BY_KEY}"
+    if block.needs and not shutil.which(block.needs, path=path):
+        return f"needs {block.needs}"
+    return None
+
+
+def _execute(block: Block, folder: Path, variables: Mapping[str, str], path: str) -> Row:
+    named = "".join(f"{value}: " for key, value in variables.items() if key in ("PROGRAM", "IMAGE"))
+    click.echo(f"\n{named}$ {block.commands.rstrip()}")
+    began = time.monotonic()
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.commands],
+        cwd=folder,
+        env=os.environ | {"PATH": path, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    click.echo(done.stdout.rstrip())
+    result = "ok" if done.returncode == 0 else f"FAILED: exit status {done.returncode}"
+    return Row(f"{named}{block.title}", result, time.monotonic() - began)
+
+
+def executed(page: str, folder: Path, version: str) -> Iterator[Row]:
+    """The result of each command of the page in this folder."""
+    tools = [str(ROOT / ".tools/bin"), str(ROOT / ".venv/bin")]
+    path = os.pathsep.join([os.environ["PATH"], *tools])
+    about = {"VERSION": version, "ARCH": architecture(), "REPOSITORY": os.environ.get("GITHUB_REPOSITORY", "")}
+    by_key = (folder / "release.pub").exists()
+    for block in blocks(page):
+        if reason := skipped(block, by_key, path):
+            yield Row(block.title, f"skipped: {reason}")
+            continue
+        runs = repetitions(block, folder, version)
+        if not runs:
+            yield Row(block.title, "skipped: no images in this release")
+        for chosen in runs:
+            yield _execute(block, folder, about | chosen, path)
+
+
+def compared(release: Path, version: str) -> Iterator[Row]:
+    """Whether a second build gives the same bytes of everything but signature and images."""
+    with tempfile.TemporaryDirectory(prefix="ingero-release-again-") as folder:
+        again = Path(folder) / "again"
+        make(again, version, images=False)
+        names = sorted(file.name for file in again.iterdir() if not file.name.startswith((SUMS, "release.pub")))
+        for name in names:
+            if name.endswith((".spdx.json", ".provenance.json")):
+                continue
+            equal = (release / name).exists() and file_digest(release / name) == file_digest(again / name)
+            yield Row(f"{name} built again", "the same bytes" if equal else "FAILED: other bytes")
+
+
+def _print(rows: list[Row], release: Path) -> None:
+    click.echo("\n| what | result | seconds |\n| --- | --- | --- |")
+    for row in rows:
+        click.echo(f"| `{row.what}` | {row.result} | {row.seconds:.1f} |")
+    click.echo("\n| file | MB | SHA-256 |\n| --- | --- | --- |")
+    for file in sorted(release.iterdir()):
+        if not file.name.endswith(".spdx.json"):
+            click.echo(f"| {file.name} | {file.stat().st_size / 1e6:.2f} | {file_digest(file)[:16]} |")
+
+
+@click.command()
+@click.option("--release", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another folder.")
+@click.option("--strict", is_flag=True, help="What is skipped for a missing program is a failure.")
+@click.option("--again/--no-again", default=True, help="Build a second time and compare.")
+def main(release: Path | None, strict: bool, again: bool) -> None:
+    """Verify and install a release as its users do; exit status 1 if anything fails."""
+    version = project_version()
+    release = release or ROOT / f"dist/release-{version}"
+    if not (release / SUMS).exists():
+        raise click.ClickException(f"{release} has no {SUMS}: make release")
+    with tempfile.TemporaryDirectory(prefix="ingero-release-check-") as folder:
+        fresh = Path(folder) / "download"
+        shutil.copytree(release, fresh)
+        rows = list(executed((ROOT / "docs/release.md").read_text(), fresh, version))
+    if again:
+        rows += compared(release, version)
+    _print(rows, release)
+    bad = ("FAILED", "skipped: needs") if strict else ("FAILED",)
+    wrong = [row for row in rows if row.result.startswith(bad)]
+    if wrong:
+        raise click.ClickException(f"{len(wrong)} of {len(rows)} rows are not as they must be")
+
+
+if __name__ == "__main__":
+    main()
