@@ -204,7 +204,8 @@ class PodStory(PodFaults):
         self.expect("NetworkPolicy: port 4318 of Fleet, for a pod of the job", "closed",
                     lambda: self.in_job(self.ranks()[0], connect))  # fmt: skip
         self.expect("job's communicator in Fleet", f"{NODES} ranks, verdict none", self.communicator, begun)
-        self.expect("agents past their warm-up: active nodes, QuorumMet", f"{NODES}/{NODES} True", self.quorum, begun)
+        self.expect("agents past their warm-up: active nodes, QuorumMet", f"{NODES}/{NODES} True", self.quorum, begun,
+                    self.warmup_limit)  # fmt: skip
         self.expect("nodes with a late rank or a taint", "none", self.accused)
 
     def communicator(self) -> str:

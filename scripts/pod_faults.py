@@ -195,6 +195,8 @@ class PodFaults(PodLab):
     def fleet_deleted(self) -> None:
         """Fleet's pod is deleted; ten seconds after the next one is ready, a node halves its speed. No rank waits."""
         self.in_job(self.ranks()[0], "kill -HUP 1")
+        self.expect("Fleet has learnt: condition Learned", "True", lambda: self.condition("Learned"), None,
+                    self.warmup_limit)  # fmt: skip
         (old,) = self.component("fleet")
         self.plane.delete("pod", old["metadata"]["name"], self.namespace)
         begun = time.monotonic()

@@ -109,6 +109,11 @@ class PodLab:
     wrong: list[str] = field(default_factory=list)
     """Rows that are not as expected."""
 
+    @property
+    def warmup_limit(self) -> float:
+        """Seconds within which 30 reports, the warm-up of an agent and of a node in Fleet, have come."""
+        return 60.0 + 45.0 * self.interval
+
     def row(self, what: str, expected: str, got: str, seconds: float) -> None:
         """Print one row of the table."""
         if got != expected:
