@@ -6,10 +6,17 @@ VERSIONS: Final = "/api/versions"
 """Open: which versions of the API this server speaks."""
 
 HEALTH: Final = "/api/v2/health"
-"""Open: whether the database is open, and how full its volume is."""
+"""Open: whether the database is open, how full its volume is, and how far its events are sealed."""
 
 VOLUME_USED: Final = "volume_used"
 """Field of the health answer: used share of the volume that the database is on, 0 to 1, as `df` counts it."""
+
+SEALING: Final = "sealing"
+"""Field of the health answer: `until` (Unix time until which all arrivals are in the shared tables), `files`, and
+`failure`; null without such tables."""
+
+SHARD_TAKEN: Final = "shard_taken"
+"""A `failure` of sealing that only a user can end: another database seals under the name of this one."""
 
 LIVE: Final = "/healthz"
 """Open: 503 when only a new process can help."""

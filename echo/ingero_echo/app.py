@@ -22,7 +22,7 @@ from ingero_echo.errors import EchoApiError
 from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
 from ingero_echo.lake.maintainer import Maintainer
-from ingero_echo.lake.sealer import Sealer, open_lake
+from ingero_echo.lake.sealer import SealCounters, Sealer, open_lake
 from ingero_echo.lazy_apps import LazyApps
 from ingero_echo.middleware import MAX_BODY, AuditLog, AuthMiddleware, UnreadResponses
 from ingero_echo.settings import EchoConfig
@@ -100,6 +100,9 @@ class Echo:
         self._tasks.append(asyncio.create_task(self._apps.run()))
         self._tasks.append(asyncio.create_task(self._audit_pushes()))
 
+    def _sealing(self) -> SealCounters | None:
+        return self._sealer.counters if self._sealer else None
+
     async def _front_ends(self) -> None:
         config = self.config
         registry = CollectorRegistry()
@@ -107,14 +110,16 @@ class Echo:
             TableCollector(REQUESTS, lambda: self._requests), TableCollector(QUESTIONS, lambda: self._apps),
             TableCollector(LISTENERS, self._listeners), TableCollector(INGEST, lambda: self._ingest_handler),
             TableCollector(WRITER, lambda: self._writer),
-            TableCollector(SEALER, lambda: self._sealer.counters if self._sealer else None),
+            TableCollector(SEALER, self._sealing),
             TableCollector(MAINTAINER, lambda: self._maintainer.counters if self._maintainer else None),
         ):  # fmt: skip
             registry.register(collector)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         unread = UnreadResponses()
-        self._apps = LazyApps(config, lambda: self._store, registry, self.backup, MAX_BODY, unread.check)
+        self._apps = LazyApps(
+            config, lambda: self._store, registry, self.backup, MAX_BODY, unread.check, self._sealing
+        )
         middleware = AuthMiddleware(
             self._apps.api, self._apps.mcp, self._unready,
             self._liveness_error, self._tokens,

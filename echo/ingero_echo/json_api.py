@@ -19,6 +19,8 @@ from starlette.exceptions import HTTPException
 from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope
 from ingero_echo.errors import EchoApiError
+from ingero_echo.lake.plan import SealFailure
+from ingero_echo.lake.sealer import SealCounters
 from ingero_echo.middleware import OPEN
 from ingero_echo.query_runner import QueryResult, shown
 from ingero_echo.query_service import ANALYSIS, TOOLS, QueryReply, QueryService, Tool, cancel_when
@@ -55,13 +57,26 @@ class Versions(Described):
     """Path of MCP."""
 
 
+class Sealing(Described):
+    """How far a writer has sealed its events into the shared tables."""
+
+    until: float
+    """Unix time until which all that arrived is sealed."""
+    files: int
+    """Data files added since the start."""
+    failure: SealFailure | None
+    """Why the last seal failed; null after one that succeeded."""
+
+
 class Health(Described):
-    """Liveness, whether the database is open, and how full its volume is."""
+    """Liveness, whether the database is open, how full its volume is, and how far its events are sealed."""
 
     status: str
     ready: bool
     volume_used: float | None
     """Used share of the volume, 0 to 1; null where the system does not say."""
+    sealing: Sealing | None
+    """Null without shared tables."""
 
 
 class Whoami(Described):
@@ -166,6 +181,7 @@ def make_api(
     ready: Callable[[], bool],
     registry: CollectorRegistry,
     backup: Callable[[], dict[str, Any]],
+    sealing: Callable[[], SealCounters | None],
 ) -> FastAPI:
     """The application; authentication stands in front of it."""
     app = FastAPI(
@@ -199,8 +215,10 @@ def make_api(
 
     @app.get(echo.HEALTH, operation_id="health")
     def health() -> Health:
-        """Whether the API serves, the database is open, and how full its volume is."""
-        return Health(status="ok", ready=ready(), volume_used=service.volume_used())
+        """Whether the API serves, the database is open, how full its volume is, and how far its events are sealed."""
+        found = sealing()
+        sealed = Sealing(until=found.until, files=found.files, failure=found.failure) if found else None
+        return Health(status="ok", ready=ready(), volume_used=service.volume_used(), sealing=sealed)
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)
     def whoami(request: Request) -> Whoami:

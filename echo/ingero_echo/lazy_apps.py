@@ -9,6 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from ingero_echo.lake.sealer import SealCounters
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, schema_text
 from ingero_kit.logs import get
@@ -27,8 +28,9 @@ class LazyApps:
         backup: Callable[[], dict[str, Any]],
         max_body: int,
         unread: Callable[[str], None],
+        sealing: Callable[[], SealCounters | None],
     ) -> None:
-        self._unread = unread
+        self._unread, self._sealing = unread, sealing
         self._config, self._store, self._registry, self._backup = config, store, registry, backup
         self._max_body = max_body
         self._service: Any = None
@@ -41,7 +43,7 @@ class LazyApps:
         json_api = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
         self._service = service = query_service.QueryService(self._config, self._store, self._unread)
         self._api.set_result(
-            json_api.make_api(service, lambda: self._store() is not None, self._registry, self._backup)
+            json_api.make_api(service, lambda: self._store() is not None, self._registry, self._backup, self._sealing)
         )
         try:
             tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")

@@ -41,6 +41,14 @@ def unknown(kind: str, reason: str, message: str) -> Condition:
     return Condition(kind, "Unknown", reason, message)
 
 
+def recorded(status: Mapping[str, Any], kind: str) -> Condition | None:
+    """A condition as the status has it."""
+    for item in status.get("conditions") or []:
+        if item.get("type") == kind:
+            return Condition(kind, item["status"], item["reason"], str(item.get("message", "")))
+    return None
+
+
 def merged(
     conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], generation: int, now: str
 ) -> list[Manifest]:

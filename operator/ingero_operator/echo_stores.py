@@ -8,7 +8,7 @@ from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.cache import OwnerKey
 from ingero_operator.certificates import VALID
 from ingero_operator.children import ApplyResult, ChildPlan
-from ingero_operator.conditions import Condition, no
+from ingero_operator.conditions import Condition, no, recorded
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.events import KubernetesEvent
@@ -18,6 +18,7 @@ from ingero_operator.referenced import TlsSecret
 from ingero_operator.render import desired, echo, readers
 from ingero_operator.render.common import API, OTLP_GRPC
 from ingero_operator.resources import is_deleting, is_paused, key_from, owner_from, parse, soonest
+from ingero_operator.sealing import SEALED, figures, sealing_current
 from ingero_operator.status_writer import warnings
 from ingero_operator.table_gate import TABLE_ENCRYPTED, judge_table
 from ingero_operator.workloads import ROUTED, available, route_created, stuck
@@ -228,7 +229,9 @@ class EchoStores:
         if observed.tls.certificate:
             conditions.append(observed.tls.certificate)
         reading = await self._reading(observed, children)
-        conditions += filter(None, [observed.table, reading])
+        band = self._used(observed, serving.holds)
+        sealing = self._sealing(observed)
+        conditions += filter(None, [observed.table, reading, sealing])
         refused_table = [observed.table] if observed.table and not observed.table.holds else []
         conditions += filter(None, [route_created(observed.spec.gateway, context.platform, "spec")])
         failed = context.failures.errors(key)
@@ -239,15 +242,18 @@ class EchoStores:
         progress = outcome.progress()
         if not outcome.done and workload is not None and not rolled_out(workload):
             progress = f"StatefulSet {name}-echo is rolling out"
-        overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, (VALID, ROUTED))
+        overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, (VALID, ROUTED, SEALED))
         claim = children.get((CLAIM.name, f"{name}-echo"))
         rest: Manifest = {
             "version": observed.spec.version or context.platform.config.version,
             "encryption": decision.record,
-            "storage": _storage(resource["metadata"]["uid"], claim, decision, self._used(observed, serving.holds)),
+            "storage": _storage(resource["metadata"]["uid"], claim, decision, band),
             "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
             "effective": status.effective(observed.spec),
         }
+        sealed = figures([context.volume_usage.sealing(key)]) if sealing else None
+        if sealed:
+            rest["sealing"] = sealed
         events = [*outcome.events(), *warnings([*decision.errors, *failed]), *_proven(decision)]
         wait = await context.status.report(resource, overall, rest, events)
         return soonest(
@@ -265,6 +271,15 @@ class EchoStores:
         deployment = children.get(("Deployment", f"{observed.key[2]}-{readers.COMPONENT}"))
         problem = await self.context.pods.why_unavailable(observed.key, readers.COMPONENT, deployment)
         return available("ReadersAvailable", deployment, "the Deployment of readers", problem)
+
+    def _sealing(self, observed: ObservedEchoStore) -> Condition | None:
+        """Whether events are sealed; `None` where none may be."""
+        table = observed.spec.table
+        if table is None or observed.table is None or not observed.table.holds:
+            return None
+        polled = self.context.volume_usage
+        before = recorded(observed.resource.get("status") or {}, SEALED) if polled.pending(observed.key) else None
+        return sealing_current(table, [polled.sealing(observed.key)], before)
 
     def _used(self, observed: ObservedEchoStore, serving: bool) -> str | None:
         """How full the volume is, as Echo reports it.

@@ -10,7 +10,7 @@ from ingero_operator.errors import ReconcileError, most_important
 from ingero_operator.kinds import Manifest
 
 TELEMETRY: Final = (
-    ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("cost",), ("storage", "usedBand"),
+    ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("cost",), ("storage", "usedBand"), ("sealing",),
     ("log", "lag"), ("log", "stateHash"), ("log", "stateTick"), ("taints", "preview"), ("taints", "more"),
 )  # fmt: skip
 """Parts of a status that change continuously: written at most once a minute."""

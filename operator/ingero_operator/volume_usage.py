@@ -1,4 +1,5 @@
-"""How full the volumes of EchoStores are, as Echo's health endpoint reports it. Polled in the background."""
+"""How full the volumes of EchoStores are and how far they are sealed, by Echo's health endpoint. Polled in the
+background."""
 
 import asyncio
 import math
@@ -9,6 +10,7 @@ from typing import Any, Final
 from ingero_contract import echo
 from ingero_kit.clock import Clock
 from ingero_operator.cache import OwnerKey
+from ingero_operator.sealing import SealingReport, parse_sealing
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse, get_json, open_session
 
@@ -45,13 +47,14 @@ def used_share(response: Any) -> float | None:
 @dataclass
 class _Known:
     band: str | None
+    sealing: SealingReport | None = None
     polled: float = -math.inf
     failures: int = 0
 
 
 @dataclass
 class VolumeUsagePoller:
-    """Polls the stores and reports which bands have changed. Bounded by the number of stores."""
+    """Polls the stores and reports which bands and seals have changed. Bounded by the number of stores."""
 
     clock: Clock
     on_change: Callable[[OwnerKey], None]
@@ -71,23 +74,34 @@ class VolumeUsagePoller:
             task.add_done_callback(self.running.discard)
         return known.band
 
+    def sealing(self, key: OwnerKey) -> SealingReport | None:
+        """What a store said last of sealing."""
+        known = self._known.get(key)
+        return known.sealing if known else None
+
+    def pending(self, key: OwnerKey) -> bool:
+        """Whether a store may still answer: it was not polled yet, or too few polls have failed."""
+        known = self._known.get(key)
+        return known is None or known.failures < TOLERATED_FAILURES
+
     def forget(self, key: OwnerKey) -> None:
         """Drop what is known of a store that is gone."""
         self._known.pop(key, None)
 
     async def _ask(self, key: OwnerKey, known: _Known, url: str, authority: str | None) -> None:
         self.polls += 1
-        before = known.band
+        before = known.band, known.sealing
         try:
             async with open_session(SECONDS, 1) as session:
-                share = used_share(await get_json(session, url, limit=MAX_ANSWER, authority=authority))
+                answer = await get_json(session, url, limit=MAX_ANSWER, authority=authority)
         except NoResponse:
             self.failed += 1
             known.failures += 1
             if known.failures >= TOLERATED_FAILURES:
-                known.band = None
+                known.band = known.sealing = None
         else:
-            known.failures = 0
+            known.failures, share = 0, used_share(answer)
             known.band = None if share is None else band(share, known.band)
-        if known.band != before and self._known.get(key) is known:
+            known.sealing = parse_sealing(answer, self.clock())
+        if (known.band, known.sealing) != before and self._known.get(key) is known:
             self.on_change(key)

@@ -486,6 +486,36 @@ def test_the_lag_counts_from_the_last_seal_of_everything(tmp_path: Path, shard: 
     assert counters.lag < 1000
 
 
+def test_after_a_restart_what_waits_is_reported_since_it_arrived(tmp_path: Path) -> None:
+    before = time.time()
+    shard = Shard(tmp_path / "e.duckdb", table_config(tmp_path / "lake"))
+    shard.put(telemetry.numbered(5)[1])
+    arrived = time.time()
+    shard.close()
+
+    shard = Shard(tmp_path / "e.duckdb", table_config(tmp_path / "lake"))
+    waiting = shard.sealer.counters.until
+    shard.seal()
+
+    assert before <= waiting <= arrived < shard.sealer.counters.until
+    shard.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (LakeError("OSError: When getting information for key: AWS Error ACCESS_DENIED"), "credentials_refused"),
+        (LakeError('OperationalError: FATAL: password authentication failed for user "echo"'), "credentials_refused"),
+        (LakeError("UnauthorizedError: token expired"), "credentials_refused"),
+        (LakeError("OSError: AWS Error NETWORK_CONNECTION: curlCode: 7"), "tables_unavailable"),
+        (LakeError("OperationalError: connection refused"), "tables_unavailable"),
+        (OSError("no space left on device"), "local"), (duckdb.IOException("write"), "local"),
+    ],
+)  # fmt: skip
+def test_why_nothing_is_sealed_is_reported_in_kinds(error: Exception, kind: str) -> None:
+    assert plan.seal_failure(error) == kind
+
+
 # Settings and processes.
 
 
@@ -526,5 +556,7 @@ def test_a_running_echo_seals_what_was_pushed(tmp_path: Path) -> None:
         assert web.post(url, content=body, headers={"content-type": "application/x-protobuf"}).status_code == 200
         metrics = service.url("api", echo.METRICS_PAGE)
         wait_until(lambda: "ingero_echo_sealed_events_total 20.0" in web.get(metrics).text, "the seal")
+        health = web.get(service.url("api", echo.HEALTH)).json()[echo.SEALING]
+        assert health["failure"] is None and health["files"] > 0 and health["until"] <= time.time()
 
     assert sum(file.rows for file in LakeCatalog(config).pin("events").files) == 20

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
+from ingero_contract import echo
 from ingero_echo.errors import UserError
 from ingero_echo.tables import TABLES
 
@@ -16,6 +18,31 @@ ORDER: Final = (*(table for table in TABLES if table != "events"), "events")
 
 NICE: Final = 5
 """Priority of sorting that keeps up: a quarter of a processor that a thread of ingest wants too."""
+
+
+class SealFailure(StrEnum):
+    """Why nothing is sealed, without details, for the answer that needs no token."""
+
+    SHARD_TAKEN = echo.SHARD_TAKEN
+    CREDENTIALS_REFUSED = "credentials_refused"
+    TABLES_UNAVAILABLE = "tables_unavailable"
+    LOCAL = "local"
+    """The database or its volume."""
+
+
+_REFUSED: Final = re.compile(
+    r"unauthori[sz]ed|forbidden|access.?denied|authentication failed|no password supplied|permission denied"
+    r"|oautherror|invalid.?access.?key|signature.?does.?not.?match|expired.?token|invalid.?token|\b40[13]\b",
+    re.IGNORECASE,
+)
+"""What catalogs and object storages say of credentials that they do not accept."""
+
+
+def seal_failure(error: Exception) -> SealFailure:
+    """The kind of an error that ended a seal."""
+    if not isinstance(error, UserError):
+        return SealFailure.LOCAL
+    return SealFailure.CREDENTIALS_REFUSED if _REFUSED.search(str(error)) else SealFailure.TABLES_UNAVAILABLE
 
 
 class ShardTaken(UserError):

@@ -78,6 +78,10 @@ class SealCounters:
     deleted: int = 0
     last: float = 0.0
     """Unix time of the last seal; 0 before the first one."""
+    until: float = field(default_factory=time.time)
+    """Unix time until which all that arrived is sealed."""
+    failure: plan.SealFailure | None = None
+    """Why the last seal failed; nothing after one that succeeded."""
     whole_at: float = field(default_factory=time.monotonic)
     """When all that had arrived by then was sealed last, by the monotonic clock; at first the start."""
     taken: bool = False
@@ -116,6 +120,7 @@ class Sealer:
         self._started_at = store.newest_seq()
         self._seals: deque[tuple[int, float]] = deque([(self._sealed, time.monotonic())], REMEMBERED_SEALS)
         self.counters.sealed = self._sealed
+        self.counters.until = self._oldest_arrival() or self.counters.until
         self._folder = store.config.path.absolute().with_name(store.config.path.name + ".seal")
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
@@ -138,9 +143,11 @@ class Sealer:
                     pass
             except ShardTaken as error:
                 self.counters.taken = True
+                self.counters.failure = plan.SealFailure.SHARD_TAKEN
                 log.error("sealing_ended", reason=str(error), hint=error.hint)
             except (UserError, OSError, duckdb.Error) as error:
                 self.counters.failures += 1
+                self.counters.failure = plan.seal_failure(error)
                 self._lake = None
                 log.warning("seal_failed", reason=str(error), hint="it is tried again; events stay in the database")
 
@@ -157,7 +164,7 @@ class Sealer:
             ).fetchall()
             through = plan.cut(counts, self._config.max_rows)
             if through is None:
-                self.counters.whole_at = began
+                self._whole(began, now)
                 self._delete()
                 return False
             nice = plan.niceness(self.counters.lag, self._config.every)
@@ -174,13 +181,25 @@ class Sealer:
         self._seals.append((through, time.monotonic()))
         self.counters.seals += 1
         self.counters.last = time.time()
+        self.counters.until, self.counters.failure = now / 10**9, None
         if through == counts[-1][0]:
-            self.counters.whole_at = began
+            self._whole(began, now)
         self._delete()
         rows = sum(count for seq, count in counts if seq <= through)
         self.counters.rows += rows
         log.info("sealed", through=through, events=rows, seconds=round(time.monotonic() - began, 3))
         return bool(through != counts[-1][0])
+
+    def _whole(self, began: float, now: int) -> None:
+        """All that had arrived at a moment is sealed."""
+        self.counters.whole_at, self.counters.until, self.counters.failure = began, now / 10**9, None
+
+    def _oldest_arrival(self) -> float | None:
+        """When the first row arrived that is not sealed, Unix time."""
+        with self._store.cursor() as cursor:
+            found = cursor.execute("SELECT epoch_ns(min(received)) FROM events WHERE seq > ?", [self._sealed])
+            nanos = found.fetchall()[0][0]
+        return None if nanos is None else int(nanos) / 10**9
 
     def _arrival(self, cursor: Any, through: int) -> int:
         """When the newest row of a range arrived: further rows had arrived when it was sealed."""

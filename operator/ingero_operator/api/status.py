@@ -237,6 +237,17 @@ class StorageStatus(Part):
     """How full it is, in steps of ten percent."""
 
 
+class SealingStatus(Part):
+    """How far events are sealed into the shared tables; times in whole minutes."""
+
+    sealed_until: Moment | None = None
+    """Until when everything that arrived is in the tables; with several shards of the one that is furthest behind."""
+    lag_seconds: int | None = None
+    """Seconds from then to the latest poll."""
+    files: int | None = None
+    """Data files that the running writers have added."""
+
+
 class EchoStoreStatus(ResourceStatus):
     """What the operator knows about an EchoStore."""
 
@@ -244,5 +255,7 @@ class EchoStoreStatus(ResourceStatus):
     """What vouches for encryption at rest."""
     storage: StorageStatus | None = None
     """The claim."""
+    sealing: SealingStatus | None = None
+    """How far events are sealed; absent without `spec.table`, and while Echo cannot be polled."""
     endpoint: Short | None = None
     """Where to ask."""

@@ -162,6 +162,7 @@ def echo_stores() -> dict[str, Any]:
         _column("Used", ".status.storage.usedBand"),
         _column("Retention", ".status.effective.retention"),
         _AGE,
+        _column("Sealed", ".status.sealing.sealedUntil", 1, "date"),
         _column("Volume", ".status.encryption.volume", 1),
         _column("Key", ".status.encryption.key", 1),
         _column("Endpoint", ".status.endpoint", 1),

@@ -35,7 +35,9 @@ class Says:
     headers: dict[str, str] = field(default_factory=dict)
     """Further headers of every answer."""
     volume_used: float | None = None
-    """Used share of the volume that an Echo of that name reports; the operator asks Echo for nothing else."""
+    """Used share of the volume that an Echo of that name reports."""
+    sealing: dict[str, Any] | None = None
+    """How far it says that its events are sealed."""
     threshold: float = 0.71
     since: str | None = None
     windows: int = 100
@@ -137,7 +139,8 @@ def fleets() -> Iterator[Fleets]:
             elif path == routes.FLEET_STRAGGLERS:
                 self._answer(200, says.answer(parse_qs(parts.query)[routes.CLUSTER_PARAMETER][0]))
             elif path == echo.HEALTH:
-                self._answer(200, {"status": "ok", "ready": True, echo.VOLUME_USED: says.volume_used})
+                health = {"status": "ok", "ready": True, echo.VOLUME_USED: says.volume_used}
+                self._answer(200, {**health, echo.SEALING: says.sealing})
             else:
                 wanted = parse_qs(parts.query).get(routes.NODE_PARAMETER, sorted(says.nodes))
                 self._answer(200, {"nodes": [says.node(item) for item in wanted if item in says.nodes]})
