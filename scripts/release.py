@@ -21,7 +21,7 @@ import yaml
 from scripts.release_archives import chart_image, chart_package
 from scripts.release_requirements import EXTRAS, locked, read_lock, requirements
 from scripts.release_sbom import Artifact, Part, Relation, image_parts, parts_of, problems, sbom
-from scripts.release_signature import bundle, new_key, provenance, public_pem, read_key, sign
+from scripts.release_signature import SigningKey, bundle, new_key, provenance, public_pem, read_key, sign
 
 ROOT: Final = Path(__file__).parents[1]
 BASE_IMAGE: Final = "docker.io/library/debian:bookworm-slim"
@@ -149,19 +149,20 @@ def describe(out: Path, version: str, commit: str, epoch: int) -> None:
     (out / SUMS).write_text("".join(lines))
 
 
-def sign_sums(out: Path, key_file: Path | None, keyless: bool) -> None:
-    """One signature, of the checksums, which cover every file."""
-    sums = out / SUMS
-    if keyless:
-        cosign = program("cosign")
-        if cosign is None:
-            raise click.ClickException("a keyless signature needs cosign: make cosign")
-        run(cosign, "sign-blob", "--yes", "--bundle", f"{sums}.sigstore.json", str(sums))
-        return
+def signing_key(file: Path | None) -> SigningKey:
+    """The key of this file, or a new one that only this run has."""
     try:
-        key = read_key(key_file.read_bytes()) if key_file else new_key()
+        return read_key(file.read_bytes()) if file else new_key()
     except (ValueError, TypeError) as error:
-        raise click.ClickException(f"{key_file}: {error}") from error
+        raise click.ClickException(f"{file}: {error}") from error
+
+
+def sign_sums(out: Path, key: SigningKey | None) -> None:
+    """One signature, of the checksums, which cover every file; without a key it is cosign's."""
+    sums = out / SUMS
+    if key is None:
+        run(program("cosign") or "cosign", "sign-blob", "--yes", "--bundle", f"{sums}.sigstore.json", str(sums))
+        return
     signature = sign(key, sums.read_bytes())
     Path(f"{sums}.sig").write_bytes(signature)
     Path(f"{sums}.sigstore.json").write_text(bundle(key, sums.read_bytes(), signature))
@@ -219,9 +220,12 @@ def main(wanted: str, images: bool | None, added: Path | None, key: Path | None,
         if key or keyless:
             raise click.ClickException(f"the tree differs from the commit, which is what is built:\n{changed}")
         click.echo("the tree differs from the commit; the commit is built")
+    if keyless and program("cosign") is None:
+        raise click.ClickException("a keyless signature needs cosign: make cosign")
+    signer = None if keyless else signing_key(key)
     out = ROOT / f"dist/release-{version}"
     make(out, version, images=images, added=added)
-    sign_sums(out, key, keyless)
+    sign_sums(out, signer)
     for file in sorted(out.iterdir()):
         click.echo(f"{file.stat().st_size / 1e6:9.2f} MB  {file.name}")
     if not (key or keyless):

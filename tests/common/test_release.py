@@ -12,13 +12,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from scripts.release import describe, file_digest, main, project_version, sign_sums
+from scripts.release import describe, file_digest, main, project_version, sign_sums, signing_key
 from scripts.release_archives import chart_image, chart_package
 from scripts.release_check import blocks, skipped
 from scripts.release_requirements import EXTRAS, locked, needed, read_lock, requirements
@@ -85,12 +86,12 @@ def a_sbom(**changed: Any) -> dict[str, Any]:
 def test_the_sbom_is_valid_and_names_every_hash() -> None:
     document = a_sbom()
     packages = {item["name"]: item for item in document["packages"]}
-    (click,) = LOCK["click"]
+    (locked_click,) = LOCK["click"]
 
     assert problems(document) == []
     assert packages["ingero"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": "a" * 64}]
-    assert {item["checksumValue"] for item in packages["click"]["checksums"]} == set(click.hashes)
-    assert packages["click"]["externalRefs"][0]["referenceLocator"] == f"pkg:pypi/click@{click.version}"
+    assert {item["checksumValue"] for item in packages["click"]["checksums"]} == set(locked_click.hashes)
+    assert packages["click"]["externalRefs"][0]["referenceLocator"] == f"pkg:pypi/click@{locked_click.version}"
     assert packages["click"]["licenseDeclared"] == "BSD-3-Clause"
     assert packages["libc6"]["licenseDeclared"] == "NOASSERTION"
     assert len(document["relationships"]) == len(document["packages"])
@@ -109,16 +110,16 @@ def test_the_validator_finds_what_is_wrong() -> None:
 
 
 def test_packages_inside_of_an_image_have_the_hashes_of_the_lock_where_the_version_is_the_same() -> None:
-    (click,) = LOCK["click"]
+    (locked_click,) = LOCK["click"]
     listing = {
         "components": [
-            {"name": "click", "version": click.version, "purl": f"pkg:pypi/click@{click.version}"},
+            {"name": "click", "version": locked_click.version, "purl": f"pkg:pypi/click@{locked_click.version}"},
             {"name": "pyyaml", "version": "0.1", "purl": "pkg:pypi/pyyaml@0.1"},
-            {"name": "click", "version": click.version, "purl": "pkg:deb/debian/click@1"},
+            {"name": "click", "version": locked_click.version, "purl": "pkg:deb/debian/click@1"},
         ]
     }
 
-    assert [part.hashes for part in image_parts(listing, LOCK)] == [click.hashes, (), ()]
+    assert [part.hashes for part in image_parts(listing, LOCK)] == [locked_click.hashes, (), ()]
 
 
 def test_the_chart_is_packed_with_the_same_bytes_at_any_time(tmp_path: Path) -> None:
@@ -172,13 +173,20 @@ def test_a_key_of_another_kind_is_refused() -> None:
         read_key(pem)
 
 
+def test_a_key_file_that_cannot_be_used_is_named_before_anything_is_built(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("no key")
+
+    with pytest.raises(click.ClickException, match=r"key\.pem"):
+        signing_key(tmp_path / "key.pem")
+
+
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
     """A folder as `make release` leaves it, with one artifact."""
     (tmp_path / WHEEL).write_bytes(b"a wheel")
     (tmp_path / f"{WHEEL}.spdx.json").write_text(json.dumps(a_sbom(digest=file_digest(tmp_path / WHEEL))))
     describe(tmp_path, VERSION, "c" * 40, EPOCH)
-    sign_sums(tmp_path, None, keyless=False)
+    sign_sums(tmp_path, new_key())
     return tmp_path
 
 
