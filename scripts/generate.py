@@ -27,6 +27,7 @@ from ingero_operator.render.install import (
 )
 from ingero_operator.render.text import dump
 from ingero_operator.settings import OperatorConfig
+from ingero_operator.slurm.settings import SlurmSettings
 from ingero_sink.settings import SinkSettings
 from scripts import chart, echo_dashboard, fleet_api, monitoring
 
@@ -127,6 +128,14 @@ def configuration() -> str:
             "",
             head,
             *rows(OperatorConfig),
+            "",
+            "## Drains in Slurm",
+            "",
+            "`ingero-operator slurm --config slurm.yaml`; a variable is `INGERO_OPERATOR_SLURM_` and the name in",
+            "capitals, a flag is the name with dashes.",
+            "",
+            head,
+            *rows(SlurmSettings),
             "",
         ]
     )

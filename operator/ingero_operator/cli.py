@@ -1,5 +1,6 @@
 """The `ingero-operator` command."""
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -10,9 +11,12 @@ from ingero_kit.files import write_ports_file
 from ingero_kit.flags import CONTEXT, config_flag, exit_with_reason, ports_file_flag, settings_flags
 from ingero_kit.settings import load
 from ingero_operator.settings import OperatorConfig
+from ingero_operator.slurm.settings import SlurmSettings
 
 PREFIX = "INGERO_OPERATOR_"
 CONFIG_VARIABLE = "INGERO_OPERATOR_CONFIG"
+SLURM_PREFIX = "INGERO_OPERATOR_SLURM_"
+SLURM_CONFIG_VARIABLE = "INGERO_OPERATOR_SLURM_CONFIG"
 
 
 @click.group(context_settings=CONTEXT)
@@ -42,7 +46,8 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     from ingero_operator.tasks import RestartRequired
 
     with exit_with_reason("ingero-operator", OSError, RestartRequired, ApiError):
-        config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
+        not_ours = {CONFIG_VARIABLE, *(name for name in os.environ if name.startswith(SLURM_PREFIX))}
+        config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset(not_ours))
         logs.configure(config.log_level)
         uvloop.run(serve(config, partial(write_ports_file, ports_file)))
 
@@ -90,6 +95,44 @@ def preview(
         options = command.Options(days=days, echo=echo, token_file=token_file, ca_file=ca_file, offline=offline)
         found = asyncio.run(command.preview(proposed, before, options, time.time()))
     click.echo(json.dumps(report.as_json(found), indent=2) if as_json else report.as_text(found))
+
+
+@main.command()
+@config_flag(SLURM_CONFIG_VARIABLE)
+@click.option("--release", is_flag=True, help="Undrain every node that was drained for this cluster, and end.")
+@settings_flags(SlurmSettings)
+def slurm(file: Path | None, release: bool, **flags: Any) -> None:
+    """Drain stragglers in Slurm, with the checks, budget and override cooldown of taints. A dry run without --drain.
+
+    Runs where scontrol may update nodes, and polls Fleet. Undrains only what it drained itself: the node's reason
+    names cluster and verdict. Settings come from flags, then INGERO_OPERATOR_SLURM_* variables, then the file, then
+    the defaults.
+
+    Exit status: 0 stopped, or all released; 1 the state cannot be used, Slurm cannot be read, or nodes are still
+    drained after --release; 2 a setting is wrong.
+
+    \b
+    ingero-operator slurm --fleet-url http://127.0.0.1:8080 --cluster-id prod
+    ingero-operator slurm --config /etc/ingero/slurm.yaml --drain
+    ingero-operator slurm --config /etc/ingero/slurm.yaml --release
+    """
+    import asyncio
+
+    from ingero_kit import logs
+    from ingero_operator.slurm import command
+    from ingero_operator.slurm.nodes import UnreadableNodes
+    from ingero_operator.slurm.scontrol import ScontrolFailed
+
+    with exit_with_reason("ingero-operator", OSError, ScontrolFailed, UnreadableNodes):
+        reserved = frozenset({SLURM_CONFIG_VARIABLE})
+        settings = load(SlurmSettings, file=file, prefix=SLURM_PREFIX, flags=flags, reserved=reserved)
+        logs.configure(settings.log_level)
+        if not release:
+            asyncio.run(command.control(settings))
+            return
+        left = asyncio.run(command.release(settings.model_copy(update={"drain": True})))
+    if left:
+        raise click.ClickException(f"{left} nodes are still drained")
 
 
 @main.command()
