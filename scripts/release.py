@@ -169,9 +169,10 @@ def sign_sums(out: Path, key: SigningKey | None) -> None:
     (out / "release.pub").write_bytes(public_pem(key))
 
 
-def make(out: Path, version: str, *, images: bool | None, added: Path | None = None) -> None:
-    """All artifacts into an empty folder; `images=None` builds images where that is possible."""
-    commit, epoch = run("git", "rev-parse", "HEAD").strip(), int(run("git", "log", "-1", "--format=%ct"))
+def make(out: Path, version: str, *, images: bool | None, added: Path | None = None, commit: str = "HEAD") -> None:
+    """All artifacts of a commit into an empty folder; `images=None` builds images where that is possible."""
+    commit = run("git", "rev-parse", f"{commit}^{{commit}}").strip()
+    epoch = int(run("git", "log", "-1", "--format=%ct", commit))
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="ingero-release-") as folder:

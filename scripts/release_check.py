@@ -4,6 +4,7 @@ What `make release` made is copied; the fenced commands of the parts for users r
 above a fence says on which releases it runs, which program it needs, and whether it runs for each program or image.
 """
 
+import json
 import os
 import re
 import shutil
@@ -101,11 +102,22 @@ def _execute(block: Block, folder: Path, variables: Mapping[str, str], path: str
     return Row(f"{named}{block.title}", result, time.monotonic() - began)
 
 
+def _fresh_storage(folder: Path) -> dict[str, str]:
+    """Root's buildah keeps nothing of other images, and leaves none; that of others needs its configured storage."""
+    if os.geteuid() != 0:
+        return {}
+    driver = os.environ.get("STORAGE_DRIVER", "overlay")
+    text = f'[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/images"\nrunroot = "{folder}/run"\n'
+    (folder / "storage.conf").write_text(text)
+    return {"CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
+
+
 def executed(page: str, folder: Path, version: str) -> Iterator[Row]:
     """The result of each command of the page in this folder."""
     tools = [str(ROOT / ".tools/bin"), str(ROOT / ".venv/bin")]
     path = os.pathsep.join([os.environ["PATH"], *tools])
     about = {"VERSION": version, "ARCH": architecture(), "REPOSITORY": os.environ.get("GITHUB_REPOSITORY", "")}
+    about |= _fresh_storage(folder.parent)
     by_key = (folder / "release.pub").exists()
     for block in blocks(page):
         if reason := skipped(block, by_key, path):
@@ -118,11 +130,19 @@ def executed(page: str, folder: Path, version: str) -> Iterator[Row]:
             yield _execute(block, folder, about | chosen, path)
 
 
-def compared(release: Path, version: str) -> Iterator[Row]:
-    """Whether a second build gives the same bytes of everything but signature and images."""
+def origin(release: Path) -> tuple[str, str]:
+    """Version and commit of a release by its provenance."""
+    (file,) = release.glob("ingero-*.provenance.json")
+    definition = json.loads(file.read_text())["predicate"]["buildDefinition"]
+    (source,) = definition["resolvedDependencies"]
+    return definition["externalParameters"]["version"], source["digest"]["gitCommit"]
+
+
+def compared(release: Path, version: str, commit: str) -> Iterator[Row]:
+    """Whether a second build gives the same bytes of everything but signature, SBOMs and images."""
     with tempfile.TemporaryDirectory(prefix="ingero-release-again-") as folder:
         again = Path(folder) / "again"
-        make(again, version, images=False)
+        make(again, version, images=False, commit=commit)
         names = sorted(file.name for file in again.iterdir() if not file.name.startswith((SUMS, "release.pub")))
         for name in names:
             if name.endswith((".spdx.json", ".provenance.json")):
@@ -147,16 +167,16 @@ def _print(rows: list[Row], release: Path) -> None:
 @click.option("--again/--no-again", default=True, help="Build a second time and compare.")
 def main(release: Path | None, strict: bool, again: bool) -> None:
     """Verify and install a release as its users do; exit status 1 if anything fails."""
-    version = project_version()
-    release = release or ROOT / f"dist/release-{version}"
+    release = release or ROOT / f"dist/release-{project_version()}"
     if not (release / SUMS).exists():
         raise click.ClickException(f"{release} has no {SUMS}: make release")
+    version, commit = origin(release)
     with tempfile.TemporaryDirectory(prefix="ingero-release-check-") as folder:
         fresh = Path(folder) / "download"
         shutil.copytree(release, fresh)
         rows = list(executed((ROOT / "docs/release.md").read_text(), fresh, version))
     if again:
-        rows += compared(release, version)
+        rows += compared(release, version, commit)
     _print(rows, release)
     bad = ("FAILED", "skipped: needs") if strict else ("FAILED",)
     wrong = [row for row in rows if row.result.startswith(bad)]

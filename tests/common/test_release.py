@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from scripts.release import describe, file_digest, main, project_version, sign_sums, signing_key
 from scripts.release_archives import chart_image, chart_package
-from scripts.release_check import blocks, skipped
+from scripts.release_check import blocks, origin, skipped
 from scripts.release_requirements import EXTRAS, locked, needed, read_lock, requirements
 from scripts.release_sbom import Artifact, Part, image_parts, parts_of, problems, sbom
 from scripts.release_signature import bundle, new_key, public_pem, read_key, sign
@@ -235,6 +235,7 @@ def test_provenance_names_the_commit_and_every_artifact(release: Path) -> None:
     assert statement["subject"] == [{"name": WHEEL, "digest": {"sha256": file_digest(release / WHEEL)}}]
     (source,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert source["digest"] == {"gitCommit": "c" * 40}
+    assert origin(release) == (VERSION, "c" * 40)
 
 
 def test_the_chart_has_the_version_of_the_project() -> None:
