@@ -51,6 +51,9 @@ FLEET_PAGE_LAYOUT: Final = "/api/v1/page/layout"
 FLEET_PAGE_UPDATE: Final = "/api/v1/page/update"
 """The live page: the latest tick."""
 
+FLEET_PAGE_NODE: Final = "/api/v1/page/node"
+"""What one node and its peers did over the latest ticks, for the page."""
+
 FLEET_PAGE_EVENTS: Final = "/api/v1/page/events"
 """The live page: every tick as it comes, as server-sent events."""
 

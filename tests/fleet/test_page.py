@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ingero_contract import attributes, metrics, routes
+from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_fleet import threshold_rule
 from ingero_fleet.live_detector import LiveDetector
@@ -26,6 +27,7 @@ from ingero_fleet.page.health_history import (
     TICKS,
     HealthHistory,
 )
+from ingero_fleet.page.node_history import POINT, NodeHistory
 from ingero_fleet.processor_settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
@@ -149,11 +151,52 @@ def test_beyond_the_limit_stragglers_are_shown_first(monkeypatch: pytest.MonkeyP
     assert (len(history.nodes), history.hidden) == (3, 7)
 
 
+def history_of(world: World, ticks: int, *reports: HealthReport) -> NodeHistory:
+    history = NodeHistory()
+    world.history.add = lambda snapshot, _: history.add(snapshot)  # type: ignore[method-assign,assignment]
+    for _ in range(ticks):
+        world.tick(*reports)
+    return history
+
+
+def test_a_nodes_history_has_its_expectation_its_evidence_and_its_peers() -> None:
+    world = World()
+    reports = [report(f"n{number}", 0.9 + number / 100) for number in range(5)]
+    history_of(world, 12, *reports)
+    history = history_of(world, 6, *reports[:4], report("n4", 0.3))
+
+    found = history.answer(node_key("c", "n4"))
+    assert found["times"] == [13.0, 14.0, 15.0, 16.0, 17.0, 18.0]
+    assert found["value"] == [pytest.approx(0.3, abs=1e-3)] * 6
+    assert found["expected"][-1] == pytest.approx(0.94, abs=0.01)
+    assert max(found["evidence"]) > found["level"][-1] > 0
+    assert found["peers"]["median"][-1] == pytest.approx(0.92, abs=1e-3)
+    assert found["peers"]["low"][-1] < found["peers"]["high"][-1]
+    assert history.answer(node_key("c", "nobody"))["times"] == []
+
+
+def test_a_nodes_history_is_bounded_and_starts_anew_with_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(ttl_seconds=2.0)
+    history = history_of(world, 3, report("old"))
+    for _ in range(3):
+        world.tick()
+    world.tick(report("new"))
+    assert [value is None for value in history.answer(node_key("c", "new"))["value"]] == [True] * 6 + [False]
+
+    monkeypatch.setattr("ingero_fleet.page.node_history.MOST_BYTES", 20 * 2300 * POINT.itemsize)
+    for _ in range(30):
+        world.tick(*(report(f"n{number}") for number in range(2000)))
+    assert len(history.answer(node_key("c", "n7"))["times"]) == 20
+    monkeypatch.setattr("ingero_fleet.page.node_history.MAX_NODES", 1000)
+    world.tick()
+    assert history.answer(node_key("c", "n7"))["times"] == []
+
+
 def test_the_page_takes_nothing_from_elsewhere() -> None:
-    for name in ("index.html", "page.css", "page.js"):
+    for name in ("index.html", "page.css", "page.js", "node.js"):
         text = (files("ingero_fleet.page") / "static" / name).read_text()
         assert not re.search(r"https?://|//[a-z]+\.|@import|url\((?!data:)", text), name
-    script = (files("ingero_fleet.page") / "static" / "page.js").read_text()
+    script = "".join((files("ingero_fleet.page") / "static" / name).read_text() for name in ("page.js", "node.js"))
     assert not re.search(r"(innerHTML|outerHTML) =[^=]|insertAdjacentHTML|document\.write|eval\(", script)
 
 
@@ -278,9 +321,11 @@ def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_people_see_the_straggler_its_reason_its_taint_and_the_late_rank(tmp_path: Path, page: Page) -> None:
     with fleet(tmp_path) as service:
         page.size(1360, 900)
-        learn(service, 40)
         page.open(service.url("diagnostics", "/"))
         page.wait("document.body.dataset.updates > 0", "the first update")
+        assert "ingero-agent fleet-push" in page.run("byId('empty').hidden ? '' : byId('empty').textContent")
+        learn(service, 40)
+        page.wait("state.rows && state.rows.length === 40 && byId('empty').hidden", "the nodes")
         assert "Nobody straggles" in page.run("byId('stragglers').textContent")
         for body in Job(8, late_ms={5: 5.0}).pushes(60, node="node-0000{}"):
             web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
@@ -298,9 +343,31 @@ def test_people_see_the_straggler_its_reason_its_taint_and_the_late_rank(tmp_pat
         page.wait("byId('taints').textContent.includes('node-00017')", "the mark", feed=slow)
         assert "Marked by the operator (NoSchedule" in page.run("byId('stragglers').textContent")
         assert page.run("byId('map').width") > 300
+        the_chart_and_the_link_show_the_node(page)
         healthy = functools.partial(fill, service, 40)
         page.wait("!byId('stragglers').textContent.includes('node-00017')", "its recovery", feed=healthy)
         assert page.complaints == []
+
+
+def the_chart_and_the_link_show_the_node(page: Page) -> None:
+    """Select the straggler by its link, group, and reload."""
+    assert "node-00000" in page.run("byId('map-names').textContent")
+    assert page.run("byId('map-times').children.length") >= 2
+    page.run("byId('straggler-c-node-00017').click()")
+    events = "[...byId('chart').querySelectorAll('.event')].map((item) => item.dataset.event)"
+    page.wait(f"['onset', 'alarm', 'taint'].every((name) => {events}.includes(name))", "the events")
+    drawn = "['own', 'expected', 'peers', 'evidence', 'level']"
+    assert page.run(f"{drawn}.every((name) => byId('chart').querySelector('.' + name).getAttribute('d').length > 20)")
+    assert "of its rate" in page.run("byId('why').textContent")
+    assert page.run("byId('map-names').querySelector('.selected').textContent") == "node-00017"
+    page.run("(byId('group').value = 'cohort', byId('group').dispatchEvent(new Event('change')))")
+    assert page.run("[lines(), byId('map-names').textContent]") == [1, "all (40)"]
+
+    page.run("document.body.dataset.old = '1'")
+    page.call("Page.reload")
+    again = "document.getElementById('chart-summary')?.textContent.includes('node-00017')"
+    page.wait(f"{again} && !document.body.dataset.old", "the node again")
+    assert page.run("[state.group, lines(), byId('group').value]") == ["cohort", 1, "cohort"]
 
 
 @needs_browser
@@ -314,7 +381,7 @@ def test_the_page_works_by_keyboard_and_is_named_for_screen_readers(twelve: Runn
     for _ in range(8):
         page.press("Tab")
         order.append(page.run("document.activeElement.id || document.activeElement.className"))
-    assert order[:4] == ["skip", "cluster", "map", "ask-node"]
+    assert order[:5] == ["skip", "cluster", "group", "map", "ask-node"]
     page.run("byId('map').focus()")
     page.press("ArrowDown")
     assert "node-00001 (c)" in page.run("byId('readout').textContent")

@@ -14,6 +14,7 @@ from ingero_contract.identifiers import NodeKey
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.page.health_history import HealthHistory
+from ingero_fleet.page.node_history import NodeHistory
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name, rounded, summary_answer, why_answer
@@ -44,6 +45,7 @@ class LivePage:
         taints: TaintTracker,
     ) -> None:
         self.history = HealthHistory()
+        self.nodes = NodeHistory()
         self.version = 0
         self.watchers = 0
         self.closed = False
@@ -61,6 +63,7 @@ class LivePage:
         """Add a tick."""
         with self._lock:
             self.history.add(snapshot, [cohort_name(key) for key in snapshot.scores.cohorts])
+            self.nodes.add(snapshot)
         if self.watchers:
             event = self._build(snapshot)
             self._event = (self.version + 1, event)
@@ -116,6 +119,9 @@ class LivePage:
         with self._lock:
             history = self.history
             number, times, nodes, levels = history.layout, history.times, history.nodes, history.all()
+            cohorts = history.cohorts
+        names = sorted(set(cohorts))
+        places = {name: place for place, name in enumerate(names)}
         clusters = sorted({node[0] for node in nodes})
         numbers = {name: number for number, name in enumerate(clusters)}
         return {
@@ -124,8 +130,15 @@ class LivePage:
             "clusters": clusters,
             "cluster": [numbers[node[0]] for node in nodes],
             "nodes": [node[1] for node in nodes],
+            "cohorts": names,
+            "cohort": [places[name] for name in cohorts],
             "levels": base64.b64encode(levels).decode(),
         }
+
+    def node(self, node: NodeKey) -> dict[str, Any]:
+        """What one node and its peers did over the latest ticks."""
+        with self._lock:
+            return self.nodes.answer(node)
 
     def _build(self, snapshot: TickSnapshot) -> bytes:
         config = self._config()

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import Response, StreamingResponse
 
 from ingero_contract import routes
+from ingero_contract.identifiers import node_key
 from ingero_fleet.page.live import MAX_WATCHERS, LivePage
 
 HEADERS: Final = {
@@ -24,6 +25,7 @@ FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/node.js": ("node.js", "text/javascript; charset=utf-8"),
 }
 """Every file that the page needs; nothing is loaded from elsewhere."""
 
@@ -46,6 +48,12 @@ def add_page(app: FastAPI, live: LivePage) -> FastAPI:
     def update() -> Response:
         """The latest tick, for a page that polls."""
         return Response(live.update() or b"null", media_type="application/json", headers=HEADERS)
+
+    @app.get(routes.FLEET_PAGE_NODE, include_in_schema=False)
+    def node(cluster_id: str, node_id: str) -> Response:
+        """What one node and its peers did over the latest ticks."""
+        body = orjson.dumps(live.node(node_key(cluster_id, node_id)))
+        return Response(body, media_type="application/json", headers=HEADERS)
 
     @app.get(routes.FLEET_PAGE_EVENTS, include_in_schema=False)
     async def events() -> StreamingResponse:

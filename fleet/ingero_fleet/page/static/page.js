@@ -5,7 +5,8 @@
 const TICKS = 120, LINES = 480;
 const CALIBRATING = 1, IDLE = 2, STOPPED = 3, STRAGGLER = 16, HEALTHY = 128;
 const byId = (id) => document.getElementById(id);
-const state = { layout: -1, nodes: [], cluster: [], clusters: [], columns: [], times: [], rows: null, chosen: "", update: null, cursor: null };
+const state = { layout: -1, nodes: [], cluster: [], clusters: [], cohorts: [], cohort: [], columns: [], times: [],
+  rows: null, ranges: [], places: new Map(), chosen: "", group: "", selected: null, update: null, cursor: null };
 
 // Text goes in as text; nothing that an agent sent is ever read as HTML.
 function element(tag, text = "", attributes = {}, children = []) {
@@ -81,17 +82,30 @@ function readColours() {
   // Most healthy nodes score close to 1: the scale is stretched there.
   for (let level = HEALTHY; level < 256; level++) colours[level] = blend(healthyLow, healthyHigh, ((level - HEALTHY) / 127) ** 4);
 }
+const nodeKey = (cluster, node) => `${cluster}\n${node}`;
 function chooseRows() {
   const wanted = state.clusters.indexOf(state.chosen);
   state.rows = [];
   for (let row = 0; row < state.nodes.length; row++) if (wanted < 0 || state.cluster[row] === wanted) state.rows.push(row);
+  // What shares a line: nodes of one cohort, which are neighbours, or as few neighbours as possible.
+  const starts = [];
+  state.rows.forEach((row, place) => { if (state.group !== "cohort" || !place || !sameCohort(row, state.rows[place - 1])) starts.push(place); });
+  const count = Math.min(LINES, starts.length);
+  state.ranges = [];
+  for (let line = 0; line < count; line++) {
+    const end = Math.floor(((line + 1) * starts.length) / count);
+    state.ranges.push([starts[Math.floor((line * starts.length) / count)], end < starts.length ? starts[end] : state.rows.length]);
+  }
+  state.places = new Map(state.rows.map((row, place) => [nodeKey(state.clusters[state.cluster[row]], state.nodes[row]), place]));
 }
+const sameCohort = (row, other) => state.cluster[row] === state.cluster[other] && state.cohort[row] === state.cohort[other];
 // Few ticks fill the picture too: the newest is always on the right.
 const span = () => Math.min(TICKS, Math.max(24, state.columns.length));
-const lines = () => Math.max(1, Math.min(LINES, state.rows.length));
-function rowsOf(line) {
-  const count = state.rows.length;
-  return [Math.floor((line * count) / lines()), Math.max(Math.floor(((line + 1) * count) / lines()), Math.floor((line * count) / lines()) + 1)];
+const lines = () => Math.max(1, state.ranges.length);
+const rowsOf = (line) => state.ranges[line] || [0, 0];
+function lineOf(cluster, node) {
+  const place = state.places.get(nodeKey(cluster, node));
+  return place === undefined ? -1 : state.ranges.findIndex(([from, to]) => place >= from && place < to);
 }
 function worst(column, line) {
   const [from, to] = rowsOf(line);
@@ -135,11 +149,56 @@ function show() {
   context.clearRect(0, 0, width, height);
   if (!state.rows || !state.rows.length) return;
   context.drawImage(small, TICKS - span(), 0, span(), lines(), 0, 0, width, height);
-  if (!state.cursor) return;
   const cellWidth = width / span(), cellHeight = height / lines();
+  context.strokeStyle = context.fillStyle = getComputedStyle(canvas).color;
+  drawMarks(context, cellWidth, cellHeight, scale);
+  if (!state.cursor) return;
   context.strokeStyle = getComputedStyle(canvas).color;
   context.lineWidth = 2 * scale;
   context.strokeRect((state.cursor.x - TICKS + span()) * cellWidth - scale, state.cursor.line * cellHeight - scale, cellWidth + 2 * scale, Math.max(cellHeight, 3) + 2 * scale);
+}
+function columnOf(seconds) {
+  const place = state.times.findIndex((time) => time >= seconds);
+  return place < 0 || seconds < state.times[0] - 1 ? -1 : place + TICKS - state.columns.length;
+}
+function drawMarks(context, cellWidth, cellHeight, scale) {
+  // Jobs are separated by a line, a taint is a square where it began, the selected node has a frame.
+  context.lineWidth = scale;
+  for (let line = 1; line < lines(); line++) {
+    if (state.group !== "cohort" && !sameCohort(state.rows[rowsOf(line)[0]], state.rows[rowsOf(line - 1)[0]])) context.fillRect(0, line * cellHeight - scale / 2, context.canvas.width, scale);
+  }
+  for (const taint of state.update ? state.update.taints : []) {
+    const line = lineOf(taint.cluster_id, taint.node_id), x = taint.since ? columnOf(Date.parse(taint.since) / 1000) : -1;
+    if (line < 0 || x < 0) continue;
+    context.lineWidth = 2 * scale;
+    context.strokeRect((x - TICKS + span()) * cellWidth, (line + 0.5) * cellHeight - 4 * scale, 8 * scale, 8 * scale);
+  }
+  const selected = state.selected ? lineOf(state.selected.cluster, state.selected.node) : -1;
+  if (selected >= 0) context.strokeRect(scale / 2, selected * cellHeight, context.canvas.width - scale, Math.max(cellHeight, 3 * scale));
+}
+function nameOf(line) {
+  const [from, to] = rowsOf(line), row = state.rows[from];
+  if (state.group === "cohort") return `${state.cohorts[state.cohort[row]]} (${to - from})`;
+  return state.nodes[row] + (to - from > 1 ? " …" : "");
+}
+function showAxes() {
+  const canvas = byId("map"), height = canvas.clientHeight / lines(), step = Math.max(1, Math.ceil(16 / height));
+  const selected = state.selected ? lineOf(state.selected.cluster, state.selected.node) : -1, names = [];
+  for (let line = 0; line < state.ranges.length; line++) {
+    if (line !== selected && (line % step || (selected >= 0 && Math.abs(line - selected) < step))) continue;
+    const name = element("span", line === selected && state.group !== "cohort" ? state.selected.node : nameOf(line), line === selected ? { class: "selected" } : {});
+    name.style.top = `${(line + 0.5) * height}px`;
+    names.push(name);
+  }
+  byId("map-names").replaceChildren(...names);
+  const empty = span() - state.columns.length, wanted = canvas.clientWidth < 400 ? 2 : 4, times = [];
+  for (let part = 0; part <= wanted && state.nodes.length && state.times.length > 1; part++) {
+    const place = Math.round((part * (state.times.length - 1)) / wanted);
+    const label = element("span", new Date(1000 * state.times[place]).toLocaleTimeString());
+    label.style.left = `${(100 * (empty + place + (part === wanted ? 1 : 0.5))) / span()}%`;
+    times.push(label);
+  }
+  byId("map-times").replaceChildren(...times);
 }
 function words(level) {
   if (!level) return "not there";
@@ -178,31 +237,11 @@ function listenToMap() {
     else return;
     event.preventDefault();
   });
-  new ResizeObserver(show).observe(canvas);
+  new ResizeObserver(() => { show(); showAxes(); }).observe(canvas);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColours(); if (state.rows) paintAll(); });
 }
 function askCursor() {
   if (state.cursor && state.cursor.row !== undefined) ask(state.nodes[state.cursor.row], state.clusters[state.cluster[state.cursor.row]]);
-}
-
-// Why.
-
-async function ask(node, cluster = state.chosen) {
-  byId("ask-node").value = node;
-  const query = new URLSearchParams({ node_id: node });
-  if (cluster) query.set("cluster_id", cluster);
-  const answer = await fetch(`/api/v1/why?${query}`);
-  const facts = await answer.json();
-  if (!answer.ok) { replace(byId("why"), [element("p", facts.detail || "Fleet does not answer")]); return; }
-  const signals = Object.entries(facts.signals).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value.toFixed(2)}`);
-  replace(byId("why"), [
-    element("h3", `${facts.node_id} (${facts.cluster_id})`),
-    element("p", facts.why),
-    ...(facts.collectives ? [element("p", facts.collectives.why)] : []),
-    ...(facts.taint ? [element("p", taintInWords(facts.taint))] : []),
-    element("p", `${facts.peers.active} active nodes in cohort ${facts.peers.cohort}, median ${number(facts.peers.median)}` +
-      (signals.length ? `; ${signals.join(", ")}` : "") + `; last push ${facts.last_push_age_seconds.toFixed(1)} s before the tick.`),
-  ]);
 }
 
 // Everything beside the map.
@@ -241,6 +280,7 @@ function showTiles(update) {
 }
 const costInWords = (item, cost) => (item.gpus_without_rate && !item.share ? "its GPUs have no rate"
   : `${priced(item.share_per_hour, cost, item.gpus_without_rate, "/h")}, ${priced(item.share, cost, item.gpus_without_rate)} so far`);
+const nodeLink = (item, id) => element("a", `${item.node_id} (${item.cluster_id})`, { href: `#${linkTo(item.cluster_id, item.node_id)}`, id });
 function showStragglers(update) {
   const chosen = (item) => !state.chosen || item.cluster_id === state.chosen;
   const cards = update.stragglers.filter(chosen).map((item) => {
@@ -248,7 +288,7 @@ function showStragglers(update) {
     if (item.severity !== null && item.severity !== undefined) facts.push(`lost ${percent(item.severity)} of its rate`);
     if (item.cost) facts.push(costInWords(item.cost, update.cost));
     return element("li", "", item.kind === "stopped" ? { class: "stopped-node" } : {}, [
-      element("h3", `${item.node_id} (${item.cluster_id})`),
+      element("h3", "", {}, [nodeLink(item, `straggler-${item.cluster_id}-${item.node_id}`)]),
       element("p", item.why),
       ...(item.collective ? [element("p", item.collective.why)] : []),
       ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
@@ -264,7 +304,7 @@ function showStragglers(update) {
     ]));
   }
   if (update.straggler_count > update.stragglers.length) cards.push(element("li", `and ${update.straggler_count - update.stragglers.length} more`));
-  if (!cards.length) cards.push(element("li", "Nobody straggles.", { class: "well" }));
+  if (!cards.length) cards.push(element("li", state.nodes.length ? "Nobody straggles." : "No node has pushed yet.", { class: "well" }));
   replace(byId("stragglers"), cards);
 }
 let known = null;
@@ -351,12 +391,13 @@ function showClusters() {
   if ([...select.options].map((option) => option.value).join("\n") === names.join("\n")) return;
   select.replaceChildren(...names.map((name) => element("option", name || "all clusters", { value: name })));
   select.value = names.includes(state.chosen) ? state.chosen : "";
-  state.chosen = select.value;
+  if (state.clusters.length) state.chosen = select.value;
 }
 function showAll() {
   const update = state.update;
   if (!update) return;
-  showTiles(update); showStragglers(update); showCollectives(update); showTaints(update); showCost(update); showCohorts(update);
+  byId("empty").hidden = state.nodes.length > 0;
+  showAxes(); refreshNode(); showTiles(update); showStragglers(update); showCollectives(update); showTaints(update); showCost(update); showCohorts(update);
   byId("map-summary").textContent = `${state.rows ? state.rows.length : 0} nodes, ${update.straggler_count} stragglers.`;
 }
 
@@ -367,7 +408,8 @@ async function loadLayout() {
   const answer = await fetch("/api/v1/page/layout");
   const layout = await answer.json();
   const count = layout.nodes.length, all = bytes(layout.levels);
-  Object.assign(state, { layout: layout.layout, nodes: layout.nodes, cluster: layout.cluster, clusters: layout.clusters, times: layout.times });
+  Object.assign(state, { layout: layout.layout, nodes: layout.nodes, cluster: layout.cluster, clusters: layout.clusters, times: layout.times,
+    cohorts: layout.cohorts, cohort: layout.cohort });
   state.columns = layout.times.map((_, place) => all.subarray(place * count, (place + 1) * count));
   showClusters();
   chooseRows();
@@ -417,8 +459,7 @@ function listen() {
     else broken("Fleet does not answer; trying again");
   };
 }
+function choose(name, value) { state[name] = value; state.cursor = null; chooseRows(); paintAll(); showAll(); keepLink(); }
 readColours();
 listenToMap();
-byId("cluster").addEventListener("change", (event) => { state.chosen = event.target.value; state.cursor = null; chooseRows(); paintAll(); showAll(); });
-byId("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(byId("ask-node").value.trim()); });
-listen();
+for (const [id, name] of [["cluster", "chosen"], ["group", "group"]]) byId(id).addEventListener("change", (event) => choose(name, event.target.value));
