@@ -58,8 +58,8 @@ class ChildPlan:
     """The actions on the children of a resource; none when they are as they should be."""
 
     actions: list[Action] = field(default_factory=list)
-    first: ChildKey | None = None
-    """The child whose action comes first; the others are skipped unless it succeeds."""
+    first: frozenset[ChildKey] = frozenset()
+    """The children whose actions come first; the others are skipped unless these succeed."""
     clear: bool = False
     """Whether an earlier resource of the same name left children, which must be deleted before any create."""
 
@@ -112,12 +112,12 @@ class ChildApplier:
 
         def order(action: Action) -> tuple[bool, bool]:
             # Actions that failed last time come last: a write that hangs delays no other.
-            return (action.kind, action.name) != plan.first, failures.failed(owner, _operation(action))
+            return (action.kind, action.name) not in plan.first, failures.failed(owner, _operation(action))
 
         for action in sorted(plan.actions, key=order):
             attempt = await self._try(owner, uid, action, outcome)
             late = time.monotonic() - started > PASS_SECONDS
-            required = (action.kind, action.name) == plan.first
+            required = (action.kind, action.name) in plan.first
             if attempt is Attempt.UNREACHABLE or (attempt is Attempt.FAILED and (late or required)):
                 break
         created = [f"{item.kind} {item.name}" for item in outcome.done if item.verb == "create"]

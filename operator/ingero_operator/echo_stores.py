@@ -4,21 +4,34 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_operator import gate, status
-from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
+from ingero_operator.api.v1alpha1 import EchoStoreSpec
 from ingero_operator.cache import OwnerKey
 from ingero_operator.certificates import VALID
 from ingero_operator.children import ApplyResult, ChildPlan
 from ingero_operator.conditions import Condition, no, recorded
 from ingero_operator.context import ReconcileContext
+from ingero_operator.echo_shards import (
+    ObservedShard,
+    claim_uid,
+    growth,
+    kept_children,
+    recorded_shard,
+    rendered_from_shard,
+    shards_status,
+    storage,
+    with_shard,
+    worst_of,
+)
 from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.events import KubernetesEvent
 from ingero_operator.kinds import CLAIM, HTTP_ROUTE, SERVICE_MONITOR, STORAGE_CLASS, VOLUME, Manifest
-from ingero_operator.plan import Action, ChildKey, plan, rolled_out
+from ingero_operator.plan import ChildKey, plan, rolled_out
 from ingero_operator.referenced import TlsSecret
 from ingero_operator.render import desired, echo, readers
 from ingero_operator.render.common import API, OTLP_GRPC
+from ingero_operator.render.shards import writer
 from ingero_operator.resources import is_deleting, is_paused, key_from, owner_from, parse, soonest
-from ingero_operator.sealing import SEALED, figures, sealing_current
+from ingero_operator.sealing import SEALED, SealingReport, figures, sealing_current
 from ingero_operator.status_writer import warnings
 from ingero_operator.table_gate import TABLE_ENCRYPTED, judge_table
 from ingero_operator.workloads import ROUTED, available, route_created, stuck
@@ -36,9 +49,8 @@ class ObservedEchoStore:
     key: OwnerKey
     resource: Manifest
     spec: EchoStoreSpec
-    claim: Manifest | None
-    decision: gate.GateDecision
-    """What the encryption gate allows."""
+    shards: tuple[ObservedShard, ...]
+    """The writers."""
     table: Condition | None
     """Whether events may be sealed into shared tables; `None` where there are none."""
     tls: TlsSecret
@@ -46,12 +58,6 @@ class ObservedEchoStore:
     """Objects that the spec refers to and that do not exist or cannot be used."""
     refused: list[ReconcileError]
     """Images that the operator may not run."""
-
-    @property
-    def own_claim(self) -> Manifest | None:
-        """The claim, where the status records it as this store's."""
-        known = self.claim is not None and self.claim["metadata"]["uid"] == _recorded_uid(self.resource)
-        return self.claim if known else None
 
 
 @dataclass
@@ -77,7 +83,7 @@ class EchoStores:
         child_plan = await self._plan(observed)
         outcome = ApplyResult()
         if child_plan is not None:
-            await self._record_class(observed)
+            await self._record_classes(observed)
             outcome = await self.context.applier.carry_out(key, resource["metadata"]["uid"], child_plan)
         return await self._report(observed, outcome)
 
@@ -93,13 +99,13 @@ class EchoStores:
             await referenced.value(key[1], spec.readers.token_secret, "spec.readers.tokenSecret", errors)
         tls = await self._tls(key[1], key[2], spec, errors)
         refused = self.context.platform.refuses(spec.image)
-        claim = await self._claim(resource)
+        classes = [item async for item in self.context.api.every(STORAGE_CLASS)]
+        shards = [await self._shard(resource, spec, classes, index) for index in range(spec.shards)]
         return ObservedEchoStore(
             key=key,
             resource=resource,
             spec=spec,
-            claim=claim,
-            decision=await self._decide(resource, spec, claim),
+            shards=tuple(shards),
             tls=tls,
             table=judge_table(spec, self.context.config.min_encryption),
             errors=errors,
@@ -108,7 +114,7 @@ class EchoStores:
 
     async def _tls(self, namespace: str, name: str, spec: EchoStoreSpec, errors: list[ReconcileError]) -> TlsSecret:
         """What `spec.tlsSecret` says to clients of Echo and its readers; the first name that is refused counts."""
-        for service in (echo.COMPONENT, *((readers.COMPONENT,) if spec.readers else ())):
+        for service in (*map(writer, range(spec.shards)), *((readers.COMPONENT,) if spec.readers else ())):
             found = list[ReconcileError]()
             server = f"{name}-{service}.{namespace}.svc"
             tls = await self.context.referenced.tls(namespace, spec.tls_secret, server, found)
@@ -117,145 +123,174 @@ class EchoStores:
         errors += found
         return tls
 
-    async def _claim(self, resource: Manifest) -> Manifest | None:
-        """The claim. One that lost the watched labels is found by its uid."""
-        _, namespace, name = key_from(resource)
-        found = self.context.informer.cache.get((CLAIM.name, namespace, f"{name}-echo"))
-        known = _recorded_uid(resource)
+    async def _claim(self, resource: Manifest, index: int) -> Manifest | None:
+        """The claim of a writer. One that lost the watched labels is found by its uid."""
+        _, namespace, owner = key_from(resource)
+        name = f"{owner}-{writer(index)}"
+        found = self.context.informer.cache.get((CLAIM.name, namespace, name))
+        known = claim_uid(recorded_shard(resource.get("status") or {}, index))
         if found is None and known is not None:
-            live = await self.context.api.get(CLAIM, namespace, f"{name}-echo")
+            live = await self.context.api.get(CLAIM, namespace, name)
             if live is not None and live["metadata"]["uid"] == known:
                 return {"kind": CLAIM.name, **live}
         return found
 
-    async def _decide(self, resource: Manifest, spec: EchoStoreSpec, claim: Manifest | None) -> gate.GateDecision:
-        classes = [item async for item in self.context.api.every(STORAGE_CLASS)]
-        volume = None
+    async def _shard(
+        self, resource: Manifest, spec: EchoStoreSpec, classes: list[Manifest], index: int
+    ) -> ObservedShard:
+        claim, volume = await self._claim(resource, index), None
+        known = recorded_shard(resource.get("status") or {}, index)
         if claim and claim["spec"].get("volumeName"):
             volume = await self.context.api.get(VOLUME, None, claim["spec"]["volumeName"])
         inputs = gate.GateInputs(
             classes=classes,
             claim=claim,
             volume=volume,
-            recorded=(resource.get("status") or {}).get("encryption") or {},
+            recorded=known.get("encryption") or {},
             least=self.context.config.min_encryption,
         )
-        return gate.decide(spec, inputs)
+        return ObservedShard(index=index, claim=claim, decision=gate.decide(spec, inputs), recorded=known)
 
     # Plan
 
     async def _plan(self, observed: ObservedEchoStore) -> ChildPlan | None:
         """The actions on the children; none while the resource is paused or the gate allows nothing."""
-        key, context, decision = observed.key, self.context, observed.decision
+        key, context = observed.key, self.context
         owner = owner_from(observed.resource)
         if is_paused(observed.resource):
             context.applier.pause(key)
             return None
         if context.informer.cache.leftovers(key, owner.uid):
             return ChildPlan(clear=True)
-        claim_key: ChildKey = (CLAIM.name, owner.child(echo.COMPONENT))
-        proof_key: ChildKey = ("ConfigMap", owner.child("volume-proof"))
         live = self._live_children(observed)
-        if decision.claim_class is None and claim_key not in live:
+        allowed = [
+            shard for shard in observed.shards
+            if shard.decision.claim_class or (CLAIM.name, owner.child(shard.component)) in live
+        ]  # fmt: skip
+        if not allowed:
             return ChildPlan()
-        children = self._desired_children(observed)
-        kept = {claim_key} | (set() if decision.lock or decision.proof is None else {proof_key})
+        children = self._desired_children(observed, allowed)
+        kept = kept_children(owner, observed.shards, allowed, live)
         children, images_kept = desired.split(children, live, bool(observed.refused))
         rendered_from = (
-            observed.resource["metadata"]["generation"], context.platform, decision.proof,
-            decision.lock, decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,
-            context.informer.cache.fingerprint(key),
-            observed.claim and observed.claim["metadata"].get("resourceVersion"), observed.table,
+            observed.resource["metadata"]["generation"], context.platform, *map(rendered_from_shard, observed.shards),
+            context.informer.cache.fingerprint(key), observed.table,
         )  # fmt: skip
         if self._up_to_date.get(key) == rendered_from:
             return ChildPlan()
-        platform, suffixes = context.platform, (echo.COMPONENT, readers.COMPONENT)
+        platform, suffixes = context.platform, (*(shard.component for shard in observed.shards), readers.COMPONENT)
         live |= await context.applier.unwatched(key, SERVICE_MONITOR, suffixes, platform.service_monitors)
         live |= await context.applier.unwatched(key, HTTP_ROUTE, suffixes, platform.http_routes)
         actions = plan(children, live, kept=frozenset(kept | images_kept))
-        if decision.claim_class and decision.grow_to:
-            why = f"it grows from {decision.claim_size} to {decision.grow_to}"
-            grown = echo.claim(owner, observed.spec, decision.claim_class, decision.grow_to)
-            actions.append(Action("apply", *claim_key, why, ".spec.resources.requests.storage", grown, "size"))
+        actions += [action for shard in allowed for action in growth(owner, observed.spec, shard)]
         if not actions:
             self._up_to_date[key] = rendered_from
         # A proof that is no longer valid is deleted before any other write.
-        locks = any(action.verb == "delete" and (action.kind, action.name) == proof_key for action in actions)
-        return ChildPlan(actions=actions, first=proof_key if locks else None)
+        proofs = {("ConfigMap", owner.child(echo.proof_name(shard.index))) for shard in observed.shards}
+        locks = {(action.kind, action.name) for action in actions if action.verb == "delete"} & proofs
+        return ChildPlan(actions=actions, first=frozenset(locks))
 
-    def _desired_children(self, observed: ObservedEchoStore) -> list[Manifest]:
-        owner, decision = owner_from(observed.resource), observed.decision
+    def _desired_children(self, observed: ObservedEchoStore, allowed: list[ObservedShard]) -> list[Manifest]:
+        owner, spec = owner_from(observed.resource), observed.spec
+        volumes = {
+            shard.index: echo.VolumeInputs(
+                capacity=shard.decision.capacity,
+                claim_uid=shard.claim["metadata"]["uid"] if shard.claim else None,
+            )
+            for shard in allowed
+        }
         around = echo.EchoInputs(
-            capacity=decision.capacity,
-            claim_uid=observed.claim["metadata"]["uid"] if observed.claim else None,
+            volumes=volumes,
             bucket_encrypted=observed.table is not None and observed.table.holds,
         )
-        children = desired.of_echo_store(owner, observed.spec, self.context.platform, around)
-        if decision.claim_class:
-            children.insert(0, echo.claim(owner, observed.spec, decision.claim_class, decision.claim_size))
-        if decision.proof and not decision.lock:
-            children.append(echo.proof(owner, decision.proof))
+        children = desired.of_echo_store(owner, spec, self.context.platform, around)
+        for shard in allowed:
+            decision, index = shard.decision, shard.index
+            if decision.claim_class:
+                children.insert(0, echo.claim(owner, spec, decision.claim_class, decision.claim_size, index))
+            if decision.proof and not decision.lock:
+                children.append(echo.proof(owner, decision.proof, index))
         return children
 
     def _live_children(self, observed: ObservedEchoStore) -> dict[ChildKey, Manifest]:
         uid = observed.resource["metadata"]["uid"]
         live = self.context.informer.cache.children(observed.key, uid)
-        if observed.own_claim is not None:
-            live.setdefault((CLAIM.name, observed.own_claim["metadata"]["name"]), observed.own_claim)
+        for shard in observed.shards:
+            if shard.own_claim is not None:
+                live.setdefault((CLAIM.name, shard.own_claim["metadata"]["name"]), shard.own_claim)
         return live
 
-    async def _record_class(self, observed: ObservedEchoStore) -> None:
-        """Record the judged class before the claim exists."""
-        before = (observed.resource.get("status") or {}).get("encryption") or {}
-        record = observed.decision.record
-        if observed.decision.claim_class and before.get("classUID") != record.get("classUID"):
-            after = {**(observed.resource.get("status") or {}), "encryption": record}
-            await self.context.status.write(observed.resource, after)
+    async def _record_classes(self, observed: ObservedEchoStore) -> None:
+        """Record the judged classes before the claims exist."""
+        before = observed.resource.get("status") or {}
+        after = before
+        for shard in observed.shards:
+            known, record = shard.recorded.get("encryption") or {}, shard.decision.record
+            if shard.decision.claim_class and known.get("classUID") != record.get("classUID"):
+                after = with_shard(after, shard.index, {"encryption": record})
+        if after is not before:
+            await self.context.status.write(observed.resource, dict(after))
 
     # Report
 
     async def _report(self, observed: ObservedEchoStore, outcome: ApplyResult) -> float | None:
-        key, resource, decision, context = observed.key, observed.resource, observed.decision, self.context
+        key, resource, context = observed.key, observed.resource, self.context
         _, namespace, name = key
         children = self._live_children(observed)
-        workload = children.get(("StatefulSet", f"{name}-echo"))
-        problem = await context.pods.why_unavailable(key, echo.COMPONENT, workload) if decision.proof else None
-        serving = available("Available", workload, "Echo", problem)
-        if decision.proof is None and workload is not None:
-            serving = no("Available", "Locked", "Echo starts when its volume is proven encrypted")
-        conditions: list[Condition] = [*decision.conditions, serving]
+        serving = {shard.index: await self._serving(observed, shard, children) for shard in observed.shards}
+        conditions = worst_of(
+            [(shard.index, [*shard.decision.conditions, serving[shard.index]]) for shard in observed.shards]
+        )
         if not any(condition.type == "ResizePending" for condition in conditions):
             conditions.append(no("ResizePending", "AsRequested", "the size is the requested one"))
         if observed.tls.certificate:
             conditions.append(observed.tls.certificate)
         reading = await self._reading(observed, children)
-        band = self._used(observed, serving.holds)
+        bands = {shard.index: self._used(observed, shard, serving[shard.index].holds) for shard in observed.shards}
         sealing = self._sealing(observed)
         conditions += filter(None, [observed.table, reading, sealing])
         refused_table = [observed.table] if observed.table and not observed.table.holds else []
         conditions += filter(None, [route_created(observed.spec.gateway, context.platform, "spec")])
         failed = context.failures.errors(key)
+        refused_volumes = _distinct([error for shard in observed.shards for error in shard.decision.errors])
         errors = [
-            *decision.errors, *(ReconcileError(item.reason, item.message) for item in refused_table),
-            *observed.refused, *observed.errors, *stuck([serving, *([reading] if reading else [])]), *failed,
+            *refused_volumes, *(ReconcileError(item.reason, item.message) for item in refused_table),
+            *observed.refused, *observed.errors,
+            *stuck([*serving.values(), *([reading] if reading else [])]), *failed,
         ]  # fmt: skip
         progress = outcome.progress()
-        if not outcome.done and workload is not None and not rolled_out(workload):
-            progress = f"StatefulSet {name}-echo is rolling out"
+        for shard in observed.shards:
+            workload = children.get(("StatefulSet", f"{name}-{shard.component}"))
+            if not outcome.done and workload is not None and not rolled_out(workload):
+                progress = f"StatefulSet {name}-{shard.component} is rolling out"
         overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, (VALID, ROUTED, SEALED))
-        claim = children.get((CLAIM.name, f"{name}-echo"))
+        uid = resource["metadata"]["uid"]
+
+        def stored(shard: ObservedShard) -> Manifest:
+            claim = children.get((CLAIM.name, f"{name}-{shard.component}"))
+            return storage(uid, claim, shard.decision, bands[shard.index])
+
+        entrance = echo.READERS if observed.spec.shards > 1 else writer(0)
         rest: Manifest = {
             "version": observed.spec.version or context.platform.config.version,
-            "encryption": decision.record,
-            "storage": _storage(resource["metadata"]["uid"], claim, decision, band),
-            "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
+            **shards_status(observed.shards, stored),
+            "endpoint": f"https://{name}-{entrance}.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
             "effective": status.effective(observed.spec),
         }
-        sealed = figures([context.volume_usage.sealing(key)]) if sealing else None
+        sealed = figures(self._reports(observed)) if sealing else None
         if sealed:
             rest["sealing"] = sealed
-        events = [*outcome.events(), *warnings([*decision.errors, *failed]), *_proven(decision)]
+        before = (resource.get("status") or {}).get("routedShards")
+        routed = observed.spec.shards if all(item.holds for item in serving.values()) else before
+        if routed:
+            rest["routedShards"] = routed
+        events = [
+            *outcome.events(), *warnings([*refused_volumes, *failed]),
+            *(event for shard in observed.shards for event in _proven(shard.decision)),
+        ]  # fmt: skip
         wait = await context.status.report(resource, overall, rest, events)
+        if before and routed != before:
+            context.informer.requeue("FleetCluster")
         return soonest(
             wait,
             context.failures.retry_after(key),
@@ -263,6 +298,18 @@ class EchoStores:
             context.pods.check_after(key, children.values()),
             RETRY_SECONDS if errors or outcome.waiting else None,
         )
+
+    async def _serving(
+        self, observed: ObservedEchoStore, shard: ObservedShard, children: dict[ChildKey, Manifest]
+    ) -> Condition:
+        """Whether a writer serves."""
+        workload = children.get(("StatefulSet", f"{observed.key[2]}-{shard.component}"))
+        if shard.decision.proof is None:
+            if workload is not None:
+                return no("Available", "Locked", "Echo starts when its volume is proven encrypted")
+            return available("Available", workload, "Echo", None)
+        problem = await self.context.pods.why_unavailable(observed.key, shard.component, workload)
+        return available("Available", workload, "Echo", problem)
 
     async def _reading(self, observed: ObservedEchoStore, children: dict[ChildKey, Manifest]) -> Condition | None:
         """Whether the readers serve; `None` where there are none."""
@@ -277,21 +324,26 @@ class EchoStores:
         table = observed.spec.table
         if table is None or observed.table is None or not observed.table.holds:
             return None
-        polled = self.context.volume_usage
-        before = recorded(observed.resource.get("status") or {}, SEALED) if polled.pending(observed.key) else None
-        return sealing_current(table, [polled.sealing(observed.key)], before)
+        pending = all(self.context.volume_usage.pending(observed.key, shard.index) for shard in observed.shards)
+        before = recorded(observed.resource.get("status") or {}, SEALED) if pending else None
+        return sealing_current(table, self._reports(observed), before)
 
-    def _used(self, observed: ObservedEchoStore, serving: bool) -> str | None:
-        """How full the volume is, as Echo reports it.
+    def _reports(self, observed: ObservedEchoStore) -> list[SealingReport | None]:
+        """What the writers said last of sealing."""
+        return [self.context.volume_usage.sealing(observed.key, shard.index) for shard in observed.shards]
+
+    def _used(self, observed: ObservedEchoStore, shard: ObservedShard, serving: bool) -> str | None:
+        """How full the volume of a writer is, as Echo reports it.
 
         A rollout interrupts Echo for a moment, so the value in the status stays until several polls in a row failed.
         """
-        before = ((observed.resource.get("status") or {}).get("storage") or {}).get("usedBand")
+        before = (shard.recorded.get("storage") or {}).get("usedBand")
         if not serving and not before:
             return None
         _, namespace, name = observed.key
-        url = self.context.config.echo_url.format(name=name, namespace=namespace)
-        return self.context.volume_usage.band(observed.key, url, observed.tls.authority, before)
+        service = f"{name}-{shard.component}"
+        url = self.context.config.echo_url.format(name=name, service=service, namespace=namespace)
+        return self.context.volume_usage.band(observed.key, url, observed.tls.authority, before, shard.index)
 
     def _forget(self, key: OwnerKey) -> None:
         self._up_to_date.pop(key, None)
@@ -308,22 +360,5 @@ def _proven(decision: gate.GateDecision) -> list[KubernetesEvent]:
     return [KubernetesEvent("Normal", "VolumeProven", message, f"proven/{decision.proof.volume_uid}")]
 
 
-def _recorded_uid(resource: Manifest) -> str | None:
-    """Uid of this store's claim, once it was seen."""
-    return ((resource.get("status") or {}).get("storage") or {}).get("claimUID")
-
-
-def _storage(uid: str, claim: Manifest | None, decision: gate.GateDecision, used: str | None) -> Manifest:
-    if claim is None:
-        return {"className": decision.record["className"]} if decision.record.get("className") else {}
-    owned = any(item.get("uid") == uid for item in claim["metadata"].get("ownerReferences") or [])
-    out: Manifest = {
-        "className": claim["spec"].get("storageClassName"), "claimUID": claim["metadata"]["uid"],
-        "onDelete": str(OnDelete.DELETE if owned else OnDelete.RETAIN),
-    }  # fmt: skip
-    capacity = (claim.get("status") or {}).get("capacity", {}).get("storage")
-    if capacity:
-        out["capacity"] = capacity
-    if used:
-        out["usedBand"] = used
-    return out
+def _distinct(errors: list[ReconcileError]) -> list[ReconcileError]:
+    return list({(error.reason, error.message): error for error in errors}.values())

@@ -11,6 +11,7 @@ from ingero_operator.cache import OwnerKey
 from ingero_operator.children import ApplyResult, ChildPlan
 from ingero_operator.conditions import Condition
 from ingero_operator.context import ReconcileContext
+from ingero_operator.echo_shards import routed_shards
 from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.failures import Operation, OperationKind
 from ingero_operator.finalizer import has_finalizer, set_finalizer
@@ -33,6 +34,7 @@ from ingero_operator.plan import ChildKey, plan
 from ingero_operator.referenced import TlsSecret, missing
 from ingero_operator.render import desired, fleet, receivers
 from ingero_operator.render.common import digest
+from ingero_operator.render.shards import shard_of
 from ingero_operator.resources import (
     is_deleting,
     is_paused,
@@ -232,19 +234,20 @@ class FleetClusters:
         return ChildPlan(actions=actions)
 
     def _fleet_inputs(self, namespace: str, spec: FleetClusterSpec, referenced: Referenced) -> fleet.FleetInputs:
+        store = self._echo_store(namespace, spec)
         return fleet.FleetInputs(
-            echo_authority=self._echo_authority(namespace, spec),
+            echo_authority=str((store.get("spec") or {}).get("tlsSecret") or ""),
+            echo_shard=shard_of(spec.cluster_id, routed_shards(store)),
             price_digest=referenced.prices,
             provider="" if spec.fleet.cost.default_provider else self._provider(spec),
         )
 
-    def _echo_authority(self, namespace: str, spec: FleetClusterSpec) -> str:
-        """The Secret with the CA of the EchoStore that Fleet forwards to."""
+    def _echo_store(self, namespace: str, spec: FleetClusterSpec) -> Manifest:
+        """The EchoStore that Fleet forwards to; empty without one."""
         forward = spec.fleet.forward
         if forward is None or forward.echo_store is None:
-            return ""
-        store = self.context.informer.cache.get(("EchoStore", namespace, forward.echo_store))
-        return str(((store or {}).get("spec") or {}).get("tlsSecret") or "")
+            return {}
+        return self.context.informer.cache.get(("EchoStore", namespace, forward.echo_store)) or {}
 
     def _provider(self, spec: FleetClusterSpec) -> str:
         """The provider that all watched nodes name, if they agree. Fleet restarts when it changes."""

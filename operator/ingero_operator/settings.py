@@ -69,8 +69,9 @@ class OperatorConfig(Settings):
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
     fleet_otlp_url: str = "{scheme}://{name}-fleet.{namespace}.svc:4318"
     """Where the Fleet of a FleetCluster receives OTLP over HTTP, for taint events."""
-    echo_url: str = "https://{name}-echo.{namespace}.svc:8080"
-    """Where Echo's API of an EchoStore is, for the usage of its volume."""
+    echo_url: str = "https://{service}.{namespace}.svc:8080"
+    """Where Echo's API of a Service of an EchoStore is, for the usage of its volumes and for previews; {name} is the
+    EchoStore."""
     watch_namespaces: Listed = ()
     """Namespaces whose resources are reconciled; all without it. Roles in them are enough then for everything that
     has a namespace (`manifests/namespaced`)."""
@@ -114,7 +115,7 @@ class OperatorConfig(Settings):
             image = image_name(self.image, self.image_registry, "fleet", "1")
             for url in (self.fleet_url, self.fleet_otlp_url):
                 url.format(scheme="http", name="a", namespace="b")
-            self.echo_url.format(name="a", namespace="b")
+            self.echo_url.format(name="a", service="a-echo", namespace="b")
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(f"image, fleet_url, fleet_otlp_url or echo_url: unknown placeholder {error}") from None
         for name in self.watch_namespaces:

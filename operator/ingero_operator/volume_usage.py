@@ -44,6 +44,10 @@ def used_share(response: Any) -> float | None:
     return float(share) if 0 <= share <= 1 else None
 
 
+_Writer = tuple[OwnerKey, int]
+"""A store, and one of its writers."""
+
+
 @dataclass
 class _Known:
     band: str | None
@@ -61,34 +65,35 @@ class VolumeUsagePoller:
     tasks: Tasks = field(default_factory=Tasks)
     polls: int = 0
     failed: int = 0
-    _known: dict[OwnerKey, _Known] = field(default_factory=dict)
+    _known: dict[_Writer, _Known] = field(default_factory=dict)
     running: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def band(self, key: OwnerKey, url: str, authority: str | None, before: str | None) -> str | None:
-        """The band of a store, `before` until the first poll; starts a poll when it is time."""
-        known = self._known.setdefault(key, _Known(before))
+    def band(self, key: OwnerKey, url: str, authority: str | None, before: str | None, shard: int = 0) -> str | None:
+        """The band of a writer, `before` until the first poll; starts a poll when it is time."""
+        known = self._known.setdefault((key, shard), _Known(before))
         if self.clock() - known.polled >= POLL_SECONDS and len(self.running) < CONCURRENT:
             known.polled = self.clock()
-            task = self.tasks.start("volume usage poll", self._ask(key, known, url + echo.HEALTH, authority))
+            task = self.tasks.start("volume usage poll", self._ask((key, shard), known, url + echo.HEALTH, authority))
             self.running.add(task)
             task.add_done_callback(self.running.discard)
         return known.band
 
-    def sealing(self, key: OwnerKey) -> SealingReport | None:
+    def sealing(self, key: OwnerKey, shard: int = 0) -> SealingReport | None:
         """What a store said last of sealing."""
-        known = self._known.get(key)
+        known = self._known.get((key, shard))
         return known.sealing if known else None
 
-    def pending(self, key: OwnerKey) -> bool:
+    def pending(self, key: OwnerKey, shard: int = 0) -> bool:
         """Whether a store may still answer: it was not polled yet, or too few polls have failed."""
-        known = self._known.get(key)
+        known = self._known.get((key, shard))
         return known is None or known.failures < TOLERATED_FAILURES
 
     def forget(self, key: OwnerKey) -> None:
         """Drop what is known of a store that is gone."""
-        self._known.pop(key, None)
+        for known in [item for item in self._known if item[0] == key]:
+            del self._known[known]
 
-    async def _ask(self, key: OwnerKey, known: _Known, url: str, authority: str | None) -> None:
+    async def _ask(self, key: _Writer, known: _Known, url: str, authority: str | None) -> None:
         self.polls += 1
         before = known.band, known.sealing
         try:
@@ -104,4 +109,4 @@ class VolumeUsagePoller:
             known.band = None if share is None else band(share, known.band)
             known.sealing = parse_sealing(answer, self.clock())
         if (known.band, known.sealing) != before and self._known.get(key) is known:
-            self.on_change(key)
+            self.on_change(key[0])

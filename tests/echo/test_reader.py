@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,43 @@ def test_a_writer_that_ends_is_missing_and_what_is_here_is_still_answered(pair: 
     wait_until(lambda: count(reader)["missing"] == ["0"], "the writer to be missing")
 
     assert count(reader)["rows"] == [["mine", 10, 10], ["secret", 10, 10]]
+
+
+def test_two_writers_are_answered_as_one_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    """Cluster a moves from the first writer to the second one, as when a shard is added."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("all name=all\n")
+    with ExitStack() as stack:
+        common, writers = {"auth": {"tokens_file": str(tokens)}}, []
+        for shard, every in (("0", 0.2), ("1", 3600.0)):  # the second one seals once, before anything has arrived
+            table = table_config(tmp_path / "lake", shard=shard, every=every).model_dump(
+                mode="json", exclude_none=True
+            )
+            writers.append(stack.enter_context(start_echo(tmp_path / shard, {**common, "table": table})))
+        first, second = writers
+        push(first, telemetry.numbered(5, cluster="a")[1])
+        push(first, telemetry.verdict("n1", "straggler", "a"))
+        page, sealed = first.url("api", echo.METRICS_PAGE), "ingero_echo_sealed_events_total 6.0"
+        wait_until(lambda: sealed in web.get(page, headers=bearer("all")).text, "the seal")
+        push(second, telemetry.numbered(5, cluster="a")[1])
+        push(second, telemetry.numbered(7, cluster="b")[1])
+        push(second, telemetry.verdict("n2", "straggler", "b"))
+        shards = {str(number): writer.url("api") for number, writer in enumerate(writers)}
+        read = {"shards": shards, "token_file": str(tokens), "every": "200ms", "missing_after": "1s"}
+        reader = stack.enter_context(echo_reader(tmp_path / "reader", {**common, "table": table, "read": read}))
+        wait_until(lambda: count(reader)["rows"] == [["a", 11, 11], ["b", 8, 8]], "the rows of both")
+
+        named = {row["node_id"] for row in ask(reader, "find_stragglers")["rows"]}
+        summary = ask(reader, "summary")
+        second.process.kill()
+        second.process.wait()
+        wait_until(lambda: count(reader)["missing"] == ["1"], "the writer to be missing")
+
+    assert named == {"n1", "n2"} and summary["missing"] == [] and set(summary["as_of"]) == {"0", "1"}
+    assert {row["cluster_id"]: row["events"] for row in summary["rows"]} == {"a": 11, "b": 8}
+
+
+def ask(service: Running, tool: str) -> Any:
+    answered = web.post(service.url("api", echo.TOOLS + echo.TOOL_PREFIX + tool), json={}, headers=bearer("all"))
+    assert answered.status_code == 200, answered.text
+    return answered.json()

@@ -529,7 +529,7 @@ def test_children_do_not_share_containers() -> None:
 
 def test_the_pod_of_a_store_cannot_start_without_the_proof() -> None:
     store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
-    template = pod(echo.stateful_set(STORE, store, PLATFORM, echo.EchoInputs(), "x"))
+    template = pod(echo.stateful_set(STORE, store, PLATFORM, echo.EchoInputs(), 0, "x"))
 
     assert {"name": "volume-proof", "configMap": {"name": "prod-volume-proof", "optional": False}} in template[
         "volumes"
@@ -577,7 +577,8 @@ def test_echo_keeps_no_more_than_its_volume_has_by_now(capacity: str | None, meg
         {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"size": "20Gi"}}
     )
 
-    assert echo.config(STORE, store, echo.EchoInputs(capacity=capacity))["retention"]["size_mb"] == megabytes
+    around = echo.EchoInputs(volumes={0: echo.VolumeInputs(capacity=capacity)})
+    assert echo.config(STORE, store, around)["retention"]["size_mb"] == megabytes
 
 
 def test_prices_are_mounted_where_fleet_reads_them() -> None:
@@ -672,7 +673,7 @@ def test_selinux_and_apparmor_are_set_where_they_are_asked_for() -> None:
         pod(found["Deployment", "prod-fleet"])["securityContext"],
         pod(found["DaemonSet", "prod-push"])["securityContext"],
         pod(found["DaemonSet", "prod-trace"])["containers"][0]["securityContext"],
-        pod(echo.stateful_set(STORE, store, PLATFORM, echo.EchoInputs(), "x"))["securityContext"],
+        pod(echo.stateful_set(STORE, store, PLATFORM, echo.EchoInputs(), 0, "x"))["securityContext"],
     ]
 
     for context in contexts:

@@ -237,6 +237,17 @@ class StorageStatus(Part):
     """How full it is, in steps of ten percent."""
 
 
+class ShardStatus(Part):
+    """A writer after the first one."""
+
+    shard: int
+    """Its number."""
+    encryption: EncryptionStatus | None = None
+    """What vouches for encryption at rest."""
+    storage: StorageStatus | None = None
+    """Its claim."""
+
+
 class SealingStatus(Part):
     """How far events are sealed into the shared tables; times in whole minutes."""
 
@@ -257,5 +268,9 @@ class EchoStoreStatus(ResourceStatus):
     """The claim."""
     sealing: SealingStatus | None = None
     """How far events are sealed; absent without `spec.table`, and while Echo cannot be polled."""
+    shards: Annotated[tuple[ShardStatus, ...], Field(max_length=16)] = ()
+    """The writers after the first one, with `spec.shards`."""
+    routed_shards: int | None = None
+    """Writers that clusters are distributed over: `spec.shards`, once all of them are available."""
     endpoint: Short | None = None
     """Where to ask."""

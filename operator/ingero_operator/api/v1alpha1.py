@@ -618,13 +618,17 @@ class EchoStoreSpec(Confinement):
     """Secret with the bearer tokens, one a line."""
     tls_secret: ObjectName
     """Secret of type kubernetes.io/tls, with ca.crt: Echo accepts no plain text over a network. The certificate
-    must name `NAME-echo.NAMESPACE.svc`, and with spec.readers also `NAME-readers.NAMESPACE.svc`."""
+    must name `NAME-echo.NAMESPACE.svc`, with spec.readers also `NAME-readers.NAMESPACE.svc`, and with spec.shards
+    also `NAME-echo-1.NAMESPACE.svc` and so on."""
     storage: Storage = Storage()
     """The volume."""
     table: TableSpec | None = None
     """Shared tables of Apache Iceberg that events are sealed into; without it all events stay on the volume."""
     readers: ReadersSpec | None = None
     """Pods that answer from the shared tables; they need `table`."""
+    shards: Annotated[int, Field(ge=1, le=16)] = 1
+    """Writers, each with a volume; every cluster's events go to one of them. More than one need `table` and
+    `readers`, which answer from all. It can only grow."""
     resources: Resources = Resources(cpu="250m", memory="1Gi")
     """Resources of the container."""
     node_selector: Labels = Field(default_factory=dict)
@@ -645,4 +649,14 @@ class EchoStoreSpec(Confinement):
     model_config = rules(
         ("!has(self.ingress) || !has(self.gateway)", "spec.gateway: use either gateway or ingress", ".gateway"),
         ("!has(self.readers) || has(self.table)", "spec.readers need spec.table", ".readers"),
+        (
+            "!has(self.shards) || self.shards == 1 || (has(self.table) && has(self.readers))",
+            "spec.shards: more than one need spec.table and spec.readers",
+            ".shards",
+        ),
+        (
+            "!has(oldSelf.shards) || (has(self.shards) ? self.shards : 1) >= oldSelf.shards",
+            "spec.shards can only grow: each shard may have events that are not sealed",
+            "",
+        ),
     )

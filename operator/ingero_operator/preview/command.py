@@ -22,6 +22,8 @@ from ingero_operator.preview.echo_client import EchoClient, EchoTarget
 from ingero_operator.preview.history import History, longest_gap, read_history, runs_query, spans, verdicts_query
 from ingero_operator.preview.replay import ReplaySetup, replay
 from ingero_operator.preview.report import Preview, notes, shown_nodes
+from ingero_operator.render.echo import READERS
+from ingero_operator.render.shards import writer
 from ingero_operator.resources import is_paused, parse
 from ingero_operator.settings import OperatorConfig
 from ingero_operator.taints.nodes import NodeView, node_view
@@ -198,7 +200,8 @@ async def _echo_store(api: ApiClient, namespace: str, name: str) -> EchoTarget |
         return None
     tokens = await _secret(api, namespace, spec.token_secret)
     authority = await _secret(api, namespace, SecretKey(name=spec.tls_secret, key="ca.crt"))
-    url = OperatorConfig().echo_url.format(name=name, namespace=namespace)
+    service = f"{name}-{READERS if spec.shards > 1 else writer(0)}"
+    url = OperatorConfig().echo_url.format(name=name, service=service, namespace=namespace)
     return EchoTarget(url=url, token=usable_token(tokens.splitlines()), authority=authority)
 
 

@@ -44,7 +44,7 @@ def of_fleet_cluster(
             *fleet.children(owner, spec, platform, around),
             *receivers.children(owner, spec, platform, around),
             *agents.children(owner, spec, platform),
-            *network.of_fleet_cluster(owner, spec, platform),
+            *network.of_fleet_cluster(owner, spec, platform, around),
         ]
     )
 

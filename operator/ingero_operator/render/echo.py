@@ -1,7 +1,8 @@
 """Children of an EchoStore: claim, ConfigMap, StatefulSet, Services, and the proof that its pod needs to start."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_contract import echo as names
@@ -34,9 +35,9 @@ from ingero_operator.render.common import (
     workload,
 )
 from ingero_operator.render.fleet import CONFIG, TLS, TOKEN, secret_volume
+from ingero_operator.render.shards import writer
 from ingero_operator.render.text import dump_bare
 
-COMPONENT: Final = "echo"
 DATA: Final = "/var/lib/ingero"
 PROOF: Final = "/etc/ingero/volume-proof"
 PORTS: Final = {"otlp-grpc": (OTLP_GRPC, "grpc"), "api": (API, "http")}
@@ -54,13 +55,21 @@ class Proof:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EchoInputs:
-    """What the operator found around an EchoStore. By default nothing is sealed."""
+class VolumeInputs:
+    """What the operator found of the volume of one writer."""
 
     capacity: str | None = None
     """Present size of the volume, which may be less than the requested size."""
     claim_uid: str | None = None
     """Uid of the claim; the writer's name in shared tables has it, as another volume needs another name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EchoInputs:
+    """What the operator found around an EchoStore. By default nothing is sealed."""
+
+    volumes: Mapping[int, VolumeInputs] = field(default_factory=lambda: {0: VolumeInputs()})
+    """The writers that may be made."""
     bucket_encrypted: bool = False
     """Whether the gate lets events into the bucket."""
 
@@ -68,7 +77,12 @@ class EchoInputs:
         """The shared tables, where events may be sealed into them."""
         return spec.table if self.bucket_encrypted else None
 
+    def answering(self, spec: EchoStoreSpec) -> str:
+        """The component that answers from the events of all writers, where one does."""
+        return READERS if spec.shards > 1 and self.table(spec) and spec.readers else writer(0)
 
+
+READERS: Final = "readers"
 CATALOG: Final = "/etc/ingero/catalog"
 
 SEAL_IDLE_MB: Final = 120
@@ -80,24 +94,24 @@ IDLE_MB: Final = 280
 SQL_PROCESSES: Final = 2
 
 
-def config(owner: Owner, spec: EchoStoreSpec, around: EchoInputs) -> Manifest:
+def config(owner: Owner, spec: EchoStoreSpec, around: EchoInputs, index: int = 0) -> Manifest:
     """Echo's settings file. The pod's memory and the volume's size limit memory and stored events.
 
     The engine and users' SQL have equal parts of the memory that the processes do not need for themselves; the sort
     before a seal has a third part where there is one.
     """
-    table, size = around.table(spec), quantity(spec.storage.size)
+    table, size, volume = around.table(spec), quantity(spec.storage.size), around.volumes[index]
     room = quantity(spec.resources.memory or "1Gi") / 10**6 - IDLE_MB - (SEAL_IDLE_MB if table else 0)
     part = room / (3 if table else 2)
-    if around.capacity is not None:
-        size = min(size, quantity(around.capacity))
+    if volume.capacity is not None:
+        size = min(size, quantity(volume.capacity))
     sealed_into = {}
-    if table and around.claim_uid:
-        writer = {
-            "shard": shard(owner, around.claim_uid), "every": table.seal_interval, "keep": table.keep,
+    if table and volume.claim_uid:
+        sealer = {
+            "shard": shard(owner, volume.claim_uid), "every": table.seal_interval, "keep": table.keep,
             "memory_mb": min(256, max(64, int(part))), "retention": table.retention,
         }  # fmt: skip
-        sealed_into = {"table": {**table_config(table), **writer}}
+        sealed_into = {"table": {**table_config(table), **sealer}}
     return {
         "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(part))},
         "query": {"sql_at_once": SQL_PROCESSES, "sql_memory_mb": max(64, int(part / SQL_PROCESSES))},
@@ -145,21 +159,24 @@ def catalog_volume(table: TableSpec | None) -> tuple[list[Manifest], list[Manife
 
 
 def children(owner: Owner, spec: EchoStoreSpec, platform: Platform, around: EchoInputs) -> list[Manifest | None]:
-    """All children of the writer except claim and proof, in the order in which they are applied."""
-    text = dump_bare(config(owner, spec, around))
-    return [
-        service_account(owner, COMPONENT),
-        manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"echo.yaml": text}}),
-        service(owner, COMPONENT, PORTS),
-        service(owner, COMPONENT, PORTS, headless=True),
-        stateful_set(owner, spec, platform, around, digest([text])),
-        disruption_budget(owner, COMPONENT),
-        ingress(owner, COMPONENT, spec.ingress, {"/": "api"}) if spec.ingress else None,
-        http_route(owner, platform, COMPONENT, spec.gateway, {"/": API}),
-        service_monitor(
-            owner, platform, COMPONENT, ("api",), spec.service_monitors, **scraped(owner, spec, COMPONENT)
-        ),
+    """All children of the writers except claims and proofs, in the order in which they are applied."""
+    entrance = around.answering(spec)
+    found: list[Manifest | None] = [
+        ingress(owner, entrance, spec.ingress, {"/": "api"}) if spec.ingress else None,
+        http_route(owner, platform, entrance, spec.gateway, {"/": API}),
     ]
+    for index in around.volumes:
+        part, text = writer(index), dump_bare(config(owner, spec, around, index))
+        found += [
+            service_account(owner, part),
+            manifest(owner, "v1", "ConfigMap", part, part, {"data": {"echo.yaml": text}}),
+            service(owner, part, PORTS),
+            service(owner, part, PORTS, headless=True),
+            stateful_set(owner, spec, platform, around, index, digest([text])),
+            disruption_budget(owner, part),
+            service_monitor(owner, platform, part, ("api",), spec.service_monitors, **scraped(owner, spec, part)),
+        ]
+    return found
 
 
 def scraped(owner: Owner, spec: EchoStoreSpec, component: str) -> Manifest:
@@ -176,7 +193,7 @@ def scraped(owner: Owner, spec: EchoStoreSpec, component: str) -> Manifest:
     }
 
 
-def claim(owner: Owner, spec: EchoStoreSpec, class_name: str, size: str) -> Manifest:
+def claim(owner: Owner, spec: EchoStoreSpec, class_name: str, size: str, index: int = 0) -> Manifest:
     """The claim, always with an explicit class. It outlives its owner unless the owner says otherwise."""
     body = {
         "spec": {
@@ -187,10 +204,15 @@ def claim(owner: Owner, spec: EchoStoreSpec, class_name: str, size: str) -> Mani
         }
     }
     owned = spec.storage.on_delete is OnDelete.DELETE
-    return manifest(owner, "v1", "PersistentVolumeClaim", COMPONENT, COMPONENT, body, owned=owned)
+    return manifest(owner, "v1", "PersistentVolumeClaim", writer(index), writer(index), body, owned=owned)
 
 
-def proof(owner: Owner, found: Proof) -> Manifest:
+def proof_name(index: int) -> str:
+    """Suffix of a writer's proof."""
+    return "volume-proof" if index == 0 else f"volume-proof-{index}"
+
+
+def proof(owner: Owner, found: Proof, index: int = 0) -> Manifest:
     """The ConfigMap that unlocks the pod; it is created only after the volume was judged."""
     body = {
         "data": {
@@ -201,21 +223,23 @@ def proof(owner: Owner, found: Proof) -> Manifest:
             "level": found.level,
         }
     }
-    child = manifest(owner, "v1", "ConfigMap", "volume-proof", COMPONENT, body)
+    child = manifest(owner, "v1", "ConfigMap", proof_name(index), writer(index), body)
     child["metadata"]["labels"][PROOF_LABEL] = "true"
     return sealed(child)
 
 
 def stateful_set(
-    owner: Owner, spec: EchoStoreSpec, platform: Platform, around: EchoInputs, config_digest: str
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, around: EchoInputs, index: int, config_digest: str
 ) -> Manifest:
-    """The StatefulSet of one replica, because one writer owns the database."""
+    """The StatefulSet of one writer. One process owns a database, so it has one replica, whose pod needs the proof of
+    its volume."""
+    part = writer(index)
     catalog, catalog_mount = catalog_volume(around.table(spec))
     volumes: list[Manifest] = [
-        {"name": "data", "persistentVolumeClaim": {"claimName": owner.child(COMPONENT)}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": owner.child(part)}},
         # Not optional: until the operator has seen that the volume is encrypted, no container of this pod can start.
-        {"name": "volume-proof", "configMap": {"name": owner.child("volume-proof"), "optional": False}},
-        {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
+        {"name": "volume-proof", "configMap": {"name": owner.child(proof_name(index)), "optional": False}},
+        {"name": "config", "configMap": {"name": owner.child(part)}},
         {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
         secret_volume("token", spec.token_secret),
         secret_volume("tls", spec.tls_secret),
@@ -233,7 +257,7 @@ def stateful_set(
     # Probes use a separate listener, so that clients of the API cannot crowd out the kubelet.
     alive, serving = probe(names.LIVE, "health", period=5), probe(names.READY, "health", period=5)
     server = container(
-        COMPONENT,
+        writer(0),
         platform.image_of("echo", spec.version, spec.image),
         ["serve", "--config", f"{CONFIG}/echo.yaml"],
         {**{name: port for name, (port, _) in PORTS.items()}, "health": HEALTH},
@@ -253,10 +277,10 @@ def stateful_set(
     }
     special = {
         "replicas": 1,
-        "serviceName": owner.child("echo-pods"),
+        "serviceName": owner.child(f"{part}-pods"),
         "podManagementPolicy": "OrderedReady",
         "updateStrategy": {"type": "RollingUpdate"},
     }
     return workload(
-        owner, "StatefulSet", COMPONENT, spec.version or platform.config.version, pod, special, config_digest
+        owner, "StatefulSet", part, spec.version or platform.config.version, pod, special, config_digest
     )  # fmt: skip

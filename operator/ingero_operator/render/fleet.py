@@ -34,6 +34,7 @@ from ingero_operator.render.common import (
     unprivileged,
     workload,
 )
+from ingero_operator.render.shards import writer
 from ingero_operator.render.text import dump_bare
 
 COMPONENT: Final = "fleet"
@@ -76,6 +77,8 @@ class FleetInputs:
 
     echo_authority: str = ""
     """Secret with the ca.crt of the EchoStore that it forwards to."""
+    echo_shard: int = 0
+    """Writer of that EchoStore that takes the events of this cluster."""
     price_digest: str = ""
     """Digest of the ConfigMaps with rates and rules: Fleet reads them at start, so a change triggers a rollout."""
     provider: str = ""
@@ -169,7 +172,7 @@ def _nats(nats: Nats) -> Manifest:
 def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
     out: Manifest = {}
     if forward.echo_store:
-        out["endpoint"] = f"{forward.echo_store}-echo.{owner.namespace}.svc:{OTLP_GRPC}"
+        out["endpoint"] = f"{forward.echo_store}-{writer(around.echo_shard)}.{owner.namespace}.svc:{OTLP_GRPC}"
         if around.echo_authority:
             out["tls"] = {"ca_file": f"{FORWARD_AUTHORITY}/ca.crt"}
     else:

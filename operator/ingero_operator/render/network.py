@@ -23,6 +23,7 @@ from ingero_operator.render.common import (
     manifest,
     selector,
 )
+from ingero_operator.render.shards import writer
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
@@ -74,7 +75,9 @@ def _policy(owner: Owner, component: str, ingress: list[Manifest], egress: list[
     return manifest(owner, "networking.k8s.io/v1", "NetworkPolicy", component, component, {"spec": spec})
 
 
-def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[Manifest | None]:
+def of_fleet_cluster(
+    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: fleet.FleetInputs
+) -> list[Manifest | None]:
     """Agents to Fleet, the operator to its API, Prometheus to metrics, Fleet to its exports."""
     if not spec.network.enabled:
         return []
@@ -83,7 +86,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
     if spec.fleet.forward:
         forward = spec.fleet.forward
         if forward.echo_store:
-            target = {NAME: "ingero-echo", "ingero.io/owner": forward.echo_store}
+            target = {NAME: f"ingero-{writer(around.echo_shard)}", "ingero.io/owner": forward.echo_store}
             onward = [{"to": [_pods(target)], "ports": _ports(OTLP_GRPC)}, _dns()]
         else:
             onward = [{"ports": _ports(int(str(forward.endpoint).rsplit(":", 1)[1]))}, _dns()]
@@ -149,31 +152,37 @@ def of_echo_store(
 ) -> list[Manifest | None]:
     """Every Fleet of the namespace, the named peers and the operator to Echo; no egress but to the shared tables.
 
-    Peers and Prometheus reach the readers too, and the readers reach the writer.
+    Peers and Prometheus reach the readers too, and the readers reach the writers.
     """
     if not spec.network.enabled:
         return []
     table = around.table(spec)
     read = table is not None and spec.readers is not None
+    outside = _from_outside(spec.ingress or spec.gateway, API)
+    outside_reads = around.answering(spec) == readers.COMPONENT
     peers: list[Manifest] = [{"from": [_peer(peer)], "ports": _ports(OTLP_GRPC, API)} for peer in spec.peers]
     ingress = [
         {"from": [_pods({NAME: name}) for name in ("ingero-fleet", "ingero-receivers")], "ports": _ports(OTLP_GRPC)},
         *peers,
         *([{"from": [_pods(selector(owner, readers.COMPONENT))], "ports": _ports(API)}] if read else []),
-        *_from_outside(spec.ingress or spec.gateway, API),
+        *([] if outside_reads else outside),
         {"from": [_operator(platform)], "ports": _ports(API)},
         {"from": [_monitoring(spec.network)], "ports": _ports(API)},
     ]
     onward = [*map(_destination, table.egress), _dns()] if table else []
     asked = [*({"from": [_peer(peer)], "ports": _ports(API)} for peer in spec.peers)]
-    to_writer = {"to": [_pods(selector(owner, echo.COMPONENT))], "ports": _ports(API)}
+    to_writers = {"to": [_pods(selector(owner, writer(index))) for index in around.volumes], "ports": _ports(API)}
     return [
-        _policy(owner, echo.COMPONENT, ingress, onward),
+        *(_policy(owner, writer(index), ingress, onward) for index in around.volumes),
         _policy(
             owner,
             readers.COMPONENT,
-            [*asked, {"from": [_monitoring(spec.network)], "ports": _ports(API)}],
-            [to_writer, *onward],
+            [
+                *asked,
+                *(outside if outside_reads else []),
+                {"from": [_monitoring(spec.network)], "ports": _ports(API)},
+            ],
+            [to_writers, *onward],
         )
         if read
         else None,

@@ -29,9 +29,10 @@ from ingero_operator.render.common import (
     workload,
 )
 from ingero_operator.render.fleet import CONFIG, TLS, TOKEN, away_from_gpus, secret_volume
+from ingero_operator.render.shards import writer
 from ingero_operator.render.text import dump_bare
 
-COMPONENT: Final = "readers"
+COMPONENT: Final = echo.READERS
 PORTS: Final = {"api": (API, "http")}
 CACHE: Final = "/var/cache/ingero"
 WRITER_TOKEN: Final = "/etc/ingero/writer-token"
@@ -45,11 +46,11 @@ SPILL_SHARE: Final = 0.15
 def config(owner: Owner, spec: EchoStoreSpec, around: echo.EchoInputs) -> Manifest | None:
     """The readers' settings file; none where there are no readers."""
     table, wanted = around.table(spec), spec.readers
-    if table is None or wanted is None or around.claim_uid is None:
+    uids = {index: volume.claim_uid for index, volume in around.volumes.items() if volume.claim_uid}
+    if table is None or wanted is None or not uids:
         return None
     room = quantity(wanted.resources.memory or "1Gi") / 10**6 - echo.IDLE_MB - echo.SEAL_IDLE_MB
     size = float(quantity(wanted.cache)) / 10**6
-    writer = f"https://{owner.child(echo.COMPONENT)}.{owner.namespace}.svc:{API}"
     return {
         "store": {"memory_limit_mb": max(64, int(room / 2)), "spill_limit_mb": int(size * SPILL_SHARE)},
         "query": {"sql_at_once": echo.SQL_PROCESSES, "sql_memory_mb": max(64, int(room / 2 / echo.SQL_PROCESSES))},
@@ -57,7 +58,10 @@ def config(owner: Owner, spec: EchoStoreSpec, around: echo.EchoInputs) -> Manife
         "read": {
             "cache": CACHE,
             "cache_mb": int(size * CACHED_SHARE),
-            "shards": {echo.shard(owner, around.claim_uid): writer},
+            "shards": {
+                echo.shard(owner, uid): f"https://{owner.child(writer(index))}.{owner.namespace}.svc:{API}"
+                for index, uid in uids.items()
+            },
             "token_file": f"{WRITER_TOKEN}/{wanted.token_secret.key}",
             "ca_file": f"{TLS}/ca.crt",
         },

@@ -1,6 +1,7 @@
 """An EchoStore on a real control plane: nothing starts before its volume is proven encrypted."""
 
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import trustme
 import yaml
 
+from ingero_operator.render.shards import shard_of
 from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
 from scripts.controlplane import ControlPlane
@@ -58,6 +60,7 @@ class Store:
         class_name: str | None = "test-encrypted",
         secret: bool = True,
         node_selector: Any = None,
+        table: bool = False,
         **storage: Any,
     ) -> None:
         if secret:
@@ -69,6 +72,9 @@ class Store:
         volume = {**({"className": class_name} if class_name else {}), "size": "10Gi", **storage}
         metadata = {"name": "store", "namespace": self.namespace}
         spec: dict[str, Any] = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
+        if table:
+            spec |= sealing()
+            spec["table"]["encryption"] = "Declared"
         if node_selector:
             spec["nodeSelector"] = node_selector
             spec["tolerations"] = [{"key": key, "operator": "Exists"} for key in node_selector]
@@ -77,7 +83,8 @@ class Store:
 
     def secret(self, name: str) -> None:
         metadata = {"name": name, "namespace": self.namespace}
-        chain = AUTHORITY.issue_cert(f"store-echo.{self.namespace}.svc").cert_chain_pems[0]
+        services = (f"store-{part}.{self.namespace}.svc" for part in ("echo", "echo-1", "readers"))
+        chain = AUTHORITY.issue_cert(*services).cert_chain_pems[0]
         data = {"tls.crt": chain.bytes().decode(), "tls.key": "x", "ca.crt": AUTHORITY.cert_pem.bytes().decode()}
         self.plane.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
 
@@ -99,24 +106,29 @@ class Store:
         self.plane.patch("pod", "store-echo-0", change, self.namespace)
 
     def provision(
-        self, *, encrypted: str = "true", by: str | None = DRIVER, class_name: str = "test-encrypted"
+        self,
+        *,
+        encrypted: str = "true",
+        by: str | None = DRIVER,
+        class_name: str = "test-encrypted",
+        name: str = "store-echo",
     ) -> None:
         """Make and bind a volume as the driver would."""
-        wait_until(lambda: self.claim() is not None, "the claim")
-        claim = self.claim()
-        reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "store-echo",
+        wait_until(lambda: self.claim(name) is not None, "the claim")
+        claim, made = self.claim(name), self.volume + name.removeprefix("store-echo")
+        reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": name,
                      "namespace": self.namespace, "uid": claim["metadata"]["uid"]}  # fmt: skip
         spec = {
             "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": class_name,
             "persistentVolumeReclaimPolicy": "Retain", "claimRef": reference,
-            "csi": {"driver": DRIVER, "volumeHandle": self.volume, "volumeAttributes": {"encrypted": encrypted}},
+            "csi": {"driver": DRIVER, "volumeHandle": made, "volumeAttributes": {"encrypted": encrypted}},
         }  # fmt: skip
         annotations = {"pv.kubernetes.io/provisioned-by": by} if by else {}
-        metadata = {"name": self.volume, "annotations": annotations}
+        metadata = {"name": made, "annotations": annotations}
         self.plane.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
 
-    def claim(self) -> Any:
-        return self.plane.read("-n", self.namespace, "pvc", "store-echo")
+    def claim(self, name: str = "store-echo") -> Any:
+        return self.plane.read("-n", self.namespace, "pvc", name)
 
     def proof(self) -> Any:
         return self.plane.read("-n", self.namespace, "cm", "store-volume-proof")
@@ -140,6 +152,7 @@ def store(plane: ControlPlane, namespace: str) -> Iterator[Store]:
     found = Store(plane, namespace)
     yield found
     plane.delete("pv", found.volume)
+    plane.delete("pv", f"{found.volume}-1")
 
 
 def test_an_encrypted_volume_is_proven_and_echo_starts(plane: ControlPlane, operator: Any, store: Store) -> None:
@@ -215,6 +228,45 @@ def test_readers_come_when_the_bucket_is_declared_encrypted_and_go_when_it_is_no
         assert f"spec.table.{field} cannot be changed" in moved
     plane.patch("echo", "store", {"spec": {"table": {"encryption": None}}}, store.namespace)
     wait_until(lambda: readers() is None and "s3://bucket" not in settings(), "the readers to go")
+
+
+def test_a_second_shard_takes_clusters_over_once_its_own_volume_is_proven(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    def endpoint() -> str:
+        settings = (plane.read("-n", store.namespace, "configmap", "f-fleet") or {}).get("data", {})
+        return next(
+            (line.split()[1] for line in str(settings.get("fleet.yaml")).splitlines() if "store-echo" in line), ""
+        )
+
+    store.apply(table=True)
+    plane.patch("echo", "store", {"spec": {"readers": {"tokenSecret": {"name": "t"}}}}, store.namespace)
+    store.provision()
+    wait_until(lambda: store.status().get("routedShards") == 1, "the store to serve")
+    cluster = next(name for name in "abcdefgh" if shard_of(name, 2) == 1)
+    spec = {"clusterId": cluster, "fleet": {"forward": {"echoStore": "store"}}}
+    metadata = {"name": "f", "namespace": store.namespace}
+    plane.apply({"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec})
+    wait_until(lambda: endpoint().startswith("store-echo."), "Fleet to send to the first shard")
+    first = store.proof()["metadata"]["uid"]
+
+    plane.patch("echo", "store", {"spec": {"shards": 2}}, store.namespace)
+    wait_until(lambda: store.condition("EncryptionVerified")[0] == "Unknown", "the second volume to be waited for")
+    wait_until(lambda: plane.read("-n", store.namespace, "sts", "store-echo-1") is not None, "the second writer")
+    locked = plane.read("-n", store.namespace, "cm", "store-volume-proof-1")
+    assert locked is None and store.proof()["metadata"]["uid"] == first
+    assert store.status()["routedShards"] == 1 and endpoint().startswith("store-echo.")
+
+    store.provision(name="store-echo-1")
+    wait_until(lambda: store.status().get("routedShards") == 2, "both shards to serve")
+    wait_until(lambda: endpoint().startswith("store-echo-1."), "Fleet to send to the second shard")
+    wait_until(lambda: store.condition("Ready")[0] == "True", "the store to be ready")
+    (second,) = store.status()["shards"]
+    assert second["shard"] == 1 and second["encryption"]["volume"] == f"{store.volume}-1"
+    readers = str(plane.read("-n", store.namespace, "configmap", "store-readers")["data"])
+    assert all(f"https://store-{part}.{store.namespace}.svc:8080" in readers for part in ("echo", "echo-1"))
+    patch = ("-n", store.namespace, "patch", "echo", "store", "--type=merge", "-p")
+    assert "spec.shards can only grow" in plane.kubectl(*patch, '{"spec": {"shards": 1}}', check=False)
 
 
 def sealing(name: str = "uri", value: str = "sqlite://") -> dict[str, Any]:
@@ -299,19 +351,25 @@ def test_an_http_route_is_made_where_the_gateway_api_is_and_goes_with_its_field(
     wait_until(lambda: routes() == [] and created() is None, "the HTTPRoute to go")
 
 
-def test_get_reports_how_full_the_volume_is(
+def test_get_reports_how_full_the_volume_is_and_until_when_events_are_sealed(
     plane: ControlPlane, operator: Any, store: Store, fleet_double: Fleets
 ) -> None:
-    fleet_double.of(store.namespace, "store").volume_used = 0.63
-    store.apply()
+    polled = fleet_double.of(store.namespace, "store")
+    polled.volume_used, polled.sealing = 0.63, {"until": time.time() - 4000, "files": 7, "failure": "shard_taken"}
+    store.apply(table=True)
     store.provision()
-    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    wait_until(lambda: store.condition("Ready")[0] == "True", "the store to be ready")
     # What moves by itself is written at once only together with something else.
     plane.patch("echo", "store", {"spec": {"retention": "31d"}}, store.namespace)
 
     wait_until(lambda: store.status()["storage"].get("usedBand") == "60%", "the band")
     heads, line = plane.kubectl("-n", store.namespace, "get", "echo").splitlines()
     assert line[heads.index("USED") :].split()[0] == "60%"
+    assert store.status()["sealing"]["files"] == 7
+    heads, line = plane.kubectl("-n", store.namespace, "get", "echo", "-o", "wide").splitlines()
+    assert line[heads.index("SEALED") :].split()[0] in ("66m", "67m", "68m")
+    wait_until(lambda: store.condition("SealingCurrent") == ("False", "ShardTaken"), "the condition")
+    assert store.condition("Ready") == ("True", "ShardTaken")
 
 
 def placed_by_hand(store: Store, encrypted: str) -> None:
@@ -596,6 +654,7 @@ def test_a_store_can_be_deleted_without_what_belongs_to_it(plane: ControlPlane, 
         ({"image": ""}, "spec.image"),
         ({"tokenSecret": None}, "spec.tokenSecret"),
         ({"readers": {"tokenSecret": {"name": "t"}}}, "spec.readers need spec.table"),
+        ({"shards": 2}, "spec.shards: more than one need spec.table and spec.readers"),
         (sealing(name="s3.secret-access-key"), "use spec.table.credentialsSecret"),
         (sealing(value="postgresql://me:mine@db/catalog"), "this address has a password"),
         ({**sealing(), "readers": {"tokenSecret": {"name": "t"}, "cache": "1Mi"}}, "must be at least 1Gi"),
