@@ -15,7 +15,7 @@ import tempfile
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httpx
 
@@ -33,6 +33,10 @@ from ingero_testing.processes import echo as start_echo  # noqa: E402
 
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, LOAD_CORE = CORES[0], CORES[-1]
+FORMATS: Final = {
+    "Arrow": "application/vnd.apache.arrow.stream", "Parquet": "application/vnd.apache.parquet",
+    "JSON": "application/json", "CSV": "text/csv",
+}  # fmt: skip
 CLIENT = httpx.Client(timeout=120, trust_env=False)
 
 
@@ -216,6 +220,27 @@ def questions(folder: Path, size: Size) -> None:
     )  # fmt: skip
 
 
+def formats(folder: Path, size: Size) -> None:
+    """The processor time of the server for a large result of SQL, by format; the process that runs SQL excluded."""
+    fill(folder / "formats/echo.duckdb", 1)
+    question = {"sql": "SELECT * FROM events LIMIT 100000", "limit": 100_000}
+    change = {"query": {"max_rows": 100_000, "max_bytes": 256 << 20, "sql_memory_mb": 1024}}
+    rounds = 3 if size.quick else 10
+    with pinned(folder / "formats", change) as service:
+        wait_until(lambda: "front_ends_ready" in service.words(), "the front ends")
+        for name, media in FORMATS.items():
+            CLIENT.post(service.url("api", echo.SQL), json=question, headers={"accept": media}).raise_for_status()
+            spent = page(service, "process_cpu_seconds_total")
+            for _ in range(rounds):
+                answer = CLIENT.post(service.url("api", echo.SQL), json=question, headers={"accept": media})
+                answer.raise_for_status()
+            each = 1000 * (page(service, "process_cpu_seconds_total") - spent) / rounds
+            row(
+                f"100,000 rows of SQL as {name} ({len(answer.content) / 1e6:.0f} MB), the server's processor time",
+                f"{each:.0f} ms", "", None,
+            )  # fmt: skip
+
+
 def retention(folder: Path, size: Size) -> None:
     """Whether the file stays bounded while old events are deleted and new ones arrive."""
     cycles, rows = 10, 20_000 if size.quick else 200_000
@@ -237,19 +262,22 @@ def retention(folder: Path, size: Size) -> None:
     row(f"file over live data after {cycles} retention cycles", f"{ratio:.2f}", "≤ 1.5", ratio <= 1.5)
 
 
+PARTS: Final = (ingest, kills, questions, formats, retention)
+
+
 def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller and shorter")
     parser.add_argument("--kills", type=int, help="how often the server is killed; 20, or 3 with --quick")
-    parser.add_argument("--only", choices=["ingest", "kills", "questions", "retention"], help="one part")
+    parser.add_argument("--only", choices=[part.__name__ for part in PARTS], help="one part")
     given = parser.parse_args()
     size = Size(given.quick, given.kills or (3 if given.quick else 20))
     print("| figure | ours | target | |\n| --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as name:
         os.environ["PYTHONPYCACHEPREFIX"] = f"{name}/compiled"
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        for part in (ingest, kills, questions, retention):
+        for part in PARTS:
             if given.only in (None, part.__name__):
                 part(Path(name), size)
 

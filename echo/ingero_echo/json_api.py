@@ -1,4 +1,4 @@
-"""The JSON API: parse, ask the query service, encode. JSON, CSV and Arrow by Accept."""
+"""The JSON API: parse, ask the query service, encode. JSON, CSV, Arrow and Parquet by Accept."""
 
 import io
 from collections.abc import Callable
@@ -27,6 +27,7 @@ from ingero_echo.query_service import ANALYSIS, TOOLS, QueryReply, QueryService,
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+PARQUET: Final = "application/vnd.apache.parquet"
 
 
 class Described(BaseModel):
@@ -136,28 +137,27 @@ def render(reply: QueryReply, accept: str) -> Response:
     """The answer in the first format of Accept that we speak."""
     for part in accept.split(","):
         media = part.partition(";")[0].strip().lower()
-        if media == CSV:
-            sink = io.BytesIO()
-            pyarrow.csv.write_csv(_flat(reply.result), sink)
-            return Response(sink.getvalue(), media_type=CSV, headers=_facts(reply))
-        if media == ARROW:
-            stream = io.BytesIO()
-            with pa.ipc.new_stream(stream, reply.result.table.schema) as writer:
-                writer.write_table(reply.result.table)
-            return Response(stream.getvalue(), media_type=ARROW, headers=_facts(reply))
+        if media in _ENCODERS:
+            return Response(_ENCODERS[media](reply.result), media_type=media, headers=_facts(reply))
         if media in ("application/json", "*/*", "application/*", ""):
             break
     return json(reply.body)
 
 
 def _facts(reply: QueryReply) -> dict[str, str]:
-    facts = {"x-truncated": str(bool(reply.body["truncated"])).lower()}
-    if "as_of" in reply.body:
-        facts["x-as-of"] = orjson.dumps(reply.body["as_of"]).decode()
-        facts["x-missing"] = ",".join(reply.body["missing"])
-    if reply.body.get("next_cursor"):
-        facts["x-next-cursor"] = str(reply.body["next_cursor"])
+    facts = {"x-truncated": str(reply.result.truncated).lower()}
+    if reply.sources.as_of is not None:
+        facts["x-as-of"] = orjson.dumps({**reply.sources.as_of}).decode()
+        facts["x-missing"] = ",".join(reply.sources.missing)
+    if reply.next_cursor:
+        facts["x-next-cursor"] = reply.next_cursor
     return facts
+
+
+def _csv(result: QueryResult) -> bytes:
+    sink = io.BytesIO()
+    pyarrow.csv.write_csv(_flat(result), sink)
+    return sink.getvalue()
 
 
 def _flat(result: QueryResult) -> pa.Table:
@@ -174,6 +174,23 @@ def _flat(result: QueryResult) -> pa.Table:
             ]
             columns.append(pa.chunked_array([pa.array(texts, pa.string())]))
     return pa.table(columns, names=result.columns)
+
+
+def _parquet(result: QueryResult) -> bytes:
+    import pyarrow.parquet as pq  # imported late: most servers never need it
+
+    sink = io.BytesIO()
+    try:
+        pq.write_table(result.table, sink, compression="zstd")
+    except (pa.ArrowException, ValueError) as error:
+        message = f"the result cannot be written as Parquet: {error!s:.200}"
+        raise EchoApiError("bad_query", message, "cast its columns, or ask for Arrow", status=422) from None
+    return sink.getvalue()
+
+
+_ENCODERS: Final[dict[str, Callable[[QueryResult], bytes]]] = {
+    CSV: _csv, ARROW: QueryResult.stream, PARQUET: _parquet,
+}  # fmt: skip
 
 
 def make_api(
@@ -282,6 +299,7 @@ def _answer(tool: Tool) -> dict[str, Any]:
             "application/json": {"schema": tool.output_schema},
             CSV: {"schema": {"type": "string"}},
             ARROW: {"schema": {"type": "string", "format": "binary"}},
+            PARQUET: {"schema": {"type": "string", "format": "binary"}},
         },
     }
 
@@ -294,8 +312,8 @@ def _route(app: FastAPI, service: QueryService, path: str, name: str, operation:
         arguments: Annotated[dict[str, Any] | None, Body()] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
-        reply = await cancel_when(_gone(request), service.call(identity_of(request), name, arguments or {}))
-        return await run_in_threadpool(render, reply, accept)
+        answer = service.answer(identity_of(request), name, arguments or {}, lambda reply: render(reply, accept))
+        return await cancel_when(_gone(request), answer)
 
     app.add_api_route(
         path, call, methods=["POST"], operation_id=operation, summary=tool.title, description=tool.description,

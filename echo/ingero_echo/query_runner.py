@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import duckdb
@@ -20,11 +21,20 @@ _CANCEL_AGAIN: Final = 0.1
 
 @dataclass
 class QueryResult:
-    """The result of a query: an Arrow table, and whether rows were cut off and why."""
+    """The result of a query as an Arrow table or the stream of one, and whether rows were cut off."""
 
-    table: pa.Table
+    content: pa.Table | bytes
     truncated: bool = False
     seconds: float = 0.0
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The table."""
+        return pa.ipc.open_stream(self.content).read_all() if isinstance(self.content, bytes) else self.content
+
+    def stream(self) -> bytes:
+        """The table as an Arrow stream; that of a process for SQL as it came."""
+        return self.content if isinstance(self.content, bytes) else arrow_stream(self.content).to_pybytes()
 
     @property
     def columns(self) -> list[str]:
@@ -39,6 +49,14 @@ class QueryResult:
     def objects(self) -> list[dict[str, Any]]:
         """Rows as objects of JSON values."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.lists()]
+
+
+def arrow_stream(table: pa.Table) -> pa.Buffer:
+    """A table as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
 
 
 def shown(name: str, column: pa.ChunkedArray) -> list[Any]:

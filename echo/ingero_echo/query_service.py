@@ -9,7 +9,8 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -124,11 +125,34 @@ TOOLS: Final[dict[str, Tool]] = {
 
 @dataclass
 class QueryReply:
-    """An answer: `body` for JSON, `result` for other formats, `text` for people and agents."""
+    """An answer: `body` for JSON, `text` for people and agents, `result` for other formats, which need no rows of
+    Python: `body` and `text` are made when they are asked for."""
 
-    body: dict[str, Any]
     result: QueryResult
-    text: str
+    show: Callable[[], tuple[dict[str, Any], str]]
+    """Makes `body` and `text`."""
+    next_cursor: str | None = None
+    sources: Sources = field(default_factory=Sources)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer as JSON."""
+        return self._shown[0]
+
+    @property
+    def text(self) -> str:
+        """The answer as a sentence."""
+        return self._shown[1]
+
+    @cached_property
+    def _shown(self) -> tuple[dict[str, Any], str]:
+        body, text = self.show()
+        if self.sources.as_of is None:
+            return body, text
+        if self.sources.missing:
+            text = f"{text} The newest events of {', '.join(self.sources.missing)} are missing."
+        body |= {"as_of": {**self.sources.as_of}, "missing": [*self.sources.missing]}
+        return body | {"summary": text} if "summary" in body else body, text
 
 
 @dataclass(frozen=True)
@@ -172,15 +196,21 @@ class QueryService:
         self._threads.shutdown(wait=False)
 
     async def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> QueryReply:
-        """Answer one call of a tool. Cancelling the call takes it from the queue, or ends its query.
+        """Answer one call of a tool, in JSON and text. As `answer`."""
+        return await self.answer(identity, tool, arguments, _shown)
 
-        Raises `EchoApiError`.
+    async def answer(
+        self, identity: Identity, tool: str, arguments: dict[str, Any], encode: Callable[[QueryReply], T]
+    ) -> T:
+        """Answer one call of a tool, encoded on the question's thread, so that its limits bound that too.
+
+        Cancelling the call takes it from the queue, or ends its query. Raises `EchoApiError`.
         """
         if tool == ANALYSIS:
             given = _validate(AnalysisArguments, arguments)
-            return await self._sql(identity, given.sql, given.limit)
+            return await self._sql(identity, given.sql, given.limit, encode)
         if tool == DESCRIBE:
-            return _describe(_validate(DescribeArguments, arguments).table)
+            return encode(_describe(_validate(DescribeArguments, arguments).table))
         question = QUESTIONS.get(tool)
         if question is None:
             raise EchoApiError(
@@ -191,9 +221,9 @@ class QueryService:
         store, prepared = self._open(), self._prepare(identity, question, given)
         async with self.limiter.slot(caller_key(identity)):
             self._unread(caller_key(identity))
-            return await self._on_thread(lambda cancel: self._answer(store, question, given, prepared, cancel))
+            return await self._on_thread(lambda cancel: encode(self._reply(store, question, given, prepared, cancel)))
 
-    async def _sql(self, identity: Identity, text: str, limit: int) -> QueryReply:
+    async def _sql(self, identity: Identity, text: str, limit: int, encode: Callable[[QueryReply], T]) -> T:
         """Run a query that the caller wrote."""
         identity.require(Scope.SQL)
         if identity.clusters is not None and not self._config.api.sql_for_tenants:
@@ -203,11 +233,11 @@ class QueryService:
             )  # fmt: skip
         store, most = self._open(), min(limit, self._config.query.max_rows)
 
-        def ask(cancel: CancelToken) -> QueryReply:
+        def ask(cancel: CancelToken) -> T:
             snapshots, clusters = store.snapshots, identity.clusters
             with store.pinned(Window(clusters=clusters)) as sources:
                 result = self.sql_pool.run(snapshots, text, clusters, most, cancel, sources.tables)
-            return _with_freshness(_table(result), sources)
+            return encode(QueryReply(result, lambda: _table(result), sources=sources))
 
         async with self.sql_limiter.slot(caller_key(identity)):
             self._unread(caller_key(identity))
@@ -221,7 +251,7 @@ class QueryService:
         store = self._open()
         return await asyncio.to_thread(tail_page, store, after)
 
-    async def _on_thread(self, work: Callable[[CancelToken], QueryReply]) -> QueryReply:
+    async def _on_thread(self, work: Callable[[CancelToken], T]) -> T:
         """Run blocking work on a thread; a cancelled call stops the work and returns once it has ended."""
         cancel = CancelToken()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, cancel)
@@ -255,7 +285,7 @@ class QueryService:
         used = set(re.findall(r"\$(\w+)", statement))
         return _Prepared(statement, window, {name: value for name, value in values.items() if name in used}, limit)
 
-    def _answer(
+    def _reply(
         self,
         store: Store,
         question: Question,
@@ -267,13 +297,17 @@ class QueryService:
         with store.pinned(window) as sources:
             sql = f"{scoped(prepared.statement, window, sources.tables)} LIMIT {limit + 1}"
             result = run_query(store.cursor(), sql, prepared.parameters, self._config.query, limit, cancel)
-        rows = result.objects()
         following = None
-        if question.paged and result.truncated and rows:
-            following = write_cursor(rows[-1]["timestamp"], rows[-1]["event_id"])
-        text = question.sentence(rows, given)
-        body = {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}
-        return _with_freshness(QueryReply(body, result, text), sources)
+        if question.paged and result.truncated and result.table.num_rows:
+            (last,) = QueryResult(result.table.slice(result.table.num_rows - 1)).objects()
+            following = write_cursor(last["timestamp"], last["event_id"])
+
+        def show() -> tuple[dict[str, Any], str]:
+            rows = result.objects()
+            text = question.sentence(rows, given)
+            return {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}, text
+
+        return QueryReply(result, show, following, sources)
 
 
 async def cancel_when(gone: Awaitable[Any], answer: Awaitable[T]) -> T:
@@ -298,26 +332,20 @@ def _describe(table: str | None) -> QueryReply:
     found = [entry for entry in published_columns() if table in (None, entry[0])]
     result = QueryResult(pa.table(dict(zip(("table", "column", "type"), zip(*found, strict=True), strict=True))))
     text = f"{len(found)} columns. Times are UTC; attributes is JSON text, read with attributes->>'$.\"name\"'."
-    return QueryReply({"summary": text, "rows": result.objects(), "truncated": False}, result, text)
+    return QueryReply(result, lambda: ({"summary": text, "rows": result.objects(), "truncated": False}, text))
 
 
-def _with_freshness(reply: QueryReply, sources: Sources) -> QueryReply:
-    """The answer, with the time up to which it is whole where several writers contribute to it."""
-    if sources.as_of is None:
-        return reply
-    body = {**reply.body, "as_of": {**sources.as_of}, "missing": [*sources.missing]}
-    text = reply.text
-    if sources.missing:
-        text = f"{text} The newest events of {', '.join(sources.missing)} are missing."
-    return QueryReply(body | {"summary": text} if "summary" in body else body, reply.result, text)
-
-
-def _table(result: QueryResult) -> QueryReply:
+def _table(result: QueryResult) -> tuple[dict[str, Any], str]:
     """The answer to a query that the caller wrote."""
     rows = result.lists()
     body = {"columns": result.columns, "rows": rows, "row_count": len(rows), "truncated": result.truncated}
     more = ", and there are more" if result.truncated else ""
-    return QueryReply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
+    return body, f"{len(rows)} rows of {len(result.columns)} columns{more}."
+
+
+def _shown(reply: QueryReply) -> QueryReply:
+    assert reply.body is not None  # made here, and not on the event loop
+    return reply
 
 
 def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:

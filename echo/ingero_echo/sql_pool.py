@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-import pyarrow as pa
 
 from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, timed_out
@@ -176,8 +175,7 @@ class SqlPool:
         for last in (False, True):
             head, rows = self._once(snapshots, question, cancel)
             if "code" not in head:
-                table = pa.ipc.open_stream(rows).read_all()
-                return QueryResult(table, bool(head["truncated"]), float(head["seconds"]))
+                return QueryResult(rows, bool(head["truncated"]), float(head["seconds"]))
             if head["code"] != FILE_CHANGED or last:
                 break
         raise EchoApiError(head["code"], head["message"], head["hint"], head["status"], float(head["status"] == 503))

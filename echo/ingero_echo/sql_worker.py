@@ -23,7 +23,7 @@ import orjson
 import pyarrow as pa
 
 from ingero_echo.errors import EchoApiError
-from ingero_echo.query_runner import CancelToken, run_query
+from ingero_echo.query_runner import CancelToken, arrow_stream, run_query
 from ingero_echo.sandbox import sandbox_query
 from ingero_echo.tables import lockdown
 from ingero_echo.window import Window
@@ -103,10 +103,7 @@ class Worker:
             window = Window(clusters=None if clusters is None else frozenset(clusters))
             sql = sandbox_query(question["sql"], window, self._connection.cursor(), question["tables"])
             result = run_query(self._connection.cursor(), sql, {}, self._setup, question["limit"], self._cancel)
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, result.table.schema) as stream:
-                stream.write_table(result.table)
-            rows = sink.getvalue()
+            rows = arrow_stream(result.table)
         except EchoApiError as refused:
             if refused.code == "storage":
                 refused.code = FILE_CHANGED

@@ -13,6 +13,7 @@ import anyio
 import jsonschema
 import pyarrow as pa
 import pyarrow.ipc
+import pyarrow.parquet as pq
 import pytest
 import trustme
 from mcp import Client
@@ -21,8 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from ingero_contract import attributes, echo, metrics, routes
+from ingero_echo.json_api import ARROW, PARQUET, render
 from ingero_echo.middleware import AuditLog
-from ingero_echo.query_service import TOOLS
+from ingero_echo.query_runner import QueryResult, arrow_stream
+from ingero_echo.query_service import TOOLS, QueryReply
 from ingero_echo.questions import QUESTIONS
 from ingero_echo.questions.base import EvidenceRow, Question
 from ingero_fleet.processor_settings import ThresholdConfig
@@ -364,6 +367,50 @@ def test_csv_and_arrow_by_accept(service: Running) -> None:
 
     assert '"gpu-node-3"' in text.splitlines()[1]
     assert table["node_id"].to_pylist() == ["gpu-node-3"]
+
+
+def test_large_formats_have_the_rows_of_json_for_questions_and_sql(service: Running) -> None:
+    sql = "SELECT event_id, timestamp, node_id, value_double FROM events ORDER BY timestamp, event_id"
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (echo.TOOLS + PREFIX + "event_history", {"limit": 3, "since": "all"}), (echo.SQL, {"sql": sql, "limit": 5}),
+    ]  # fmt: skip
+    for path, arguments in asked:
+        expected = web.post(service.url("api", path), json=arguments).json()
+        first = expected["rows"][0]
+        node = first["node_id"] if isinstance(first, dict) else first[2]
+        for media, read in (
+            ("arrow.stream", lambda raw: pa.ipc.open_stream(raw).read_all()),
+            ("parquet", pq.read_table),
+        ):
+            accept = f"application/vnd.apache.{media}"
+            answer = web.post(service.url("api", path), json=arguments, headers={"accept": accept})
+            table = read(io.BytesIO(answer.content))
+
+            assert (answer.headers["content-type"], answer.headers["x-truncated"]) == (accept, "true")
+            assert answer.headers.get("x-next-cursor") == expected.get("next_cursor")
+            assert (table.num_rows, table["node_id"][0].as_py()) == (len(expected["rows"]), node)
+            assert table.schema.field("timestamp").type == pa.timestamp("ns")
+
+
+def test_formats_of_columns_need_no_rows_of_python() -> None:
+    def rows() -> Any:
+        raise AssertionError("rows were made")
+
+    table = pa.table({"n": [1, 2, 3]})
+    came = arrow_stream(table).to_pybytes()
+    reply = QueryReply(QueryResult(came, truncated=True), rows)
+
+    assert render(reply, ARROW).body is came
+    assert pq.read_table(io.BytesIO(bytes(render(reply, f"{PARQUET};q=1, */*").body))).equals(table)
+    assert pa.ipc.open_stream(QueryResult(table).stream()).read_all().equals(table)
+
+
+def test_what_a_format_cannot_hold_is_refused_and_named(service: Running) -> None:
+    sql = {"sql": "SELECT INTERVAL 1 DAY AS span, DATE '12000-01-01' AS far"}
+    parquet = web.post(service.url("api", echo.SQL), json=sql, headers={"accept": PARQUET})
+    arrow = web.post(service.url("api", echo.SQL), json=sql, headers={"accept": ARROW})
+
+    assert (parquet.status_code, parquet.json()["code"], arrow.status_code) == (422, "bad_query", 200)
 
 
 def test_values_that_json_does_not_know_become_null(service: Running) -> None:
