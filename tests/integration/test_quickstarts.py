@@ -15,7 +15,7 @@ from ingero_testing.needs import COLLECTOR, NAMESPACES, find_collector
 from ingero_testing.pages import blocks_of, namespaces, play
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs/quickstart").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs/quickstart").glob("*.md")), ROOT / "docs/slurm.md"]
 COMMANDS: dict[str, click.Command] = {
     "ingero-agent": agent, "ingero-echo": echo, "ingero-fleet": fleet, "ingero-operator": operator,
     "ingero-sink": sink,
