@@ -71,6 +71,9 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 bench-detection: setup ## false alarms, delays and cost of the detector compared with three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
+bench-network: setup ## what Fleet names in 200 slow networks, how soon, and what that costs a tick; ARGS="--jobs 1000"
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/network.py $(ARGS)
+
 bench-diagnose: setup ## what is named in 1,000 simulated hangs and 1,000 slow networks; ARGS="--only links"
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/diagnose.py $(ARGS)
 
@@ -117,4 +120,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: docs bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: cosign release release-check release-publish bench-ha bench-audit bench-collectives bench-diagnose bench-page fix generate lock
+.PHONY: cosign release release-check release-publish bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock

@@ -131,6 +131,10 @@ TRACE_DUTY: Final = "ingero.trace.duty"
 TAINT_EVENT: Final = "ingero.taint"
 """Event name of the OTLP log record that the operator sends for every taint that it sets, changes or removes."""
 
+NETWORK_EVENT: Final = "ingero.network"
+"""Event name of the OTLP log record that Fleet exports whenever another part of a cluster's network is slow, or none
+is any more."""
+
 VERDICT_EVENT: Final = "ingero.verdict"
 """Event name of the OTLP log record that Fleet exports whenever a node is accused, begins to recover, relapses or
 is cleared."""

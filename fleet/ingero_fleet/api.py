@@ -145,6 +145,7 @@ def admin_api(
         node = snapshot.scores.names[rows[0]]
         return {
             **why_answer(snapshot, rows[0], engine.config), "collectives": collectives.stragglers.get(node),
+            "network": collectives.network.now.get(node[0]),
             "taint": taints.taint(node, snapshot.tick.now),
         }  # fmt: skip
 

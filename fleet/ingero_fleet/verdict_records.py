@@ -64,14 +64,16 @@ def _record(edge: Edge) -> LogRecord:
     )
 
 
-def verdict_record(seconds: float, sentence: str, found: dict[str, Any], *, accused: bool) -> LogRecord:
+def verdict_record(
+    seconds: float, sentence: str, found: dict[str, Any], *, accused: bool, event: str = metrics.VERDICT_EVENT
+) -> LogRecord:
     """The record of a verdict's change, from any source; `seconds` since the epoch, `accused`: whether a node is."""
     nanoseconds = int(seconds * 1e9)
     return LogRecord(
         time_unix_nano=nanoseconds,
         observed_time_unix_nano=nanoseconds,
         severity_number=SeverityNumber.SEVERITY_NUMBER_WARN if accused else SeverityNumber.SEVERITY_NUMBER_INFO,
-        event_name=metrics.VERDICT_EVENT,
+        event_name=event,
         body=AnyValue(string_value=sentence),
         attributes=pairs(found),
     )

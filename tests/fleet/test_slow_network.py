@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
+from ingero_contract import attributes, metrics
 from ingero_detect.links import slow_elements
 from ingero_detect.topology import ports_of
 from ingero_fleet.collectives.batch import POINT
@@ -19,6 +21,7 @@ from ingero_fleet.collectives.transfer_times import MAX_SERIES, MAX_SERIES_OF_CO
 from ingero_fleet.processor_settings import NcclConfig, ProcessorsConfig
 from ingero_fleet.replication.rules import rules_of
 from ingero_fleet.state_codec import encode_state, sealed, unsealed
+from ingero_kit.otlp_receiver import Push
 from ingero_kit.settings import SettingsError
 from ingero_testing.collectives import BEGIN, feed
 from ingero_testing.fabric_jobs import FabricJob, fabric_job, gpu_topology, inspector_exports, recorded
@@ -98,6 +101,28 @@ def test_without_message_sizes_larger_messages_may_be_the_cause(tmp_path: Path) 
     assert (verdict["kind"], verdict["elements"]) == ("unknown", [])
     assert ("nic", job.name) in pairs(verdict["possible"][0])
     assert ("work", "collectives of unknown size") in pairs(verdict["possible"][0])
+
+
+def test_a_change_is_an_event_of_the_cluster_and_of_no_node(tmp_path: Path) -> None:
+    job, bodies = job_of("nic"), list[Push]()
+    new_tracker(tmp_path, job)
+    tracker = CollectivesTracker(NcclConfig(topology_file=tmp_path / "topology.yaml"), export_logs=bodies.append)
+
+    play(tracker, job)
+    for tick in range(STEPS, 3 * STEPS):
+        tracker.judge(BEGIN + 5 * tick)
+
+    requests = [ExportLogsServiceRequest.FromString(push.body) for push in bodies]
+    found = [
+        ({pair.key: pair.value.string_value for pair in block.resource.attributes}, record)
+        for request in requests for block in request.resource_logs for record in block.scope_logs[0].log_records
+        if record.event_name == metrics.NETWORK_EVENT
+    ]  # fmt: skip
+    assert [resource for resource, _ in found] == [{attributes.CLUSTER_ID: "c"}] * 2
+    facts, cleared = ({pair.key: pair.value.string_value for pair in record.attributes} for _, record in found)
+    assert (facts[attributes.VERDICT_KIND], cleared[attributes.VERDICT_KIND]) == ("nic", "none")
+    assert json.loads(facts[attributes.VERDICT_EVIDENCE])["elements"] == [{"kind": "nic", "name": job.name}]
+    assert found[0][1].body.string_value.startswith(f"Slow: nic {job.name}; collectives take up to ")
 
 
 def test_a_verdict_needs_two_judgements_and_ends_when_the_network_is_well(tmp_path: Path) -> None:

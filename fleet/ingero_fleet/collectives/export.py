@@ -14,6 +14,7 @@ from ingero_contract.values import GPU_THROTTLED, VerdictState
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.lags import PeerLag
 from ingero_fleet.collectives.points import PointSource
+from ingero_fleet.collectives.slow_network import NetworkChange
 from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank
 from ingero_fleet.verdict_records import log_request, verdict_record
 from ingero_kit.otlp_encode import pairs
@@ -65,6 +66,33 @@ def encode_lags(communicators: Communicators, lags: list[PeerLag], now: float) -
 def encode_rank_edges(edges: Iterable[RankEdge]) -> bytes:
     """One request with a record for every change, in the format of the detector's records."""
     return log_request((_resource(_source(edge.straggler)), _record(edge)) for edge in edges)
+
+
+def encode_network_changes(changes: Iterable[NetworkChange]) -> bytes:
+    """One request with a record for every change; the resource is the cluster, because no node is accused."""
+    return log_request(
+        (pairs({attributes.CLUSTER_ID: change.cluster}), _network_record(change)) for change in changes
+    )
+
+
+def _network_record(change: NetworkChange) -> LogRecord:
+    item = change.verdict or {}
+    identity = (change.cluster, "network", str(int(change.time * 1e9)))
+    evidence = {name: item.get(name) for name in ("elements", "possible", "slow_group_count", "compared_groups")}
+    groups = [{**group, "members": group["members"][:2]} for group in item.get("slow_groups", [])[:5]]
+    return verdict_record(
+        change.time,
+        item.get("why", "No part of the network is slow any more."),
+        {
+            attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, "\0".join(identity))),
+            attributes.VERDICT_KIND: item.get("kind", "none"),
+            attributes.VERDICT_SINCE: item.get("since", ""),
+            attributes.VERDICT_SEVERITY: float(item.get("excess_share", 0.0)),
+            attributes.VERDICT_EVIDENCE: json.dumps({**evidence, "slow_groups": groups}, separators=(",", ":")),
+        },
+        accused=bool(item),
+        event=metrics.NETWORK_EVENT,
+    )
 
 
 def _source(item: StragglerRank) -> PointSource:

@@ -6,6 +6,7 @@ node.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -28,8 +29,20 @@ UNKNOWN_SIZE: Final[Element] = ("work", "collectives of unknown size")
 SHOWN: Final = 32
 """Most groups and possible causes in an answer."""
 
+SHOWN_NAMES: Final = 8
+"""Most possible causes in a sentence."""
+
 NetworkVerdict = dict[str, Any]
 """A verdict in the APIs' format."""
+
+
+@dataclass(frozen=True)
+class NetworkChange:
+    """Another verdict on a cluster's network; `None` when no part is slow any more."""
+
+    cluster: str
+    verdict: NetworkVerdict | None
+    time: float
 
 
 class SlowNetwork:
@@ -44,6 +57,7 @@ class SlowNetwork:
         self.without_nic = 0
         """Members of communicators for which the topology has no NIC."""
         self._before: dict[str, NetworkVerdict | None] = {}
+        self._sent: dict[str, NetworkVerdict] = {}
         self._ticks = 0
         counted: dict[str, set[RankPort]] = {}
         for port in ports.values():
@@ -55,6 +69,15 @@ class SlowNetwork:
         self._ticks += 1
         if self.ports and self._ticks % TICKS_PER_JUDGEMENT == 0:
             self._confirm(self._judge(communicators, times, now), now)
+
+    def changes(self, now: float) -> list[NetworkChange]:
+        """The verdicts that changed since the last call."""
+        before, self._sent = self._sent, self.now
+        return [
+            NetworkChange(cluster, self.now.get(cluster), now)
+            for cluster in sorted(before.keys() | self.now.keys())
+            if _place(before.get(cluster)) != _place(self.now.get(cluster))
+        ]
 
     def _confirm(self, found: dict[str, NetworkVerdict | None], now: float) -> None:
         """Put in force what this judgement and the one before agree on."""
@@ -101,11 +124,12 @@ class SlowNetwork:
 
     def state(self) -> dict[str, Any]:
         """Everything that later ticks depend on."""
-        return {"now": self.now, "before": self._before, "ticks": self._ticks}
+        return {"now": self.now, "before": self._before, "sent": self._sent, "ticks": self._ticks}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state` returned."""
-        self.now, self._before, self._ticks = dict(state["now"]), dict(state["before"]), state["ticks"]
+        self.now, self._before, self._sent = dict(state["now"]), dict(state["before"]), dict(state["sent"])
+        self._ticks = state["ticks"]
 
 
 class _Members:
@@ -168,16 +192,31 @@ def _described(
     elements = [[_element(item, names) for item in cause] for cause in causes]
     kinds_found = sorted({item["kind"] for cause in elements for item in cause})
     groups = [_group(group, kinds, names) for group in sorted(found.slow, key=lambda group: -group.excess)[:SHOWN]]
+    excess = max(group.excess for group in found.slow)
     return {
         "cluster_id": cluster,
+        "why": _sentence(certain, elements, excess),
         "kind": "unknown" if not certain else kinds_found[0] if len(kinds_found) == 1 else "several",
         "elements": [cause[0] for cause in elements] if certain else [],
         "possible": [] if certain else [cause[:SHOWN] for cause in elements],
-        "excess_share": round(max(group.excess for group in found.slow), 4),
+        "excess_share": round(excess, 4),
         "slow_groups": groups,
         "slow_group_count": len(found.slow),
         "compared_groups": found.compared,
     }
+
+
+def _sentence(certain: bool, causes: list[list[dict[str, str]]], excess: float) -> str:
+    slower = f"collectives take up to {100 * excess:.0f} % longer than like ones"
+    if certain:
+        return f"Slow: {' and '.join(_name(cause[0]) for cause in causes)}; {slower} there."
+    lists = [", ".join(_name(item) for item in cause[:SHOWN_NAMES]) for cause in causes]
+    possible = "; and one of: ".join(lists) if lists else "nothing in the topology explains which"
+    return f"Unknown: {slower}; {'one of: ' if lists else ''}{possible}."
+
+
+def _name(item: dict[str, str]) -> str:
+    return f"{item['kind']} {item['name']}"
 
 
 def _group(group: GroupExcess, kinds: list[tuple[str, int]], names: list[str]) -> dict[str, Any]:

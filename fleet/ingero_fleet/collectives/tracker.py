@@ -14,12 +14,12 @@ from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import PointBatch, renumbered
 from ingero_fleet.collectives.communicators import Communicators
-from ingero_fleet.collectives.export import encode_lags, encode_rank_edges
+from ingero_fleet.collectives.export import encode_lags, encode_network_changes, encode_rank_edges
 from ingero_fleet.collectives.gpu_states import GpuStates
 from ingero_fleet.collectives.lags import PeerLag
 from ingero_fleet.collectives.matcher import CollectiveMatcher
 from ingero_fleet.collectives.points import CommKey, PointReader
-from ingero_fleet.collectives.slow_network import SlowNetwork
+from ingero_fleet.collectives.slow_network import NetworkChange, SlowNetwork
 from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank, StragglerRanks
 from ingero_fleet.collectives.throttling import ThrottleDetector
 from ingero_fleet.collectives.topology_file import read_topology
@@ -133,6 +133,7 @@ class CollectivesTracker:
             lags = matcher.take(batch.columns(), ranks, now)
             matcher.age(now)
             self.network.tick(matcher.communicators, self.transfers, now)
+            self._announce_network(self.network.changes(now))
             self._shown, self._polled_at = matcher.communicators, self.points
             silent = self.gpus.silent(now)
             with self._lock:
@@ -233,6 +234,13 @@ class CollectivesTracker:
             )  # fmt: skip
         if edges and self._export_logs:
             self._export_logs(Push(Signal.LOGS, "protobuf", encode_rank_edges(edges)))
+
+    def _announce_network(self, changes: list[NetworkChange]) -> None:
+        for change in changes:
+            item = change.verdict or {"kind": "none", "why": ""}
+            log.info("slow_network", cluster=change.cluster, kind=item["kind"], why=item["why"])
+        if changes and self._export_logs:
+            self._export_logs(Push(Signal.LOGS, "protobuf", encode_network_changes(changes)))
 
     def _send(self, lags: list[PeerLag], now: float) -> None:
         if not self._export or not lags:

@@ -201,7 +201,8 @@ class LivePage:
         found = self._collectives.answer(None, snapshot.tick.now, SHOWN_COMMUNICATORS)
         for communicator in found["communicators"]:
             communicator["lags"] = communicator["lags"][:SHOWN_RANKS]
-        return {"total": found["total"], "communicators": found["communicators"]}
+        network = [{name: item[name] for name in ("cluster_id", "kind", "why")} for item in found["network"][:SHOWN]]
+        return {"total": found["total"], "network": network, "communicators": found["communicators"]}
 
 
 _STRAGGLER: Final = (

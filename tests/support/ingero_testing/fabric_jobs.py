@@ -34,6 +34,8 @@ class FabricJob:
     kind: str
     name: str
     topology: dict[str, Any]
+    onset: int = 0
+    """Step from which it is slow."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -166,7 +168,7 @@ def fabric_job(number: int, seed: int, fault: str, steps: int = 24) -> FabricJob
     """One job."""
     made = _Simulation(number, seed, fault, steps)
     made.run()
-    return FabricJob(number, fault, made.slow["kind"], made.slow["name"], made.topology(), made.columns)
+    return FabricJob(number, fault, made.slow["kind"], made.slow["name"], made.topology(), made.onset, made.columns)
 
 
 def fabric_jobs(jobs: int, seed: int) -> Iterator[FabricJob]:

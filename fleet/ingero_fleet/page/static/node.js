@@ -53,6 +53,7 @@ function showWhy(facts) {
     element("h3", `${facts.node_id} (${facts.cluster_id})`),
     element("p", facts.why),
     ...(facts.collectives ? [element("p", facts.collectives.why)] : []),
+    ...(facts.network ? [element("p", `Network: ${facts.network.why}`)] : []),
     ...(facts.taint ? [element("p", taintInWords(facts.taint))] : []),
     element("p", `${facts.peers.active} active nodes in cohort ${facts.peers.cohort}, median ${number(facts.peers.median)}` +
       (signals.length ? `; ${signals.join(", ")}` : "") + `; last push ${facts.last_push_age_seconds.toFixed(1)} s before the tick.`),

@@ -382,6 +382,8 @@ function showCollectives(update) {
     ]);
   });
   if (!boxes.length) boxes.push(element("p", "No agent tells of collectives.", { class: "quiet" }));
+  boxes.unshift(...update.collectives.network.filter((item) => !state.chosen || item.cluster_id === state.chosen)
+    .map((item) => element("p", `Network of ${item.cluster_id}: ${item.why}`)));
   replace(byId("collectives"), boxes);
   // Widths are set here because the page's policy allows no inline styles in markup.
   for (const bar of byId("collectives").querySelectorAll(".bar")) bar.style.width = `${100 * Number(bar.dataset.share)}%`;
