@@ -85,14 +85,14 @@ def cost(nodes: int) -> None:
     adding = judging = 0.0
     for tick in range(24):
         times.next_tick()
-        begin = time.perf_counter()
+        begin = time.process_time()
         for size in (1 << 20, 1 << 24):
             seconds = size * 1e-9 * np.exp(random.normal(0, 0.02, len(rings))) * np.where(slow, 2.0, 1.0)
             times.add(reader.comms, ["allreduce"], comm, 0 * comm, 0 * comm + size, seconds)
-        between = time.perf_counter()
+        between = time.process_time()
         network.tick(communicators, times, 5.0 * tick)
-        adding, judging = adding + between - begin, judging + time.perf_counter() - between
-    print(f"{8 * nodes} ranks, {len(times)} series: {1000 * adding / 24:.1f} ms a tick to add, "
+        adding, judging = adding + between - begin, judging + time.process_time() - between
+    print(f"{8 * nodes} ranks, {len(times)} series: {1000 * adding / 24:.1f} ms of a processor a tick to add, "
           f"{1000 * judging / 24:.1f} to judge; {network.now['c']['kind']}")  # fmt: skip
 
 
