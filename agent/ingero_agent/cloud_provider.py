@@ -4,7 +4,7 @@ import asyncio
 import re
 from typing import Final
 
-import httpx
+from ingero_kit.http_library import httpx
 
 TIMEOUT_SECONDS: Final = 0.5
 """Timeout of one request to a metadata service."""

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-import httpx
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
@@ -14,6 +13,7 @@ from ingero_agent.health.classification import FleetResponse
 from ingero_contract import headers, routes
 from ingero_contract.verdicts import parse_verdict
 from ingero_kit.backoff import Backoff, parse_retry_after
+from ingero_kit.http_library import httpx
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import NETWORK_FAILURES, ClientConfig, ExportResult, make_client
 from ingero_kit.otlp_encode import to_json

@@ -6,10 +6,9 @@ import time
 from collections.abc import Mapping
 from urllib.parse import quote
 
-import httpx
-
 from ingero_contract import routes
 from ingero_kit.backoff import parse_retry_after
+from ingero_kit.http_library import httpx
 from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, ExportResult, base_url, http_failure
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError

@@ -36,7 +36,7 @@ class NodeHistory:
         """Add a tick."""
         names = snapshot.scores.names
         if len(names) > MAX_NODES:
-            self.times, self._names, self._points = [], [], self._points[:, :0]
+            self.times, self._names, self._points = [], [], np.full((TICKS, 0), np.nan, POINT)
             return
         if len(names) > self._points.shape[1]:
             self._widen(max(64, len(names) + len(names) // 8))
