@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,12 +19,19 @@ from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.collectives.transfer_times import MAX_SERIES, MAX_SERIES_OF_COMMUNICATOR, TICKS, TransferTimes
 from ingero_fleet.processor_settings import NcclConfig, ProcessorsConfig
+from ingero_fleet.receivers.messages import encode_push
+from ingero_fleet.replication.log_bodies import Marker
+from ingero_fleet.replication.ordered_log import LogMessage
+from ingero_fleet.replication.replicated_state import ReplicatedState
 from ingero_fleet.replication.rules import rules_of
 from ingero_fleet.state_codec import encode_state, sealed, unsealed
+from ingero_fleet.state_machine import StateMachine
 from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
 from ingero_testing.collectives import BEGIN, feed
 from ingero_testing.fabric_jobs import FabricJob, fabric_job, gpu_topology, inspector_exports, recorded
+from ingero_testing.scripted_fleet import CONFIG
 
 STEPS = 15
 """One for each tick; the judgements after 12 and 15 agree."""
@@ -153,6 +160,41 @@ def test_a_restored_state_goes_on_as_one_that_was_never_interrupted(tmp_path: Pa
 
     assert verdicts(first) == verdicts(third) != []
     assert state_of(first) == state_of(third)
+
+
+def test_fleets_on_one_log_agree_and_one_that_joins_goes_on_from_a_snapshot(tmp_path: Path) -> None:
+    job = job_of("nic")
+    new_tracker(tmp_path, job)
+    config = CONFIG.model_copy(update={"nccl": NcclConfig(topology_file=tmp_path / "topology.yaml")})
+
+    def new_state() -> ReplicatedState:
+        return ReplicatedState(lambda export: StateMachine(config, 0.0, export, export), rules_of(config))
+
+    first, second, third = new_state(), new_state(), new_state()
+    exported: dict[str, list[bytes]] = {"first": [], "second": []}
+    log: list[LogMessage] = []
+
+    def add(kind: Literal["push", "marker"], step: int, body: bytes) -> None:
+        number = len(log) + 1
+        log.append(LogMessage(number, BEGIN + config.ingero.push_interval * step, kind, f"a-{number}", body))
+
+    for step in range(STEPS):
+        for export in inspector_exports(job, step):
+            add("push", step, encode_push(Push(Signal.METRICS, "json", export), 0.0))
+        add("marker", step, Marker("collectives_poll", 2 * step + 1, "a", first.rules, 0).encode())
+        add("marker", step, Marker("tick", 2 * step + 2, "a", first.rules, 0).encode())
+    joins = 2 * len(log) // 3
+    for message in log:
+        exported["first"] += [push.body for push in first.apply(message).findings]
+        exported["second"] += [push.body for push in second.apply(message).findings]
+        if message.sequence == joins:
+            third.restore(second.snapshot())
+        elif message.sequence > joins:
+            third.apply(message)
+
+    assert first.machine.collectives.network.now["c"]["kind"] == "nic"
+    assert first.state_hash() == second.state_hash() == third.state_hash()
+    assert exported["first"] == exported["second"] != []
 
 
 def test_fleets_with_different_topologies_do_not_judge_together(tmp_path: Path) -> None:
