@@ -26,22 +26,26 @@ def hang_of(job: HangJob) -> Hang:
     )
 
 
-def hangs(jobs: int, seed: int) -> bool:
+def hangs(jobs: int, seed: int, ranks: tuple[int, ...] = ()) -> bool:
     """Print who is named in jobs that hang; whether nobody innocent was and no cause was left out."""
     table: dict[str, Counter[str]] = {}
     spent = 0.0
-    for job in hang_jobs(jobs, seed):
+    for job in hang_jobs(jobs, seed, *((ranks,) if ranks else ())):
         begin = time.perf_counter()
         found = hang_of(job)
         spent += time.perf_counter() - begin
         result = outcome(job, found.kind, found.ranks, found.possible + found.cycle)
+        if found.kind == "unknown" and not found.reason:
+            result = "lacking"
         happened = sorted(fault.kind for fault in job.faults if fault.rank in job.culprits)
         complete = "all dumps at the end" if not job.missing | job.early else "dumps absent or early"
         for row in (" and ".join(happened) or job.kind, complete, "all"):
             table.setdefault(row, Counter())[result] += 1
         if result not in OUTCOMES[:2]:
             print(f"job {job.number}: {result}: {found.kind} {found.ranks} {found.possible}, causes {job.culprits}")
-    print(f"hangs of 16 to 128 ranks, {1000 * spent / jobs:.0f} ms a job")
+    print(
+        f"hangs of {' '.join(map(str, sorted(set(ranks)))) or '16 to 128'} ranks, {1000 * spent / jobs:.0f} ms a job"
+    )
     print(f"{'causes':28}{''.join(f'{name:>10}' for name in OUTCOMES)}")
     for row in sorted(table, key=lambda name: (name == "all", name)):
         print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}")
@@ -71,8 +75,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["hangs", "links"])
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[], help="sizes of the jobs that hang, drawn from these"
+    )
     chosen = parser.parse_args()
-    asked = {"hangs": hangs, "links": links}
+    asked = {"hangs": lambda jobs, seed: hangs(jobs, seed, tuple(chosen.ranks)), "links": links}
     good = [asked[name](chosen.jobs, chosen.seed) for name in ([chosen.only] if chosen.only else asked)]
     sys.exit(0 if all(good) else 1)
 

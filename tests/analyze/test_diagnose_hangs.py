@@ -366,6 +366,51 @@ def test_a_host_that_stopped_while_its_gpu_waits_for_another_rank_is_listed() ->
     assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (2,), (1,))
 
 
+def test_an_absent_dump_is_not_named_where_the_only_rank_that_waits_for_it_may_have_stopped() -> None:
+    """Rank 1 may be gone; or it ended number 2, which rank 0's GPU did not, and now waits for rank 0 in number 3."""
+    groups = {"1": [0, 1], "2": [0, 2], "3": [1, 3]}
+    waits = [*collectives(3, "1", pending=2), entry(1, group="2", ended=False, record_id=3)]
+    hang = hang_of(
+        (0, dump(waits, groups)),
+        (2, dump([entry(1, group="2", ended=False)], groups)),
+        (3, dump([], groups)),
+    )
+
+    assert (hang.kind, hang.ranks) == ("unknown", ())
+    assert {0, 1} <= set(hang.possible)
+    assert "left no dump" in hang.reason
+
+
+def test_gpus_that_do_not_end_what_others_have_ended_are_not_all_named_when_one_may_have_waited_for_the_other() -> (
+    None
+):
+    """A dump that was written just before an operation ended looks like one of a GPU that stopped."""
+    groups = {"0": list(range(WORLD)), "1": [0, 1], "2": [2, 3]}
+
+    def pair(group: str, behind: bool) -> dict[str, Any]:
+        own = collectives(4, group, pending=int(behind))
+        return dump([*own, entry(1, ended=False, record_id=9)], groups)
+
+    hang = hang_of((0, pair("1", True)), (1, pair("1", False)), (2, pair("2", True)), (3, pair("2", False)))
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (), (0, 2))
+    assert hang.reason.startswith("2 ranks: its GPU does not end")
+
+
+def test_a_send_that_its_receiver_has_ended_and_its_sender_has_not_names_the_sender() -> None:
+    """Its GPU stopped while sending, also where an earlier call of the sender waits in another stream."""
+    groups = {"0": list(range(WORLD)), "1": [0, 1]}
+    sent = entry(1, group="1", op="send 0->1", ended=False, is_p2p=True, record_id=1)
+    received = entry(1, group="1", op="recv 1<-0", is_p2p=True, record_id=0)
+    hang = hang_of(
+        (0, dump([entry(1, ended=False, record_id=0), sent], groups)),
+        (1, dump([received], groups)),
+        *((rank, dump([entry(1, ended=False)], groups)) for rank in (2, 3)),
+    )
+
+    assert 0 in hang.why
+
+
 def test_sends_called_together_have_the_state_of_their_batch() -> None:
     """Calls of a batch are recorded as scheduled for ever; the entry after them says that they ended."""
 
@@ -405,6 +450,7 @@ def test_simulated_hangs_name_all_causes_and_nobody_else_or_say_unknown(seed: in
         ]
         hang = find_hang(dumps)
         results.append(outcome(job, hang.kind, hang.ranks, hang.possible + hang.cycle))
+        assert (hang.kind == "unknown") == bool(hang.reason)
         assert not problems.count
 
     assert set(results) <= {"right", "unknown"}

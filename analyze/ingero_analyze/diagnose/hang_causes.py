@@ -31,6 +31,8 @@ class Why(StrEnum):
     EARLY_DUMP = "its dump was written before those of others"
     FORGOTTEN = "its ring buffer no longer holds what it waits for"
     DIFFERS = "it called another operation, or another size, than most under one number"
+    GPU_INSTEAD = "it waits only for a rank of which no dump shows that it has not ended the operation"
+    UNCOUNTED = "it is one side of a send or receive that cannot be matched, and may have stopped there"
     STUCK = "all members have entered an operation that does not end"
     BEHIND = "its host called less than a peer could call while the same operations were pending"
     CYCLE = "ranks wait for each other"
@@ -59,16 +61,7 @@ def find_causes(state: JobState) -> Causes:
     for cycle in _cycles(state, edges, found):
         found.cycle = cycle
         found.possible |= dict.fromkeys(cycle, Why.CYCLE)
-    unseen = {rank for operation in operations for rank in operation.unseen} - set(found.certain)
-    if state.early or unseen:
-        _doubt(found, state, edges, unseen)
-    candidates = set(found.certain) | set(found.possible) | unseen
-    for rank in sorted(unseen):
-        why = _why_unseen(state, rank)
-        if why is not Why.FORGOTTEN and not _reachable(edges, rank) & (candidates - {rank}):
-            found.certain[rank] = why
-        else:
-            found.possible[rank] = why
+    _doubt(found, state, edges, {rank for operation in operations for rank in operation.unseen})
     for operation in operations:
         if operation.unseen and operation.waited_for() <= state.forgotten:
             found.possible |= dict.fromkeys(sorted(operation.inside), Why.STUCK)
@@ -76,11 +69,16 @@ def find_causes(state: JobState) -> Causes:
         found.possible.setdefault(rank, Why.BEHIND)
     for rank in state.blind:
         found.possible.setdefault(rank, Why.FORGOTTEN)
+    _add_unseen(found, state, operations, edges)
     causes = set(found.certain) | set(found.possible)
     lost = [rank for rank in edges if rank not in causes and not _reachable(edges, rank) & causes]
     found.possible |= dict.fromkeys(_terminal(edges, lost) if lost else (), Why.CYCLE)
     for rank in found.certain:
         found.possible.pop(rank, None)
+    if found.possible:
+        # Nobody is certain by exclusion while others are possible.
+        for rank in [one for one, why in found.certain.items() if why in (Why.NO_DUMP, Why.EARLY_DUMP)]:
+            found.possible[rank] = found.certain.pop(rank)
     if found.certain or set(found.possible) != set(found.cycle):
         found.cycle = ()
     return found
@@ -91,21 +89,56 @@ def _halted(found: Causes) -> set[Rank]:
 
 
 def _doubt(found: Causes, state: JobState, edges: Mapping[Rank, set[Rank]], unseen: set[Rank]) -> None:
-    """Where some dumps are absent or early, a cause by its own dump may be a victim whose dump is a little early too.
+    """Where there are several causes, one by its own dump may be a victim whose dump was written a little early.
 
-    It remains certain if nothing else explains the hang.
+    A GPU that does not end what all others have ended leaves the same dump as one that was about to end it. It is
+    certain only if nothing else explains the hang, that is, if the rank could not wait for another cause.
     """
     doubtful = {}
     for rank, why in found.certain.items():
-        if why is not Why.GPU and not (why is Why.HOST and state.early):
+        if why not in (Why.GPU, Why.GPU_BEFORE) and not (why is Why.HOST and state.early):
             continue
-        others = set(found.certain) | set(found.possible) | (unseen if why is Why.GPU else set())
+        others = set(found.certain) | set(found.possible) | (set() if why is Why.HOST else unseen)
         later = could_wait_for(state, rank, _halted(found) - {rank})
         if (later | set().union(*(_reachable(edges, one) for one in later))) & (others - {rank}):
             doubtful[rank] = why
     for rank, why in doubtful.items():
         del found.certain[rank]
         found.possible[rank] = why
+
+
+def _add_unseen(
+    found: Causes, state: JobState, operations: Iterable[PendingOperation], edges: Mapping[Rank, set[Rank]]
+) -> None:
+    """Add the ranks whose state no dump shows, after all other candidates are known.
+
+    Such a rank is certain only if it cannot wait for any other candidate, and if it cannot have ended the operations
+    in which others seem to wait for it: a GPU that has stopped there is the other explanation.
+    """
+    unseen = {rank for operation in operations for rank in operation.unseen} - set(found.certain)
+    candidates = set(found.certain) | set(found.possible) | unseen
+    halted = _halted(found)
+    for rank in sorted(unseen):
+        why = _why_unseen(state, rank)
+        instead = {
+            one
+            for operation in operations if operation.waited_for() == {rank} and len(operation.inside) == 1
+            for one in operation.inside
+            if one in _reachable({**edges, rank: _could_wait_after(state, rank, one, operation, halted)}, rank)
+        }  # fmt: skip
+        found.possible |= dict.fromkeys(sorted(instead - set(found.certain)), Why.GPU_INSTEAD)
+        if instead or why is Why.FORGOTTEN or _reachable(edges, rank) & (candidates - {rank}):
+            found.possible[rank] = why
+        else:
+            found.certain[rank] = why
+
+
+def _could_wait_after(
+    state: JobState, rank: Rank, one: Rank, operation: PendingOperation, halted: set[Rank]
+) -> set[Rank]:
+    """For whom a rank could wait if it had ended an operation in which the GPU of another one has stopped."""
+    ended = operation.key if operation.key.source < 0 else None
+    return could_wait_for(state, rank, halted | {one}, ended)
 
 
 def operations_called(calls: Mapping[Rank, Call]) -> tuple[tuple[str, ...], tuple[Rank, ...]]:
@@ -231,6 +264,12 @@ def stopped_hosts(state: JobState) -> list[Rank]:
         longer = {calls[:length] for calls in set(pending.values()) for length in range(1, len(calls))}
         found |= {rank for rank, calls in pending.items() if calls in longer and len(calls) < longest}
     return sorted(found)
+
+
+def uncounted(state: JobState) -> set[Rank]:
+    """Both sides of sends and receives that cannot be matched: either may have stopped there."""
+    found = (set(one.calls) | one.missing for one in state.operations.values() if not one.sure)
+    return set().union(*found)
 
 
 def _pending_calls(state: JobState, rank: Rank) -> tuple[tuple[str, str], ...]:

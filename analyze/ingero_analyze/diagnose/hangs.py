@@ -3,12 +3,13 @@
 `pending_operations` joins the dumps into operations that have not ended, `hang_causes` finds who causes that.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Dump, DumpPart
-from ingero_analyze.diagnose.hang_causes import Causes, Why, find_causes, operations_called
+from ingero_analyze.diagnose.hang_causes import Causes, Why, find_causes, operations_called, uncounted
 from ingero_analyze.diagnose.pending_operations import JobState, join_dumps
 from ingero_analyze.diagnose.sources import Claims
 from ingero_contract.identifiers import Rank
@@ -106,6 +107,8 @@ class Hang:
     """Why each of `ranks` and `possible` is listed."""
     early: tuple[Rank, ...] = ()
     """Ranks whose dumps were written before those of others: others have ended since what needed them."""
+    reason: str = ""
+    """Of an `unknown`: why the possible ranks are neither named nor excluded."""
 
     def answer(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -116,6 +119,7 @@ class Hang:
             "seconds_lost_per_step": None,
             "evidence": {
                 "by": "flight_recorder",
+                "reason": self.reason or None,
                 "dumps": self.dumps,
                 "ranks_count": len(self.ranks),
                 "collectives": [front.answer() for front in self.fronts[:SHOWN]],
@@ -143,7 +147,20 @@ def find_hang(dumps: list[Dump]) -> Hang:
         causes.cycle, {rank: str(why) for rank, why in sorted((causes.possible | causes.certain).items())},
         tuple(sorted(state.early)),
     )  # fmt: skip
-    return replace(hang, kind=_kind(hang, causes, state))
+    hang = replace(hang, kind=_kind(hang, causes, state))
+    return _with_reason(hang, state) if hang.kind == HangKind.UNKNOWN else hang
+
+
+def _with_reason(hang: Hang, state: JobState) -> Hang:
+    """An `unknown` with every rank that may be a cause, and with what the dumps lack."""
+    added = sorted(uncounted(state) - set(hang.why))
+    why = hang.why | dict.fromkeys(added, str(Why.UNCOUNTED))
+    possible = tuple(sorted((*hang.possible, *added)))
+    counts = Counter(why[rank] for rank in possible)
+    reasons = [f"{count} {'rank' if count == 1 else 'ranks'}: {text}" for text, count in counts.most_common()]
+    if not reasons:
+        reasons = ["no rank is known that lets others wait"]
+    return replace(hang, possible=possible, why=why, reason="; ".join(reasons))
 
 
 def _kind(hang: Hang, causes: Causes, state: JobState) -> HangKind:

@@ -141,6 +141,7 @@ def _place(state: JobState, operation: PendingOperation, rank: Rank, entered: bo
         call = operation.calls[rank]
         first = state.pending[rank][0] == key and rank not in state.blind
         own = (key.group, key.source, key.target)
+        entered = entered or (pair is not None and rank == pair.source and pair.received(key.seq))
         waiting = next(one for one in state.pending[rank] if (one.group, one.source, one.target) == own)
         if entered or (call.started and waiting == key) or (first and not dump.timed):
             operation.inside.add(rank)
@@ -187,6 +188,10 @@ class _Pair:
         """Whether more was received than the sender's dump has sent."""
         ended = self.receives.called - len(self.receives.pending)
         return self.sure and ended > self.sends.called
+
+    def received(self, place: int) -> bool:
+        """Whether the receive of this send has ended, so that the sender's GPU has begun to send."""
+        return self.sure and self.receives.called - len(self.receives.pending) > place
 
     def key(self, place: int) -> OperationKey:
         return OperationKey(self.group, place, self.source, self.target)

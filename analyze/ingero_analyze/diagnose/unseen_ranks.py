@@ -5,8 +5,10 @@ from ingero_analyze.diagnose.pending_operations import JobState, OperationKey
 from ingero_contract.identifiers import Rank
 
 
-def could_wait_for(state: JobState, rank: Rank, halted: set[Rank]) -> set[Rank]:
+def could_wait_for(state: JobState, rank: Rank, halted: set[Rank], ended: OperationKey | None = None) -> set[Rank]:
     """The ranks for which a rank could wait: those that lack in any operation in which it could be.
+
+    `ended`: an operation that the rank is assumed to have ended.
 
     Operations do not end without the `halted`, whose GPUs have stopped.
     A peer that waits for this rank only shows where the rank is: it has not come to that operation, so it is not in
@@ -22,7 +24,8 @@ def could_wait_for(state: JobState, rank: Rank, halted: set[Rank]) -> set[Rank]:
     for group, members in state.members.items():
         if rank not in members:
             continue
-        key = OperationKey(group, state.needed[group] + 1)
+        last = state.needed[group]
+        key = OperationKey(group, (max(last, ended.seq) if ended and ended.group == group else last) + 1)
         operation = state.operations.get(key)
         others = operation.waited_for() | halted & set(members) if operation is not None else set(members)
         if others - {rank} and not any(_calls_later(state, key, *where) for where in waiting):
