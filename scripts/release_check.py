@@ -112,14 +112,14 @@ def _fresh_storage(folder: Path) -> dict[str, str]:
     return {"CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
 
 
-def executed(page: str, folder: Path, version: str) -> Iterator[Row]:
-    """The result of each command of the page in this folder."""
+def executed(page: str, folder: Path, version: str, only: str = "") -> Iterator[Row]:
+    """The result of each command of the page in this folder, or of those that contain a text."""
     tools = [str(ROOT / ".tools/bin"), str(ROOT / ".venv/bin")]
     path = os.pathsep.join([os.environ["PATH"], *tools])
     about = {"VERSION": version, "ARCH": architecture(), "REPOSITORY": os.environ.get("GITHUB_REPOSITORY", "")}
     about |= _fresh_storage(folder.parent)
     by_key = (folder / "release.pub").exists()
-    for block in blocks(page):
+    for block in (block for block in blocks(page) if only in block.commands):
         if reason := skipped(block, by_key, path):
             yield Row(block.title, f"skipped: {reason}")
             continue
@@ -163,9 +163,10 @@ def _print(rows: list[Row], release: Path) -> None:
 
 @click.command()
 @click.option("--release", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another folder.")
+@click.option("--only", default="", help="Only the commands that contain this text, such as helm or buildah.")
 @click.option("--strict", is_flag=True, help="What is skipped for a missing program is a failure.")
 @click.option("--again/--no-again", default=True, help="Build a second time and compare.")
-def main(release: Path | None, strict: bool, again: bool) -> None:
+def main(release: Path | None, only: str, strict: bool, again: bool) -> None:
     """Verify and install a release as its users do; exit status 1 if anything fails."""
     release = release or ROOT / f"dist/release-{project_version()}"
     if not (release / SUMS).exists():
@@ -174,7 +175,7 @@ def main(release: Path | None, strict: bool, again: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="ingero-release-check-") as folder:
         fresh = Path(folder) / "download"
         shutil.copytree(release, fresh)
-        rows = list(executed((ROOT / "docs/release.md").read_text(), fresh, version))
+        rows = list(executed((ROOT / "docs/release.md").read_text(), fresh, version, only))
     if again:
         rows += compared(release, version, commit)
     _print(rows, release)
