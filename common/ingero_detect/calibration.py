@@ -13,7 +13,7 @@ from ingero_detect import false_alarm_budget
 from ingero_detect.column_store import RUNS, ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, Singles
 from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest, Residuals
+from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest, Residuals, variance_ratio
 
 OFFSET_TICKS: Final = 12
 """Ticks between two measurements of the spread of a cohort's nodes, and at least between two calibrations."""
@@ -42,7 +42,8 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory
         peaks, steps = (
             [memory.group(f"{table}_{side}")[part] for side in ("slow", "fast")] for table in ("peaks", "steps")
         )
-        tails = [false_alarm_budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
+        unseen = variance_ratio(memory)[part]
+        tails = [false_alarm_budget.fit_tail(*pair, hours, unseen) for pair in zip(peaks, steps, strict=True)]
         judged = hours / parameters.tick_hours
         alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first)
         runs = memory.group("runs")[part]
@@ -136,6 +137,7 @@ def estimates(memory: ColumnStore, theory: float) -> dict[str, float]:
     for name, side in (("own_tail", "slow"), ("mirror", "fast")):
         found[name] = 0.0
         if total > 0:
-            tail = false_alarm_budget.fit_tail(memory.group(f"peaks_{side}"), memory.group(f"steps_{side}"), hours)
+            peaks, steps = memory.group(f"peaks_{side}"), memory.group(f"steps_{side}")
+            tail = false_alarm_budget.fit_tail(peaks, steps, hours, variance_ratio(memory))
             found[name] = float((tail.rate(alarm) * hours).sum() / total)
     return found

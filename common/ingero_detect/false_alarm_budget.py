@@ -33,13 +33,25 @@ TWO_STEPS: Final = 1.8
 It is below 2 because the level that is fitted to the first few hundred ticks is pessimistic too and needs room.
 """
 
-PRIOR_TICKS: Final = 2000.0
-"""Node-ticks at which the cohort's own data and theory have the same weight."""
+PRIOR_TICKS: Final = 200.0
+"""Node-ticks at which the cohort's own data and theory have the same weight.
+
+They are few because the fit is itself cautious while there are few data, and must react to a long tail at once.
+"""
 
 STEP_BIN: Final = 0.25
 STEP_BINS: Final = 48
 LOWEST_STEP: Final = -7.0
 """Histogram of what one tick adds to the evidence, from -7 to 5 standard deviations."""
+
+UNSEEN_BEYOND: Final = int(2.0 / STEP_BIN)
+"""Bins between the largest step that was seen and the one that counts as possible although it was not."""
+
+LEAST_UNSEEN: Final = int((1.0 - LOWEST_STEP) / STEP_BIN) - 1
+"""The lowest bin of that step: one standard deviation above the reference value."""
+
+FORGOTTEN: Final = 0.01
+"""A bin whose faded count is below this counts as empty."""
 
 STEPS: Final = LOWEST_STEP + STEP_BIN * (np.arange(STEP_BINS) + 0.5)
 
@@ -86,15 +98,19 @@ def step_bins_of(steps: Floats) -> Ints:
     return np.clip(((steps - LOWEST_STEP) / STEP_BIN).astype(np.int64), 0, STEP_BINS - 1)
 
 
-def tail_exponent(steps: Histogram) -> Floats:
+def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0) -> Floats:
     """The rate at which the chance of high evidence decays, by cohort, from histograms (cohorts, STEP_BINS) of steps.
 
-    It is the positive root of E[exp(theta step)] = 1 (the Cramer-Lundberg equation of a reflected random walk). One
-    count at the largest step is added: an event that was not seen in n ticks may still happen once in n. The function
-    is convex and Newton's method starts to the right of the root; the result is limited to 0.05 to 20.
+    It is the positive root of E[exp(theta step)] = 1 (the Cramer-Lundberg equation of a reflected random walk). An
+    event that was not seen in n independent ticks may still happen once in n, so a step of two standard deviations
+    more than the largest is added: as often as `unseen` says, the number of ticks that tell as much as one
+    independent sample. The function is convex and Newton's method starts to the right of the root; the result is
+    limited to 0.05 to 20.
     """
-    counts = steps.copy()
-    counts[:, -1] += 1.0
+    counts = steps.astype(np.float64)
+    largest = np.where(steps >= FORGOTTEN, np.arange(STEP_BINS), 0).max(axis=1)
+    place = np.clip(largest + UNSEEN_BEYOND, LEAST_UNSEEN, STEP_BINS - 1)
+    counts[np.arange(len(counts)), place] += unseen
     share = counts / counts.sum(axis=1, keepdims=True)
     up = STEPS > 0
     with np.errstate(divide="ignore"):
@@ -135,9 +151,9 @@ class Tail:
         return rate
 
 
-def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats) -> Tail:
+def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float = 1.0) -> Tail:
     """Describe the tail of every cohort from its histograms of peaks and steps and its node-hours."""
-    exponent = tail_exponent(steps)
+    exponent = tail_exponent(steps, unseen)
     above = peaks[:, ::-1].cumsum(axis=1)[:, ::-1].astype(np.float64)
     total = above[:, 0]
     with np.errstate(divide="ignore"):

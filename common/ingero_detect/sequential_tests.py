@@ -26,6 +26,9 @@ _HALF: Final = float(np.log(2.0))
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
 
+_MEDIAN_ERROR: Final = 1.2533
+"""Standard error of the median of n normal values, in standard deviations, times the root of n."""
+
 LONGEST_PAUSE: Final = 4
 """Ticks. A large loss that ends by itself within this time is a pause; one that lasts longer is a fault.
 
@@ -67,7 +70,8 @@ class Bounds:
     """How a tick changes the evidence, standard deviations by node: it adds at most `cap`; the alarm is above `top`.
 
     `z`: this tick's loss, of which a negative one removes at most `largest`; `allowance`: the loss that adds nothing
-    (the reference value of the test). `crowded`, by group: a fifth of it falls at once.
+    (the reference value of the test), wider by the standard error of the baseline. `crowded`, by group: a fifth of
+    it falls at once.
     """
 
     z: Singles
@@ -173,12 +177,18 @@ def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats
     return floored
 
 
+def variance_ratio(memory: ColumnStore) -> Floats:
+    """By group the variance in the long run over that from tick to tick: so many ticks tell as much as one sample."""
+    ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
+    ratios: Floats = (1 + ratio) / (1 - ratio)
+    return ratios
+
+
 def _long_run_scale(
     memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference
 ) -> Singles:
     """The standard deviation including autocorrelation, never below half of the band."""
-    ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
-    stretch = singles(np.sqrt((1 + ratio) / (1 - ratio)))
+    stretch = singles(np.sqrt(variance_ratio(memory)))
     scale: Singles = np.maximum(sigma * stretch[group], 0.5 * parameters.own_band)
     if reference.common.any():
         scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
@@ -191,7 +201,8 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     relearn = memory.node("relearn")[nodes.index]
     band = np.where(relearn > 0, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
     z = -nodes.gap / scale
-    allowance = np.maximum(parameters.drift, band / scale)
+    error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(memory.node("count")[nodes.index], 1)))
+    allowance = np.maximum(parameters.drift, band / scale) + error
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
     crowd = np.bincount(group[low], minlength=len(alarm))
     crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)

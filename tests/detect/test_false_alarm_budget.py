@@ -37,6 +37,32 @@ def test_the_exponent_of_normal_steps_is_twice_the_drift() -> None:
     assert false_alarm_budget.tail_exponent(counts)[0] == pytest.approx(2.0, abs=0.15)
 
 
+def test_a_tail_that_was_seen_raises_the_level_and_one_that_was_not_seen_hardly_does() -> None:
+    """240 ticks in which 2 % of the steps were the largest, and 240 ticks of normal noise."""
+    rng = np.random.default_rng(3)
+    normal = rng.normal(size=240) - 1.7
+    tailed = np.where(rng.random(240) < 0.02, 4.9, normal)
+    counts = np.array(
+        [np.bincount(false_alarm_budget.step_bins_of(steps), minlength=48) for steps in (normal, tailed)], float
+    )
+
+    exponents = false_alarm_budget.tail_exponent(counts)
+
+    assert exponents[0] > 2 * exponents[1]
+
+
+@given(st.floats(1, 30), st.integers(1, 1000))
+def test_the_less_a_cohort_has_seen_the_less_sure_is_its_tail(unseen: float, seed: int) -> None:
+    """Autocorrelated ticks tell less: the exponent is never larger than for independent ones."""
+    steps = np.random.default_rng(seed).normal(size=300) - 1.0
+    counts = np.bincount(false_alarm_budget.step_bins_of(steps), minlength=48)[None].astype(float)
+
+    few = false_alarm_budget.tail_exponent(counts, unseen)
+
+    assert few <= false_alarm_budget.tail_exponent(counts) + 1e-6
+    assert few <= false_alarm_budget.tail_exponent(10 * counts, unseen) + 1e-6
+
+
 def test_levels_for_normal_noise_keep_the_budget_in_simulation() -> None:
     rng, nodes, ticks = np.random.default_rng(2), 200, 4000
     evidence, peak = np.zeros(nodes), np.zeros(nodes)
