@@ -25,7 +25,8 @@ RUN grep -E '^[A-Za-z0-9]' requirements.lock | sed 's/ *\\$//' > /constraints.tx
       /uv/bin/uv venv --quiet --python /usr/bin/python3 "/env/$name/opt/ingero" \
       && /uv/bin/uv pip install --quiet --python "/env/$name/opt/ingero/bin/python" --constraint /constraints.txt \
            "$(ls /wheel/*.whl)[$extra]" \
-      && find "/env/$name" -name __pycache__ -prune -exec rm -rf {} + \
+      && find "/env/$name" \( -name __pycache__ -o -name uv_cache.json \) -prune -exec rm -rf {} + \
+      && sed -i '/uv_cache\.json,/d' "/env/$name"/opt/ingero/lib/python3*/site-packages/ingero-*.dist-info/RECORD \
       && "/env/$name/opt/ingero/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
            -s "/env/$name" -p / "/env/$name/opt/ingero/lib" \
       && sed -i "1s|^#!.*|#!/opt/ingero/bin/python|" "/env/$name"/opt/ingero/bin/ingero-* || exit 1; \
