@@ -34,10 +34,13 @@ It is below 2 because the level that is fitted to the first few hundred ticks is
 """
 
 PRIOR_TICKS: Final = 200.0
-"""Node-ticks at which the cohort's own data and theory have the same weight.
+"""Node-ticks at which the cohort's own data and theory have the same weight, where the data allow a lower level.
 
-They are few because the fit is itself cautious while there are few data, and must react to a long tail at once.
+They are few because the fit is itself cautious while there are few data.
 """
+
+PRIOR_TICKS_ABOVE: Final = 1000.0
+"""The same where the data ask for a higher level: a young cohort still accuses after two very bad ticks."""
 
 STEP_BIN: Final = 0.25
 STEP_BINS: Final = 48
@@ -182,7 +185,7 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats |
 def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first: float) -> Floats:
     """The alarm level of every cohort: the larger of test and mirrored test, mixed with `first` at the beginning."""
     fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
-    weight = ticks / (ticks + PRIOR_TICKS)
+    weight = ticks / (ticks + np.where(fitted > first, PRIOR_TICKS_ABOVE, PRIOR_TICKS))
     levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
     clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
     return clipped
