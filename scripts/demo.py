@@ -23,6 +23,8 @@ INTERVAL = 1.0
 WARMUP = 8
 LEARNT = 12
 CLUSTER = "demo"
+FAULT_INTERVALS = 7.0
+"""Push intervals for which a fault lasts: Fleet learns to expect a loss that ends within four, which is a pause."""
 
 
 class View:
@@ -122,6 +124,7 @@ class Demo:
         earlier = self.pushes(victim)
         self.lab.wait("a push, so that the next ones are whole", lambda: self.pushes(victim) != earlier)
         self.site.hurt(hurt, victim)
+        begun = time.monotonic()
         seconds = self.lab.wait(f"{victim} to be named", lambda: bool(self.named()), 90)
         wrong = self.named() - {victim}
         if wrong or victim not in self.named():
@@ -133,6 +136,7 @@ class Demo:
         )
         self.view.say(f"  why: {why.get('why', '')} Weakest signal: {why.get('dominant_signal')}.")
         answer = self.ask(victim)
+        self.lab.wait("the fault to last", lambda: time.monotonic() - begun >= FAULT_INTERVALS * INTERVAL)
         self.site.hurt(heal, victim)
         recovery = self.lab.wait(f"{victim} to recover", self.ready, 120)
         self.view.say(f"  healed; well again after {recovery:.1f} s")
