@@ -113,15 +113,10 @@ class EchoStores:
         )
 
     async def _tls(self, namespace: str, name: str, spec: EchoStoreSpec, errors: list[ReconcileError]) -> TlsSecret:
-        """What `spec.tlsSecret` says to clients of Echo and its readers; the first name that is refused counts."""
-        for service in (*map(writer, range(spec.shards)), *((readers.COMPONENT,) if spec.readers else ())):
-            found = list[ReconcileError]()
-            server = f"{name}-{service}.{namespace}.svc"
-            tls = await self.context.referenced.tls(namespace, spec.tls_secret, server, found)
-            if found or (tls.certificate and not tls.certificate.holds):
-                break
-        errors += found
-        return tls
+        """What `spec.tlsSecret` says to clients of Echo and its readers."""
+        services = (*map(writer, range(spec.shards)), *((readers.COMPONENT,) if spec.readers else ()))
+        servers = (f"{name}-{service}.{namespace}.svc" for service in services)
+        return await self.context.referenced.tls(namespace, spec.tls_secret, servers, errors)
 
     async def _claim(self, resource: Manifest, index: int) -> Manifest | None:
         """The claim of a writer. One that lost the watched labels is found by its uid."""

@@ -169,15 +169,10 @@ class FleetClusters:
     async def _tls(
         self, namespace: str, name: str, spec: FleetClusterSpec, errors: list[ReconcileError]
     ) -> TlsSecret:
-        """What `spec.tlsSecret` says to clients of Fleet and its receivers; the first name that is refused counts."""
-        for service in ("fleet", *(("receivers",) if spec.fleet.receivers else ())):
-            found = list[ReconcileError]()
-            server = f"{name}-{service}.{namespace}.svc"
-            tls = await self.context.referenced.tls(namespace, spec.tls_secret, server, found)
-            if found or (tls.certificate and not tls.certificate.holds):
-                break
-        errors += found
-        return tls
+        """What `spec.tlsSecret` says to clients of Fleet and its receivers."""
+        services = ("fleet", *(("receivers",) if spec.fleet.receivers else ()))
+        servers = (f"{name}-{service}.{namespace}.svc" for service in services)
+        return await self.context.referenced.tls(namespace, spec.tls_secret, servers, errors)
 
     def _poll(
         self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None, replicas: tuple[str, ...]

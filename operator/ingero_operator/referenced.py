@@ -6,7 +6,7 @@ Watching Secrets would need the right to list every Secret of the cluster, so th
 import random
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -63,9 +63,11 @@ class ReferencedObjects:
             errors.append(missing(path, "Secret" if isinstance(source, SecretKey) else "ConfigMap", source))
         return found or b""
 
-    async def tls(self, namespace: str, name: str | None, server: str, errors: list[ReconcileError]) -> TlsSecret:
-        """What `spec.tlsSecret`, a Secret of type kubernetes.io/tls, says to clients of `server`; with an error where
-        a part is missing or refused by them."""
+    async def tls(
+        self, namespace: str, name: str | None, servers: Iterable[str], errors: list[ReconcileError]
+    ) -> TlsSecret:
+        """What `spec.tlsSecret`, a Secret of type kubernetes.io/tls, says to clients of `servers`; with an error
+        where a part is missing or refused by them. The first server that is refused counts."""
         if name is None:
             return TlsSecret(None, None)
         data = await self._data(SECRET, namespace, name)
@@ -74,8 +76,12 @@ class ReferencedObjects:
             errors.append(missing("spec.tlsSecret", "Secret", SecretKey(name=name, key=absent)))
         certificate = None
         if data.get("tls.crt"):
-            certificate = judge_certificate(b64decode(data["tls.crt"]), name, server, self.clock())
-            errors += certificate_errors(certificate)
+            for server in servers:
+                certificate = judge_certificate(b64decode(data["tls.crt"]), name, server, self.clock())
+                found = certificate_errors(certificate)
+                if absent or found or not certificate.holds:
+                    break
+            errors += found
         return TlsSecret(b64decode(data.get("ca.crt", "")).decode(errors="replace") or None, certificate)
 
     async def privileged(self, namespace: str) -> bool | None:
