@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Generator
 
 import pytest
+import structlog
 from hypothesis import settings
 from xdist.remote import Producer
 
@@ -55,6 +56,17 @@ def umask() -> Generator[None]:
     os.umask(before)
     yield
     os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def logging_settings() -> Generator[None]:
+    """A command that runs inside of a test, and chooses what is logged, does so for that test only."""
+    configured, before = structlog.is_configured(), structlog.get_config()
+    yield
+    if configured:
+        structlog.configure(**before)
+    else:
+        structlog.reset_defaults()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

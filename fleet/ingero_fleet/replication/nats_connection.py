@@ -89,6 +89,8 @@ class NatsConnection:
                 log.info("log_client_error", reason=describe(error))
             else:
                 self._stats.failed("connect", error)
+                if client._transport:  # the client replaces the transport of a failed attempt without closing it
+                    client._transport.close()  # type: ignore[no-untyped-call]
 
         async def on_disconnect() -> None:
             self._connected.clear()

@@ -1,7 +1,6 @@
 """A TCP proxy between a client and a server that can be cut as a network partition does: nothing arrives, or ends."""
 
 import asyncio
-import contextlib
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -51,9 +50,12 @@ class TcpPartition:
             task.add_done_callback(self._pumps.discard)
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while data := await source.read(1 << 16):
                 await self._open.wait()
                 target.write(data)
                 await target.drain()
-        target.close()
+        except OSError:
+            pass
+        finally:
+            target.close()
