@@ -224,7 +224,7 @@ def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[s
     state, score, threshold = facts["state"], facts["score"], facts["threshold"]
     verdict = facts["verdict"]
     if verdict:
-        sentence = _verdict_sentence(verdict, summary.active - (state == "active"))
+        sentence = verdict_sentence(verdict, summary.active - (state == "active"))
     elif state != "active":
         sentence = f"The node reports {state}; only active nodes are judged."
     elif threshold is None:
@@ -256,7 +256,7 @@ def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[s
     }
 
 
-def _verdict_sentence(verdict: dict[str, Any], active: int) -> str:
+def verdict_sentence(verdict: dict[str, Any], active: int) -> str:
     """A verdict as one sentence on which a person can act."""
     state, lost = verdict["state"], f"{100 * verdict['severity']:.0f} %"
     if state == "stopped":
@@ -270,8 +270,10 @@ def _verdict_sentence(verdict: dict[str, Any], active: int) -> str:
         reason = f"It lost {lost} of its rate against {against.get(verdict['axis'], 'its cohort')}"
         if verdict["value"] is not None and verdict["expected"] is not None:
             reason += f": {verdict['value']:.4g} where {verdict['expected']:.4g} was expected"
-        if verdict["evidence"] is not None and verdict["level"] is not None:
-            reason += f" (evidence {verdict['evidence']:.1f}, alarm level {verdict['level']:.1f})"
+        evidence, level = verdict["evidence"], verdict["level"]
+        # Below its level it is not what accuses: a collapse needs none, and it shrinks while a node recovers.
+        if evidence is not None and level is not None and evidence > level:
+            reason += f" (evidence {evidence:.1f}, alarm level {level:.1f})"
         return reason + (". It seems to recover." if state == "recovering" else ".")
     return {
         "learning": "The detector is still learning what is normal for this node.",
