@@ -4,6 +4,7 @@ A topology has `nics` (a list of `node`, `nic`, `ranks` or `gpus`, and optionall
 switch and the one above it). A GPU of a node, such as GPU0, is the rank `NODE:GPU0`.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from ingero_detect.links import RankPort
@@ -42,6 +43,15 @@ def ports_of(tree: Any) -> dict[str, RankPort]:
     if not ports:
         raise TopologyError("nics: no NIC has a rank")
     return ports
+
+
+def nearest_switches(ports: Iterable[RankPort]) -> dict[str, str]:
+    """By node the nearest switch above all of its NICs; nodes whose NICs share none are left out."""
+    shared: dict[str, tuple[str, ...]] = {}
+    for port in ports:
+        before = shared.setdefault(port.node, port.switches)
+        shared[port.node] = tuple(switch for switch in before if switch in port.switches)
+    return {node: switches[0] for node, switches in shared.items() if switches}
 
 
 def _tiers(switch: Any, above: dict[Any, Any], place: int) -> tuple[str, ...]:

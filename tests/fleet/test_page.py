@@ -311,8 +311,19 @@ def page(started_browser: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A Fleet that knows twelve nodes."""
-    change = {"processors": {"ingero": {"ttl_multiplier": 3000}}}
-    with fleet(tmp_path_factory.mktemp("fleet"), change) as service:
+    folder = tmp_path_factory.mktemp("fleet")
+    nics = [
+        {"node": f"node-{number:05d}", "nic": "n0", "gpus": ["GPU0"], "switch": f"leaf-{number % 2}"}
+        for number in range(10)
+    ]
+    (folder / "topology.json").write_text(json.dumps({"nics": nics}))
+    change = {
+        "processors": {
+            "ingero": {"ttl_multiplier": 3000},
+            "nccl": {"topology_file": str(folder / "topology.json")},
+        }
+    }
+    with fleet(folder, change) as service:
         learn(service, 12)
         yield service
 
@@ -400,6 +411,31 @@ def test_the_page_works_by_keyboard_and_is_named_for_screen_readers(twelve: Runn
     assert [pair for pair in named if pair[0] in interactive and not pair[1]] == []
     assert page.run("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
                     " === document.querySelectorAll('[id]').length")  # fmt: skip
+
+
+@needs_browser
+def test_lines_can_be_switches_and_the_address_keeps_it(twelve: Running, page: Page) -> None:
+    page.open(twelve.url("diagnostics", "/") + "#by=switch")
+    page.wait("document.body.dataset.updates > 0 && state.rows.length === 12", "the nodes")
+
+    names = "[...byId('map-names').children].map((item) => item.textContent)"
+    assert page.run(names) == ["leaf-0 (5)", "leaf-1 (5)", "no switch known (2)"]
+    assert page.run("[byId('group').value, byId('switches').hidden]") == ["switch", False]
+    assert page.run("state.rows.map((row) => Number(state.nodes[row].slice(-2)))") == [
+        0,
+        2,
+        4,
+        6,
+        8,
+        1,
+        3,
+        5,
+        7,
+        9,
+        10,
+        11,
+    ]
+    assert page.complaints == []
 
 
 @needs_browser

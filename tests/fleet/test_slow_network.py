@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, metrics
-from ingero_detect.links import slow_elements
-from ingero_detect.topology import ports_of
+from ingero_detect.links import RankPort, slow_elements
+from ingero_detect.topology import nearest_switches, ports_of
 from ingero_fleet.collectives.batch import POINT
 from ingero_fleet.collectives.migrations import with_transfer_times
 from ingero_fleet.collectives.points import CommKey
@@ -262,3 +262,16 @@ def test_points_of_a_state_without_message_sizes_are_kept(tmp_path: Path) -> Non
 
     assert migrated["version"] == 2
     assert tracker.outcomes["whole"] + later.outcomes["whole"] == 96, "every collective of the step"
+
+
+def test_the_nearest_switch_above_all_nics_of_a_node() -> None:
+    ports = [
+        RankPort("a", "n0", ("leaf-0", "spine")),
+        RankPort("b", "n0", ("leaf-0", "spine")),
+        RankPort("b", "n1", ("leaf-1", "spine")),
+        RankPort("c", "n0", ("leaf-1",)),
+        RankPort("c", "n1", ("leaf-2",)),
+        RankPort("d", "n0"),
+    ]
+
+    assert nearest_switches(ports) == {"a": "leaf-0", "b": "spine"}

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 
 from ingero_contract.identifiers import NodeKey
+from ingero_detect.topology import nearest_switches
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.page.health_history import HealthHistory
@@ -124,6 +125,9 @@ class LivePage:
         places = {name: place for place, name in enumerate(names)}
         clusters = sorted({node[0] for node in nodes})
         numbers = {name: number for number, name in enumerate(clusters)}
+        switch_of = nearest_switches(self._collectives.network.ports.values())
+        switches = sorted(set(switch_of.values()))
+        switch_numbers = {name: number for number, name in enumerate(switches)}
         return {
             "layout": number,
             "times": times,
@@ -132,6 +136,8 @@ class LivePage:
             "nodes": [node[1] for node in nodes],
             "cohorts": names,
             "cohort": [places[name] for name in cohorts],
+            "switches": switches,
+            "switch": [switch_numbers.get(switch_of.get(node[1], ""), -1) for node in nodes] if switches else [],
             "levels": base64.b64encode(levels).decode(),
         }
 

@@ -15,7 +15,7 @@ function followLink() {
   const parts = new URLSearchParams(location.hash.slice(1));
   if (![...parts.keys()].some((name) => ["node", "cluster", "by"].includes(name))) return;
   state.chosen = parts.get("cluster") || "";
-  state.group = parts.get("by") === "cohort" ? "cohort" : "";
+  state.group = ["cohort", "switch"].includes(parts.get("by")) ? parts.get("by") : "";
   byId("group").value = state.group;
   if (state.clusters.length) byId("cluster").value = state.chosen;
   if (state.rows) { chooseRows(); paintAll(); showAll(); }

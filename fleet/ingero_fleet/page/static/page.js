@@ -5,7 +5,7 @@
 const TICKS = 120, LINES = 480;
 const CALIBRATING = 1, IDLE = 2, STOPPED = 3, STRAGGLER = 16, HEALTHY = 128;
 const byId = (id) => document.getElementById(id);
-const state = { layout: -1, nodes: [], cluster: [], clusters: [], cohorts: [], cohort: [], columns: [], times: [],
+const state = { layout: -1, nodes: [], cluster: [], clusters: [], cohorts: [], cohort: [], switches: [], switch: [], columns: [], times: [],
   rows: null, ranges: [], places: new Map(), chosen: "", group: "", selected: null, update: null, cursor: null };
 
 // Text goes in as text; nothing that an agent sent is ever read as HTML.
@@ -87,9 +87,12 @@ function chooseRows() {
   const wanted = state.clusters.indexOf(state.chosen);
   state.rows = [];
   for (let row = 0; row < state.nodes.length; row++) if (wanted < 0 || state.cluster[row] === wanted) state.rows.push(row);
-  // What shares a line: nodes of one cohort, which are neighbours, or as few neighbours as possible.
+  // The layout is in the order of cohorts; what no switch is known for comes last.
+  const order = (row) => (state.switch[row] + state.switches.length + 1) % (state.switches.length + 1);
+  if (grouping() === "switch") state.rows.sort((row, other) => state.cluster[row] - state.cluster[other] || order(row) - order(other) || row - other);
+  // What shares a line: nodes of one cohort or switch, which are neighbours, or as few neighbours as possible.
   const starts = [];
-  state.rows.forEach((row, place) => { if (state.group !== "cohort" || !place || !sameCohort(row, state.rows[place - 1])) starts.push(place); });
+  state.rows.forEach((row, place) => { if (!grouping() || !place || !sameGroup(row, state.rows[place - 1])) starts.push(place); });
   const count = Math.min(LINES, starts.length);
   state.ranges = [];
   for (let line = 0; line < count; line++) {
@@ -98,7 +101,12 @@ function chooseRows() {
   }
   state.places = new Map(state.rows.map((row, place) => [nodeKey(state.clusters[state.cluster[row]], state.nodes[row]), place]));
 }
-const sameCohort = (row, other) => state.cluster[row] === state.cluster[other] && state.cohort[row] === state.cohort[other];
+// What the address or the user chose; a grouping by switches needs a topology.
+const grouping = () => (state.group === "switch" && !state.switches.length ? "" : state.group);
+function sameGroup(row, other) {
+  const groups = grouping() === "switch" ? state.switch : state.cohort;
+  return state.cluster[row] === state.cluster[other] && groups[row] === groups[other];
+}
 // Few ticks fill the picture too: the newest is always on the right.
 const span = () => Math.min(TICKS, Math.max(24, state.columns.length));
 const lines = () => Math.max(1, state.ranges.length);
@@ -165,7 +173,7 @@ function drawMarks(context, cellWidth, cellHeight, scale) {
   // Jobs are separated by a line, a taint is a square where it began, the selected node has a frame.
   context.lineWidth = scale;
   for (let line = 1; line < lines(); line++) {
-    if (state.group !== "cohort" && !sameCohort(state.rows[rowsOf(line)[0]], state.rows[rowsOf(line - 1)[0]])) context.fillRect(0, line * cellHeight - scale / 2, context.canvas.width, scale);
+    if (!grouping() && !sameGroup(state.rows[rowsOf(line)[0]], state.rows[rowsOf(line - 1)[0]])) context.fillRect(0, line * cellHeight - scale / 2, context.canvas.width, scale);
   }
   for (const taint of state.update ? state.update.taints : []) {
     const line = lineOf(taint.cluster_id, taint.node_id), x = taint.since ? columnOf(Date.parse(taint.since) / 1000) : -1;
@@ -178,7 +186,8 @@ function drawMarks(context, cellWidth, cellHeight, scale) {
 }
 function nameOf(line) {
   const [from, to] = rowsOf(line), row = state.rows[from];
-  if (state.group === "cohort") return `${state.cohorts[state.cohort[row]]} (${to - from})`;
+  if (grouping() === "cohort") return `${state.cohorts[state.cohort[row]]} (${to - from})`;
+  if (grouping() === "switch") return `${state.switches[state.switch[row]] || "no switch known"} (${to - from})`;
   return state.nodes[row] + (to - from > 1 ? " …" : "");
 }
 function showAxes() {
@@ -186,7 +195,7 @@ function showAxes() {
   const selected = state.selected ? lineOf(state.selected.cluster, state.selected.node) : -1, names = [];
   for (let line = 0; line < state.ranges.length; line++) {
     if (line !== selected && (line % step || (selected >= 0 && Math.abs(line - selected) < step))) continue;
-    const name = element("span", line === selected && state.group !== "cohort" ? state.selected.node : nameOf(line), line === selected ? { class: "selected" } : {});
+    const name = element("span", line === selected && !grouping() ? state.selected.node : nameOf(line), line === selected ? { class: "selected" } : {});
     name.style.top = `${(line + 0.5) * height}px`;
     names.push(name);
   }
@@ -411,7 +420,8 @@ async function loadLayout() {
   const layout = await answer.json();
   const count = layout.nodes.length, all = bytes(layout.levels);
   Object.assign(state, { layout: layout.layout, nodes: layout.nodes, cluster: layout.cluster, clusters: layout.clusters, times: layout.times,
-    cohorts: layout.cohorts, cohort: layout.cohort });
+    cohorts: layout.cohorts, cohort: layout.cohort, switches: layout.switches, switch: layout.switch });
+  byId("switches").hidden = !state.switches.length;
   state.columns = layout.times.map((_, place) => all.subarray(place * count, (place + 1) * count));
   showClusters();
   chooseRows();
