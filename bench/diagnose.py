@@ -6,8 +6,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(__file__).parent)]
 
+from fabric_table import OutcomeTable  # noqa: E402
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of  # noqa: E402
 from ingero_analyze.diagnose.hangs import Hang, find_hang  # noqa: E402
 from ingero_analyze.diagnose.sources import OperationRows, Problems  # noqa: E402
@@ -54,20 +55,13 @@ def hangs(jobs: int, seed: int, ranks: tuple[int, ...] = ()) -> bool:
 
 def links(jobs: int, seed: int) -> bool:
     """Print what is named in jobs with a slow part of the network, a slow node or nothing."""
-    table: dict[str, Counter[str]] = {}
+    found = OutcomeTable()
     for job in fabric_jobs(jobs, seed):
         result, answer = judged(job)
-        for row in (job.fault, "all"):
-            table.setdefault(row, Counter())[result] += 1
-        if result not in OUTCOMES[:2]:
-            print(f"job {job.number}: {result}: {job.kind} {job.name}, {answer['kind']} {answer['ranks']}",
-                  answer["network"]["elements"], answer["network"]["possible"])  # fmt: skip
-    print(f"networks of 64 ranks\n{'slow':28}{''.join(f'{name:>10}' for name in OUTCOMES)}")
-    for row in sorted(table, key=lambda name: (name == "all", name)):
-        print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}")
-    return not table["all"]["innocent"] and table["all"]["right"] >= 99 * (
-        table["all"]["missed"] + table["all"]["lacking"]
-    )
+        network = answer["network"]
+        found.add(job, result, (answer["kind"], answer["ranks"], network["elements"], network["possible"]))
+    print("networks of 64 ranks")
+    return found.show("slow")
 
 
 def main() -> None:

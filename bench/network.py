@@ -5,7 +5,6 @@ import json
 import logging
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(__file__).parent)]
 
+from fabric_table import OutcomeTable  # noqa: E402
 from ingero_detect.links import RankPort  # noqa: E402
 from ingero_fleet.collectives.communicators import Communicators  # noqa: E402
 from ingero_fleet.collectives.gpu_states import GpuStates  # noqa: E402
@@ -26,15 +26,14 @@ from ingero_fleet.collectives.window import CommunicatorWindow  # noqa: E402
 from ingero_fleet.processor_settings import NcclConfig  # noqa: E402
 from ingero_kit.otlp_receiver import Push  # noqa: E402
 from ingero_kit.otlp_signal import Signal  # noqa: E402
-from ingero_testing.fabric_jobs import FAULTS, FabricJob, fabric_job, gpu_topology, inspector_exports  # noqa: E402
+from ingero_testing.fabric_jobs import FAULTS, FabricJob, fabric_job, gpu_topology, inspector_exports, outcome_of  # noqa: E402
 
 STEPS = 36
-OUTCOMES = ("right", "unknown", "innocent", "missed", "lacking")
 
 
 def links(jobs: int, seed: int) -> bool:
     """Print what Fleet names from the exports of NCCL Inspector, one step a tick, and how soon."""
-    table: dict[str, Counter[str]] = {}
+    found = OutcomeTable()
     delays: list[int] = []
     with TemporaryDirectory() as folder:
         file = Path(folder, "topology.json")
@@ -48,19 +47,11 @@ def links(jobs: int, seed: int) -> bool:
                 tracker.judge(5.0 * step)
                 first = step if first is None and tracker.network.now else first
             verdict = tracker.network.now.get("c")
-            result = outcome(job, verdict)
             delays += [] if first is None else [first + 1 - job.onset]
-            for row in (job.fault, "all"):
-                table.setdefault(row, Counter())[result] += 1
-            if result not in OUTCOMES[:2]:
-                print(f"job {job.number}: {result}: {job.kind} {job.name} since {job.onset}, {verdict}")
-    print(f"networks of 64 ranks; named {np.median(delays):.0f} ticks after the onset, {max(delays)} at most")
-    print(f"{'slow':28}{''.join(f'{name:>10}' for name in OUTCOMES)}")
-    for row in sorted(table, key=lambda name: (name == "all", name)):
-        print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}")
-    return not table["all"]["innocent"] and table["all"]["right"] >= 99 * (
-        table["all"]["missed"] + table["all"]["lacking"]
-    )
+            found.add(job, outcome(job, verdict), verdict)
+    if delays:
+        print(f"live: named {np.median(delays):.0f} ticks after the onset, {max(delays)} at most")
+    return found.show("slow, live")
 
 
 def cost(nodes: int) -> None:
@@ -97,16 +88,10 @@ def cost(nodes: int) -> None:
 
 
 def outcome(job: FabricJob, verdict: dict[str, Any] | None) -> str:
-    """Whether Fleet's verdict is right, unknown with the cause in its list, innocent, missed or lacking."""
+    """What Fleet's verdict is worth."""
     if verdict is None:
         return "right" if job.fault in ("nothing", "node") else "missed"
-    named = [(item["kind"], item["name"]) for item in verdict["elements"]]
-    if any(kind in ("node", "gpu") for kind, _ in named):
-        return "innocent"
-    if named:
-        return "right" if named == [(job.kind, job.name)] else "lacking"
-    possible = [(item["kind"], item["name"]) for cause in verdict["possible"] for item in cause]
-    return "unknown" if not possible or (job.kind, job.name) in possible else "lacking"
+    return outcome_of(job, verdict)
 
 
 def main() -> None:

@@ -37,6 +37,8 @@ class FabricJob:
     onset: int = 0
     """Step from which it is slow."""
     columns: dict[str, list[Any]] = field(default_factory=dict)
+    inseparable: frozenset[tuple[str, str]] = frozenset()
+    """Everything that would slow down the same groups, the cause included: no method can tell these apart."""
 
 
 class _Simulation:
@@ -90,16 +92,30 @@ class _Simulation:
 
     def hop_share(self, one: int, other: int) -> float:
         """How many times longer bytes take from one rank to another than on a healthy path."""
-        (a, rail), (b, _) = divmod(one, GPUS), divmod(other, GPUS)
-        name = self.slow["name"]
+        (a, rail), b = divmod(one, GPUS), other // GPUS
+        return self.factor if (self.slow["kind"], self.slow["name"]) in self.crossed(a, b, rail) else 1.0
+
+    def crossed(self, a: int, b: int, rail: int) -> set[tuple[str, str]]:
+        """What a message from a GPU of one node to one of another, or of the same, crosses."""
         if a == b:
-            return self.factor if self.fault == "interconnect" and name == f"node-{a}" else 1.0
+            return {("interconnect", f"node-{a}")}
         ends = sorted((f"node-{a}/mlx5_{rail}", f"node-{b}/mlx5_{rail}"))
         pods = {a // self.per_pod, b // self.per_pod}
-        crossed = {*ends, " - ".join(ends), *(f"leaf-{pod}-{rail}" for pod in pods)}
+        found = {("pair", " - ".join(ends))} | {("nic", end) for end in ends}
+        found |= {("switch", f"leaf-{pod}-{rail}") for pod in pods}
         if len(pods) > 1:
-            crossed |= {f"spine-{rail}", *(f"leaf-{pod}-{rail} - spine-{rail}" for pod in pods)}
-        return self.factor if self.fault != "interconnect" and name in crossed else 1.0
+            found |= {("switch", f"spine-{rail}")} | {("link", f"leaf-{pod}-{rail} - spine-{rail}") for pod in pods}
+        return found
+
+    def inseparable(self) -> frozenset[tuple[str, str]]:
+        """What lies on the ways of the same groups as the slow thing, and of no others."""
+        used: dict[tuple[str, str], set[tuple[str, tuple[int, ...]]]] = {}
+        for op, ranks in self.own:
+            for one, other in zip(ranks, (*ranks[1:], ranks[0]), strict=True):
+                for part in self.crossed(one // GPUS, other // GPUS, one % GPUS):
+                    used.setdefault(part, set()).add((op, ranks))
+        slow = (self.slow["kind"], self.slow["name"])
+        return frozenset(part for part, groups in used.items() if groups == used.get(slow))
 
     def operation(self, op: str, ranks: tuple[int, ...], latency: float, seconds: float, step: int, seq: int) -> None:
         rng = self.rng
@@ -168,7 +184,10 @@ def fabric_job(number: int, seed: int, fault: str, steps: int = 24) -> FabricJob
     """One job."""
     made = _Simulation(number, seed, fault, steps)
     made.run()
-    return FabricJob(number, fault, made.slow["kind"], made.slow["name"], made.topology(), made.onset, made.columns)
+    return FabricJob(
+        number, fault, made.slow["kind"], made.slow["name"], made.topology(), made.onset, made.columns,
+        made.inseparable(),
+    )  # fmt: skip
 
 
 def fabric_jobs(jobs: int, seed: int) -> Iterator[FabricJob]:
@@ -193,24 +212,33 @@ def recorded(job: FabricJob) -> RecordedTimeline:
 
 
 def judged(job: FabricJob) -> tuple[str, dict[str, Any]]:
-    """The answer, and whether it is right, unknown (the cause is in the list), innocent, missed or lacking."""
+    """The outcome, as of `outcome_of`, and the answer."""
     timed = recorded(job)
     answer = with_network(verdict(timed), timed, ports_of(job.topology))
     network, guilty = answer["network"], int(job.name.removeprefix("node-")) if job.fault == "node" else -1
     if any(rank // GPUS != guilty for rank in answer["ranks"]):
         return "innocent", answer
-    named = [(item["kind"], item["name"]) for item in network["elements"]]
-    if any(kind == "node" or (kind == "gpu") for kind, _ in named):
-        return "innocent", answer
     if job.fault in ("nothing", "node"):
         right = answer["kind"] == ("node" if job.fault == "node" else "none") and network["kind"] == "none"
         return "right" if right else "missed" if not network["slow_groups"] else "lacking", answer
-    if network["kind"] == "none":
-        return "missed", answer
+    return "missed" if network["kind"] == "none" else outcome_of(job, network), answer
+
+
+def outcome_of(job: FabricJob, network: dict[str, Any]) -> str:
+    """What a verdict on the network is worth.
+
+    right: the cause alone. inseparable: exactly those parts that no method can tell apart. unknown: the cause among
+    others. lacking: without the cause. innocent: a node or GPU is named.
+    """
+    named = {(item["kind"], item["name"]) for item in network["elements"]}
+    if any(kind in ("node", "gpu") for kind, _ in named):
+        return "innocent"
     if named:
-        return "right" if named == [(job.kind, job.name)] else "lacking", answer
-    possible = [(item["kind"], item["name"]) for cause in network["possible"] for item in cause]
-    return "unknown" if not possible or (job.kind, job.name) in possible else "lacking", answer
+        return "right" if named == {(job.kind, job.name)} else "lacking"
+    possible = {(item["kind"], item["name"]) for cause in network["possible"] for item in cause}
+    if possible == job.inseparable:
+        return "inseparable"
+    return "unknown" if not possible or (job.kind, job.name) in possible else "lacking"
 
 
 def inspector_exports(job: FabricJob, step: int, *, sizes: bool = True, first_seq: int = 0) -> list[bytes]:
