@@ -5,6 +5,7 @@ Every part ends by itself; the exit status is 1 if a figure that must be zero is
 """
 
 import argparse
+import asyncio
 import json
 import logging
 import random
@@ -21,6 +22,7 @@ from itertools import count
 from pathlib import Path
 
 import httpx
+import nats
 import structlog
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
@@ -32,6 +34,8 @@ from ha_cost import cost, large  # noqa: E402
 from ha_table import missed, must_be_zero, row  # noqa: E402
 from ingero_contract import echo as contract  # noqa: E402
 from ingero_contract import routes  # noqa: E402
+from ingero_fleet.replication.log_bodies import Marker  # noqa: E402
+from ingero_fleet.replication.parts import unpack  # noqa: E402
 from ingero_kit.health_report import HealthReport  # noqa: E402
 from ingero_kit.otlp_encode import encode_report  # noqa: E402
 from ingero_testing.processes import BIN, Running, echo, fleet  # noqa: E402
@@ -62,7 +66,8 @@ class Load:
         self.ports: list[int] = []
         self.slow: frozenset[str] = frozenset()
         self.pushes = self.failed = self.rounds = 0
-        self._nodes, self._interval = nodes, interval
+        self.interval = interval
+        self._nodes = nodes
         noise = random.Random(1)
         self._well = [[self._encoded(node, noise.uniform(0.99, 1.01)) for node in nodes] for _ in range(VARIANTS)]
         self._over = threading.Event()
@@ -95,7 +100,7 @@ class Load:
             for self.rounds in count():
                 well, slow = self._well[self.rounds % VARIANTS], self.slow
                 for number, first in enumerate(parts):
-                    due += self._interval / len(parts)
+                    due += self.interval / len(parts)
                     if self._over.wait(max(0.0, due - time.monotonic())):
                         return
                     names = self._nodes[first : first + PART]
@@ -201,14 +206,14 @@ class Kills(HighAvailability):
 
     def kill_one(self) -> None:
         """Kill a Fleet or the leader, see ticks go on, start it again."""
-        self._silence = 0.0
+        self._silence, killed = 0.0, time.time()
         if self.random.random() < 0.5:
             number = self.random.randrange(FLEETS)
             process = self.lab.processes.pop(f"fleet-{number}")
             process.kill()
             process.wait(30)
             self.several(self.random.randint(2, TICKS_BETWEEN))
-            self.resumed["Fleet"].append(self._silence)
+            self.resumed["Fleet"].append(lateness(self.markers(), killed, self.load.interval))
             self.has_named[number] = set()
             self.start_fleet(number)
         else:
@@ -217,6 +222,25 @@ class Kills(HighAvailability):
             self.several(self.random.randint(2, TICKS_BETWEEN))
             self.resumed["NATS leader"].append(self._silence)
             self.servers.start(max(0, number))
+
+    def markers(self) -> list[tuple[float, str]]:
+        """Time and kind of every marker that is in the log."""
+
+        async def read() -> list[tuple[float, str]]:
+            client = await nats.connect(self.servers.urls)
+            found: list[tuple[float, str]] = []
+            try:
+                markers = await client.jetstream(timeout=5).subscribe("ingero.marker", ordered_consumer=True)
+                while True:
+                    message = await markers.next_msg(timeout=5)
+                    kind = Marker.decode(unpack(message.headers or {}, message.data)).kind
+                    found.append((message.metadata.timestamp.timestamp(), kind))
+                    if not message.metadata.num_pending:
+                        return found
+            finally:
+                await client.close()
+
+        return asyncio.run(read())
 
     def finish(self) -> None:
         """End the last episode, and wait until all Fleets have hashed one tick."""
@@ -229,6 +253,16 @@ class Kills(HighAvailability):
         for number in self.running():
             self.note_hash(number)
         self.ticks(2)
+
+
+def lateness(markers: list[tuple[float, str]], killed: float, interval: float) -> float:
+    """Seconds by which the first tick after a kill came later than an interval after the last judgement before it.
+
+    An early judgement postpones the tick after it, whether something was killed or not.
+    """
+    judged = [(at, kind) for at, kind in markers if kind in ("tick", "early_poll")]
+    place = next(place for place, (at, kind) in enumerate(judged) if kind == "tick" and at > killed)
+    return max(0.0, judged[place][0] - judged[place - 1][0] - interval) if place else 0.0
 
 
 EDGES = """
@@ -295,7 +329,7 @@ def kills(nodes: int, ticks: int, wanted: int, interval: float) -> None:
     must_be_zero("false clears, at Echo and in answers of Fleets", cleared + run.unnamed)
     must_be_zero(f"failed pushes, of {run.load.pushes:,} of up to {PART} nodes each", run.load.failed)
     if late := run.resumed["Fleet"]:
-        late = [max(0.0, one - interval) / interval for one in late]
+        late = [one / interval for one in late]
         row("next tick after a Fleet's kill, intervals late, median and worst",
             f"{statistics.median(late):.2f}, {max(late):.2f}", "≤ 0.5", max(late) <= 0.5)  # fmt: skip
     if silence := run.resumed["NATS leader"]:
