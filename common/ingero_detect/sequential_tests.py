@@ -29,6 +29,9 @@ _ONSET: Final = 0.1
 _MEDIAN_ERROR: Final = 1.2533
 """Standard error of the median of n normal values, in standard deviations, times the root of n."""
 
+LARGEST_SHARE: Final = 0.75
+"""Share of the alarm level that one tick adds at most. Half a step is left for evidence that noise brought before."""
+
 LONGEST_PAUSE: Final = 4
 """Ticks. A large loss that ends by itself within this time is a pause; one that lasts longer is a fault.
 
@@ -207,8 +210,7 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     crowd = np.bincount(group[low], minlength=len(alarm))
     crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
     confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)
-    # Half a step is left for evidence that noise brought before.
-    cap = np.minimum(parameters.largest_step, 0.75 * alarm)
+    cap = np.minimum(parameters.largest_step, LARGEST_SHARE * alarm)
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
     cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)

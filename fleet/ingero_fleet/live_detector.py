@@ -31,6 +31,7 @@ from ingero_detect.observation import (
     Outcome,
 )
 from ingero_detect.parameters import Parameters
+from ingero_detect.sequential_tests import LARGEST_SHARE
 from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
 from ingero_fleet import score_table
@@ -282,10 +283,19 @@ class LiveDetector:
             return found
 
     def _healthy(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which of the nodes worked at the last tick, have a baseline, and are not suspected."""
-        memory = self.detector.memory
+        """Which of the nodes worked at the last tick, have a baseline, and little evidence.
+
+        The reports of a tick and of an early poll soon after it share some time, so they must not accuse together.
+        Nodes with more evidence are judged by the tick, which an early poll would postpone.
+        """
+        memory, largest = self.detector.memory, self.detector.parameters.largest_step
+        alarms = memory.group("alarm")
+        if not len(alarms):
+            return np.zeros(len(slots), np.bool_)
+        alarm = alarms[memory.node("group")[slots]]
         healthy = memory.node("learned")[slots] & (memory.node("code")[slots] == ACTIVE)
-        found: npt.NDArray[np.bool_] = healthy & (memory.node("run")[slots] == 0)
+        room = memory.node("slow")[slots] <= alarm - np.minimum(largest, LARGEST_SHARE * alarm)
+        found: npt.NDArray[np.bool_] = healthy & room & (memory.node("run")[slots] == 0)
         return found & ~is_accused(memory.node("state"))[slots]
 
     def judge_early(self, scores: ScoreSnapshot, rows: npt.NDArray[np.int64]) -> None:

@@ -6,12 +6,16 @@ from typing import Final
 FALL_RATIO: Final = 0.75
 """Share of its normal rate, over a whole push interval, below which a node pushes early."""
 
-PUSH_TIMES: Final = (0.0, 0.9, 1.2, 1.5)
-"""When it pushes, in push intervals since the fall. Fleet judges after 1, so the later pushes fetch the verdict."""
+PUSH_TIMES: Final = (0.0, 0.2, 0.9, 1.2, 1.5)
+"""When it pushes, in push intervals since the fall. The second push shows the fall to a Fleet that knows the node as
+noisy. Fleet judges after 1, so the later pushes fetch the verdict."""
 
-QUIET_INTERVALS: Final = 12.0
-"""Push intervals without early pushes after the work recovered before Fleet named the node. Without it, a node whose
-throughput varies would push early all day."""
+FALLS: Final = 3
+"""Falls from which the work may recover in a row, unnamed, before there are no early pushes for some time."""
+
+INTERVALS_PER_FALL: Final = 12.0
+"""Push intervals that earn one such fall again. Without the limit a node whose throughput varies would push early all
+day."""
 
 SUSPECT_INTERVALS: Final = 3.0
 """Push intervals after the fall in which the baseline is frozen, because Fleet may still name the node."""
@@ -19,11 +23,14 @@ SUSPECT_INTERVALS: Final = 3.0
 
 @dataclass(frozen=True)
 class EarlyPush:
-    """When throughput fell (seconds), how many early pushes followed, and until when there are none."""
+    """When throughput fell (seconds), how many early pushes followed, and when all falls will be earned again.
+
+    `earned_at` is the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371).
+    """
 
     since: float | None = None
     pushes: int = 0
-    quiet_until: float = 0.0
+    earned_at: float = 0.0
 
     def suspect(self, now: float, interval: float) -> bool:
         """Whether the fall may be the beginning of a fault. One that lasts longer unnamed is the new normal."""
@@ -35,14 +42,15 @@ def advance(
 ) -> tuple[EarlyPush, bool]:
     """Take the rate over a whole interval (seconds). Returns the next state and whether to push now.
 
-    A node that Fleet has `named` a straggler needs no early push, and has no quiet time after its recovery.
+    A node that Fleet has `named` a straggler needs no early push, and its fall does not count as unnamed.
     """
+    earns = INTERVALS_PER_FALL * interval
     if named:
-        return EarlyPush(), False
+        return EarlyPush(earned_at=state.earned_at), False
     if rate >= FALL_RATIO * normal:
-        return (state if state.since is None else EarlyPush(quiet_until=now + QUIET_INTERVALS * interval)), False
-    if state.since is None and now < state.quiet_until:
+        return (state if state.since is None else EarlyPush(earned_at=max(now, state.earned_at) + earns)), False
+    if state.since is None and now < state.earned_at - (FALLS - 1) * earns:
         return state, False
     since = now if state.since is None else state.since
     push = state.pushes < len(PUSH_TIMES) and now - since >= PUSH_TIMES[state.pushes] * interval
-    return EarlyPush(since, state.pushes + push), push
+    return EarlyPush(since, state.pushes + push, state.earned_at), push
