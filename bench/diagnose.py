@@ -1,55 +1,87 @@
 """What `diagnose` says of simulated jobs: `make bench-diagnose`, or ARGS="--jobs 100"."""
 
 import argparse
+import gc
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from multiprocessing import Pool
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(__file__).parent)]
 
 from fabric_table import OutcomeTable  # noqa: E402
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of  # noqa: E402
-from ingero_analyze.diagnose.hangs import Hang, find_hang  # noqa: E402
+from ingero_analyze.diagnose.hangs import find_hang  # noqa: E402
 from ingero_analyze.diagnose.sources import OperationRows, Problems  # noqa: E402
 from ingero_contract.identifiers import Rank  # noqa: E402
 from ingero_testing.fabric_jobs import fabric_jobs, judged  # noqa: E402
-from ingero_testing.hang_jobs import HangJob, hang_jobs, outcome  # noqa: E402
+from ingero_testing.hang_jobs import SIZES, hang_job, outcome  # noqa: E402
 
 OUTCOMES = ("right", "unknown", "innocent", "missed", "lacking")
 
 
-def hang_of(job: HangJob) -> Hang:
-    """The verdict on a job's dumps."""
+@dataclass(frozen=True)
+class HangResult:
+    """What is said of one job that hangs. `listed`: how many ranks; `exact`: whether they are the causes."""
+
+    rows: tuple[str, ...]
+    outcome: str
+    listed: int
+    exact: bool
+    seconds: float
+    line: str
+
+
+def hang_result(number: int, seed: int, sizes: tuple[int, ...]) -> HangResult | None:
+    """The verdict on the dumps of one job, and what it is worth; `None` if the job does not hang."""
+    gc.collect()
+    job = hang_job(seed, number, sizes)
+    if job is None:
+        return None
     problems, rows = Problems(), OperationRows()
-    return find_hang(
+    begin = time.perf_counter()
+    found = find_hang(
         [dump_of(value, Rank(rank), f"rank {rank}", problems, rows) for rank, value in job.dumps.items()]
     )
+    spent = time.perf_counter() - begin
+    result = outcome(job, found.kind, found.ranks, found.possible + found.cycle)
+    if found.kind == "unknown" and not found.reason:
+        result = "lacking"
+    happened = sorted(fault.kind for fault in job.faults if fault.rank in job.culprits)
+    complete = "all dumps at the end" if not job.missing | job.early else "dumps absent or early"
+    line = f"job {number}: {result}: {found.kind} {found.ranks} {found.possible}, causes {job.culprits}"
+    listed = {*found.ranks, *found.possible, *found.cycle}
+    kinds = (" and ".join(happened) or job.kind, complete, "all")
+    return HangResult(kinds, result, len(listed), listed == job.culprits, spent, line)
 
 
-def hangs(jobs: int, seed: int, ranks: tuple[int, ...] = ()) -> bool:
+def hangs(jobs: int, seed: int, sizes: tuple[int, ...] = SIZES) -> bool:
     """Print who is named in jobs that hang; whether nobody innocent was and no cause was left out."""
     table: dict[str, Counter[str]] = {}
+    listed: Counter[str] = Counter()
+    exact: Counter[str] = Counter()
     spent = 0.0
-    for job in hang_jobs(jobs, seed, *((ranks,) if ranks else ())):
-        begin = time.perf_counter()
-        found = hang_of(job)
-        spent += time.perf_counter() - begin
-        result = outcome(job, found.kind, found.ranks, found.possible + found.cycle)
-        if found.kind == "unknown" and not found.reason:
-            result = "lacking"
-        happened = sorted(fault.kind for fault in job.faults if fault.rank in job.culprits)
-        complete = "all dumps at the end" if not job.missing | job.early else "dumps absent or early"
-        for row in (" and ".join(happened) or job.kind, complete, "all"):
-            table.setdefault(row, Counter())[result] += 1
-        if result not in OUTCOMES[:2]:
-            print(f"job {job.number}: {result}: {found.kind} {found.ranks} {found.possible}, causes {job.culprits}")
-    print(
-        f"hangs of {' '.join(map(str, sorted(set(ranks)))) or '16 to 128'} ranks, {1000 * spent / jobs:.0f} ms a job"
-    )
-    print(f"{'causes':28}{''.join(f'{name:>10}' for name in OUTCOMES)}")
+    with Pool(initializer=gc.disable) as pool:
+        drawn = pool.imap(partial(hang_result, seed=seed, sizes=sizes), range(100 * jobs), chunksize=4)
+        for result in islice((one for one in drawn if one is not None), jobs):
+            spent += result.seconds
+            for row in result.rows:
+                table.setdefault(row, Counter())[result.outcome] += 1
+                if result.outcome == "unknown":
+                    listed[row] += result.listed
+                    exact[row] += result.exact
+            if result.outcome not in OUTCOMES[:2]:
+                print(result.line)
+    print(f"hangs of {' '.join(map(str, sorted(set(sizes))))} ranks, {1000 * spent / jobs:.0f} ms a job")
+    print(f"{'causes':28}{''.join(f'{name:>10}' for name in OUTCOMES)}{'list':>10}{'exact':>10}")
     for row in sorted(table, key=lambda name: (name == "all", name)):
-        print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}")
+        mean = listed[row] / max(table[row]["unknown"], 1)
+        print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}{mean:10.1f}{exact[row]:10}")
+    print("list: mean number of ranks that an unknown lists; exact: how many unknown list the causes and nobody else")
     return not sum(table["all"][name] for name in OUTCOMES[2:])
 
 
@@ -73,7 +105,7 @@ def main() -> None:
         "--ranks", type=int, nargs="+", default=[], help="sizes of the jobs that hang, drawn from these"
     )
     chosen = parser.parse_args()
-    asked = {"hangs": lambda jobs, seed: hangs(jobs, seed, tuple(chosen.ranks)), "links": links}
+    asked = {"hangs": lambda jobs, seed: hangs(jobs, seed, tuple(chosen.ranks) or SIZES), "links": links}
     good = [asked[name](chosen.jobs, chosen.seed) for name in ([chosen.only] if chosen.only else asked)]
     sys.exit(0 if all(good) else 1)
 

@@ -397,6 +397,47 @@ def test_gpus_that_do_not_end_what_others_have_ended_are_not_all_named_when_one_
     assert hang.reason.startswith("2 ranks: its GPU does not end")
 
 
+def test_of_two_partners_none_is_named_where_either_gpu_may_have_stopped() -> None:
+    """Rank 0's GPU stopped in number 2; or it ended it, 1's stopped in number 3, and 0's dump is a little old."""
+    groups = {"1": [0, 1]}
+    hang = hang_of(
+        (0, dump(collectives(4, "1", pending=3), groups)), (1, dump(collectives(4, "1", pending=2), groups))
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (), (0, 1))
+
+
+def test_a_gpu_is_named_where_its_partner_cannot_have_stopped_instead() -> None:
+    """Had rank 0 ended number 2, it would have come to the collective of 0 and 2 before it waits for 1 again."""
+    groups = {"1": [0, 1], "2": [0, 2]}
+    between = entry(1, group="2", op="broadcast", ended=False, record_id=2)
+    own = collectives(4, "1", pending=3)
+    hang = hang_of(
+        (0, dump([*own[:2], between, *own[2:]], groups)),
+        (1, dump(collectives(6, "1", pending=4), groups)),
+        (2, dump([between, entry(2, group="2", op="reduce", ended=False, record_id=3)], groups)),
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("hang", (0,), ())
+
+
+def test_a_short_ring_buffer_that_holds_an_ended_call_of_every_group_hides_nothing() -> None:
+    groups = {"0": list(range(WORLD)), "1": list(range(WORLD))}
+
+    def ring(rank: int, ended: int) -> dict[str, Any]:
+        calls = [
+            *collectives(ended, "1", first=90),
+            *collectives(9, first=90 - 8 * (rank == 3), pending=8 * (rank != 3)),
+        ]
+        return dump([call | {"record_id": 99 + place} for place, call in enumerate(calls)], groups)
+
+    hides_nothing = hang_of(*((rank, ring(rank, 1)) for rank in range(WORLD)))
+    may_hide = hang_of(*((rank, ring(rank, int(rank > 0))) for rank in range(WORLD)))
+
+    assert (hides_nothing.kind, hides_nothing.ranks) == ("hang", (3,))
+    assert may_hide.kind == "unknown"
+
+
 def test_a_send_that_its_receiver_has_ended_and_its_sender_has_not_names_the_sender() -> None:
     """Its GPU stopped while sending, also where an earlier call of the sender waits in another stream."""
     groups = {"0": list(range(WORLD)), "1": [0, 1]}

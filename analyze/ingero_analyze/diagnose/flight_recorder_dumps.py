@@ -65,8 +65,8 @@ class Dump:
 
     `status` holds the last number called and ended by the group's handle on this rank, `names` the groups of handles,
     as far as entries show them; `full`: the ring buffer has dropped entries; `timed`: the recorder saw kernels start;
-    `ended`: how many entries have ended; `calls`: group, number (0 for a send or receive) and operation, in order;
-    `collectives`: places of collectives among all calls.
+    `ended`: how many entries have ended; `calls`: group, number (0 for a send or receive), operation, and place among
+    all entries; `collectives`: places of collectives among all calls.
     """
 
     rank: Rank
@@ -77,7 +77,7 @@ class Dump:
     full: bool = False
     timed: bool = False
     ended: int = 0
-    calls: list[tuple[str, int, str]] = field(default_factory=list)
+    calls: list[tuple[str, int, str, int]] = field(default_factory=list)
     collectives: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
@@ -186,13 +186,13 @@ def _take(
     if two or entry.get("is_p2p") is True:
         number_of_pair = whole(entry.get("p2p_seq_id")) or 0
         if two:
-            dump.calls.append((name, 0, two[1]))
+            dump.calls.append((name, 0, two[1], order))
             between.append(_PeerEntry(name, two[1], int(two[3]), number_of_pair, ended, call))
         else:
             batches[name, number_of_pair] = ended, started
         return
     part.enqueued = max(part.enqueued, seq)
-    dump.calls.append((name, seq, op))
+    dump.calls.append((name, seq, op, order))
     dump.collectives.setdefault((name, seq), order)
     if ended:
         dump.ended += 1

@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump
+from ingero_analyze.diagnose.flight_recorder_dumps import Call
 from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
 from ingero_contract.identifiers import Rank
 
 SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose input sizes must agree on all ranks."""
+
+
+FEW: Final = 2
+"""Most hosts that are taken to have stopped after one operation: where more wait, it is the program that waits."""
 
 
 class Why(StrEnum):
@@ -102,9 +106,42 @@ def _doubt(found: Causes, state: JobState, edges: Mapping[Rank, set[Rank]], unse
         later = could_wait_for(state, rank, _halted(found) - {rank})
         if (later | set().union(*(_reachable(edges, one) for one in later))) & (others - {rank}):
             doubtful[rank] = why
+    for rank in [one for one, why in found.certain.items() if why is Why.GPU]:
+        instead = _stopped_instead(state, rank)
+        if instead:
+            doubtful[rank] = Why.GPU
+            found.possible |= dict.fromkeys(sorted(instead - set(found.certain)), Why.GPU_INSTEAD)
     for rank, why in doubtful.items():
         del found.certain[rank]
         found.possible[rank] = why
+
+
+def _stopped_instead(state: JobState, rank: Rank) -> set[Rank]:
+    """Ranks whose GPU may have stopped instead of that of a rank whose dump was then written just before.
+
+    Such a rank alone waits for the other one, which has ended that operation and now waits for it in a later one.
+    """
+    waiting = {
+        (key, one)
+        for key in state.pending[rank]
+        if (operation := state.operations[key]).waited_for() == {rank} and len(operation.inside) == 1
+        for one in operation.inside
+    }  # fmt: skip
+    return {one for key, one in waiting if _goes_on_to_wait_for(state, rank, one, key)}
+
+
+def _goes_on_to_wait_for(state: JobState, rank: Rank, one: Rank, stopped: OperationKey) -> bool:
+    """Whether a rank would come to wait for another one, whose GPU stops in an operation that all others end."""
+    for key in state.pending[rank]:
+        operation = state.operations[key]
+        others = set(operation.members) - {rank}
+        if key == stopped or others <= operation.done:
+            continue
+        if one in others:
+            return True
+        # Without the two, either others lack there too, or it would have ended on all of them.
+        return bool(operation.waited_for() - {rank})
+    return True
 
 
 def _add_unseen(
@@ -241,57 +278,36 @@ def _terminal(edges: Mapping[Rank, set[Rank]], ranks: Iterable[Rank]) -> tuple[R
 def stopped_hosts(state: JobState) -> list[Rank]:
     """Ranks that wait, and whose hosts seem to have stopped too.
 
-    Such a rank has not called a collective that another member has called after the same calls, while the same was
-    pending and with no shorter queue: neither its queue nor waiting for the GPU keeps its host from calling it.
+    Such a host called nothing more after an operation after which another one went on with operations pending, has
+    fewer of them pending than others, and is not one of many that stop there: neither its program nor its queue keeps
+    it from calling.
     """
     longest = max((len(keys) for keys in state.pending.values()), default=0)
-    found: set[Rank] = set()
-    for operation in state.operations.values():
-        if operation.key.source >= 0 or not operation.missing or not operation.calls:
-            continue
-        for rank in operation.missing - found:
-            waiting = state.pending.get(rank, [])
-            if not waiting or len(waiting) >= longest or rank in state.blind:
-                continue
-            if any(_goes_on(state, operation.key, rank, peer) for peer in operation.calls):
-                found.add(rank)
-    together: dict[OperationKey, list[Rank]] = {}
-    for rank in set(state.pending) - state.early - state.blind:
-        for key in state.pending[rank][:1]:
-            together.setdefault(key, []).append(rank)
-    for key, ranks in together.items():
-        pending = {rank: _pending_calls(state, rank) for rank in ranks if key.source < 0}
-        longer = {calls[:length] for calls in set(pending.values()) for length in range(1, len(calls))}
-        found |= {rank for rank, calls in pending.items() if calls in longer and len(calls) < longest}
-    return sorted(found)
+    went_on: set[tuple[str, int, str]] = set()
+    last: dict[Rank, tuple[str, int, str]] = {}
+    waiting = (
+        set(state.pending) - state.early - state.blind - {rank for rank, keys in state.pending.items() if not keys}
+    )
+    together = Counter(state.by_rank[rank].calls[-1][:2] for rank in waiting)
+    for rank in waiting:
+        keys, calls = state.pending[rank], state.by_rank[rank].calls
+        first = state.operations[keys[0]].calls[rank].order
+        parts = state.by_rank[rank].parts
+        names = [
+            (parts[group].desc, len(state.members[group]), op) for group, _, op, order in calls if order >= first
+        ]
+        went_on.update(names[:-1])
+        if len(keys) < longest and (together[calls[-1][:2]] <= FEW or not calls[-1][1]):
+            last[rank] = names[-1]
+    places = Counter(last.values())
+    return sorted(rank for rank, name in last.items() if name in went_on and places[name] <= FEW)
 
 
 def uncounted(state: JobState) -> set[Rank]:
-    """Both sides of sends and receives that cannot be matched: either may have stopped there."""
-    found = (set(one.calls) | one.missing for one in state.operations.values() if not one.sure)
-    return set().union(*found)
-
-
-def _pending_calls(state: JobState, rank: Rank) -> tuple[tuple[str, str], ...]:
-    """What a rank waits in, in the order of its calls: the kind of group, and the operation without its ranks."""
-    parts = state.by_rank[rank].parts
-    calls = ((key, state.operations[key].calls[rank]) for key in state.pending[rank])
-    return tuple((parts[key.group].desc, call.op.split(" ")[0]) for key, call in calls)
-
-
-def _goes_on(state: JobState, key: OperationKey, rank: Rank, peer: Rank) -> bool:
-    """Whether a peer with the same program went on calling where the rank did not, with the same calls pending."""
-    own, other = (_calls_since(state.by_rank[one], key.group, key.seq - 1) for one in (rank, peer))
-    if own is None or other is None or own != other[: len(own)]:
-        return False
-    after = len(other) - len(own)
-    pending_there = len(state.pending[peer]) - after
-    return 0 < pending_there >= len(state.pending[rank])
-
-
-def _calls_since(dump: Dump, group: str, seq: int) -> list[tuple[str, str]] | None:
-    """What a rank called after one collective: the kind of group, and the operation; `None` if it is not recorded."""
-    for place in range(len(dump.calls) - 1, -1, -1):
-        if dump.calls[place][:2] == (group, seq):
-            return [(dump.parts[name].desc, op) for name, _, op in dump.calls[place + 1 :]]
-    return None
+    """Ranks that may have stopped in a send or receive that cannot be matched: nothing else keeps them waiting."""
+    found = set()
+    for operation in state.operations.values():
+        if not operation.sure:
+            found |= {rank for rank in operation.calls if state.pending[rank][0] == operation.key}
+            found |= {rank for rank in operation.missing if not state.pending.get(rank)}
+    return found

@@ -207,4 +207,7 @@ def number(value: Any) -> float | None:
 
 def text(value: Any, longest: int = 200) -> str:
     """A short printable text; empty for anything else."""
-    return "".join(letter for letter in value[:longest] if letter.isprintable()) if type(value) is str else ""
+    if type(value) is not str:
+        return ""
+    short = value[:longest]
+    return short if short.isprintable() else "".join(letter for letter in short if letter.isprintable())

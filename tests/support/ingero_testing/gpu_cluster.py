@@ -200,8 +200,11 @@ class Cluster:
     def _put(self, number: int, stream: object, task: _Task) -> None:
         rank = self.ranks[number]
         rank.working += 1
-        rank.streams.setdefault(stream, deque()).append(task)
-        self._advance(number)
+        tasks = rank.streams.setdefault(stream, deque())
+        tasks.append(task)
+        # Only the new task can start: what else could start has done so before.
+        if len(tasks) == 1 and not rank.gpu_stopped and task.ready() and self._begin(number, tasks):
+            self._advance(number)
 
     def _advance(self, number: int) -> None:
         """Start every task of a rank that can start."""
@@ -261,8 +264,10 @@ class Cluster:
             first = members[0] if what.op == "broadcast" else None
         if first is not None:
             ready = set(instance.entered) if first in instance.entered else set()
+        elif len(instance.entered) < len(members):
+            return
         else:
-            ready = set(instance.entered) if len(instance.entered) == len(members) else set()
+            ready = set(instance.entered)
         ready -= instance.released
         calls = {(one.what.op if isinstance(one.what, Collective) else "", one.what.size)
                  for one in instance.entered.values()}  # fmt: skip

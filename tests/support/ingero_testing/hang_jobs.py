@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from ingero_testing.gpu_cluster import (
@@ -18,6 +19,9 @@ from ingero_testing.gpu_cluster import (
     Synchronize,
     Transfer,
 )
+
+SIZES = (16, 16, 16, 32, 32, 64, 128)
+"""Ranks of a job, each size as often as it is listed."""
 
 CLOCKS = 10.0
 """Largest clock offset of a rank, seconds."""
@@ -165,20 +169,16 @@ def _wrong_program(rng: random.Random, kind: str, program: list[Instruction]) ->
     return True
 
 
-def hang_jobs(count: int, seed: int = 0, sizes: tuple[int, ...] = (16, 16, 16, 32, 32, 64, 128)) -> Iterator[HangJob]:
+def hang_jobs(count: int, seed: int = 0, sizes: tuple[int, ...] = SIZES) -> Iterator[HangJob]:
     """Jobs with one or two faults; a few have a program that differs on one rank, or no fault."""
-    number = 0
-    for attempt in range(100 * count):
-        job = _job(random.Random(f"{seed}/{attempt}"), number, list(sizes))
-        if job is not None:
-            yield job
-            number += 1
-        if number == count:
-            return
+    drawn = (hang_job(seed, number, sizes) for number in range(100 * count))
+    return islice((job for job in drawn if job is not None), count)
 
 
-def _job(rng: random.Random, number: int, sizes: list[int]) -> HangJob | None:
-    layout = _layout(rng, sizes)
+def hang_job(seed: int, number: int, sizes: tuple[int, ...] = SIZES) -> HangJob | None:
+    """One job; `None` if its faults do not hang it."""
+    rng = random.Random(f"{seed}/{number}")
+    layout = _layout(rng, list(sizes))
     settings = _Settings(
         steps=rng.randint(3, 6), batches=layout.pipeline * rng.choice((1, 2)) if layout.pipeline > 1 else 1,
         layers=rng.choice((1, 2)) if layout.pipeline > 2 else rng.randint(2, 5), world=rng.random() < 0.6,
@@ -251,6 +251,8 @@ def _dump(
 ) -> dict[str, Any]:
     """One rank's dump as PyTorch writes it."""
     entries: list[dict[str, Any]] = []
+    record = 0
+    dropped = sum(2 if batched and isinstance(call.what, Transfer) else 1 for call in calls) - ring
     local = {group.name: place for place, group in enumerate(groups.values())}
     counts = {name: [0, 0, 0] for name in local}
     status = {name: [-1, -1, -1] for name in local}
@@ -264,6 +266,9 @@ def _dump(
         for place, known in enumerate((True, entered, ended)):
             if known:
                 status[group.name][place] = count[1 if two else 0]
+        record += 2 if two and batched else 1
+        if record <= dropped:
+            continue
         if isinstance(what, Transfer):
             ranks = group.ranks
             own = call.key[1] if what.send else call.key[2]
@@ -272,7 +277,8 @@ def _dump(
         else:
             name = what.op
         entry = {
-            "record_id": len(entries), "pg_id": local[group.name], "process_group": (group.name, group.desc),
+            "record_id": record - (2 if two and batched else 1),
+            "pg_id": local[group.name], "process_group": (group.name, group.desc),
             "collective_seq_id": count[0], "p2p_seq_id": count[1], "op_id": count[2],
             "profiling_name": f"nccl:{name}", "time_created_ns": int((1.7e9 + clock + call.at) * 1e9),
             "input_sizes": [[what.size]], "input_dtypes": ["BFloat16"],
@@ -286,7 +292,7 @@ def _dump(
             # Calls of a batch are recorded without a state; an entry after them has that of the batch.
             entries.append(entry | {"state": "scheduled", "retired": False, "time_discovered_started_ns": None,
                                     "time_discovered_completed_ns": None})  # fmt: skip
-            entry = entry | {"record_id": len(entries), "profiling_name": "nccl:coalesced"}
+            entry = entry | {"record_id": record - 1, "profiling_name": "nccl:coalesced"}
         entries.append(entry)
     return {
         "version": "2.10",
