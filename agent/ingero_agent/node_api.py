@@ -13,6 +13,7 @@ from ingero_contract.signals import RATIOS
 from ingero_http.http1.messages import Handler
 from ingero_http.sockets import format_address
 from ingero_kit.addresses import parse_listen
+from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.metrics_server import PageServer
 from ingero_kit.settings import SettingsError
@@ -85,7 +86,7 @@ class NodeApi:
         try:
             from ingero_agent.mcp_api import AgentTool, McpApi
         except ImportError as error:
-            raise SettingsError(f"--mcp: {error}: pip install 'ingero[agent-mcp]'") from None
+            raise SettingsError(f"--mcp: {error}: {pip_command('agent-mcp')}") from None
 
         async def state(_: object) -> dict[str, Any]:
             return node_state(self._health, self._client)

@@ -13,7 +13,7 @@ def pyplot() -> Any:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise PlotError("--plot needs matplotlib: pip install 'ingero[analyze]'") from None
+        raise PlotError("--plot needs matplotlib: pip install matplotlib") from None
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -119,7 +119,7 @@ def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) ->
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise TableError(file, "reading histories needs pyarrow: pip install 'ingero[analyze]'") from None
+        raise TableError(file, "reading histories needs pyarrow: pip install pyarrow") from None
     if Path(file).suffix.lower() in (".parquet", ".pq"):
         yield from _parquet(file, required, optional)
     elif file == "-":

@@ -6,6 +6,7 @@ from typing import Any, Final, NoReturn
 import click
 from click.shell_completion import get_completion_class
 
+from ingero_kit.extras import pip_command
 from ingero_kit.flags import CONTEXT, LazyGroup
 
 PROGRAMS: Final = {
@@ -27,11 +28,11 @@ class Umbrella(LazyGroup):
         try:
             return super().get_command(ctx, cmd_name)
         except ModuleNotFoundError as error:
-            text = f"not installed (no module {error.name}): pip install 'ingero[{cmd_name}]'"
+            text = f"not installed (no module {error.name})"
             accept_all = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
             return click.Command(
                 cmd_name,
-                callback=_failing(f"ingero {cmd_name}: {text}"),
+                callback=_failing(f"ingero {cmd_name}: {text}: {pip_command(cmd_name)}"),
                 short_help=text,
                 context_settings=accept_all,
             )

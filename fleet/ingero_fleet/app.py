@@ -29,6 +29,7 @@ from ingero_fleet.settings import FleetConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.taints.tracker import TAINTS
 from ingero_kit.clock import SlewedClock
+from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
@@ -236,7 +237,7 @@ def _fleet(config: FleetConfig, read: Callable[[], FleetConfig]) -> "Fleet | Rec
 
 def without_client(error: ModuleNotFoundError) -> SettingsError:
     """What a user is told where the client of NATS is not installed."""
-    return SettingsError(f"log.nats: {error}; pip install 'ingero[fleet,fleet-log]'")
+    return SettingsError(f"log.nats: {error}: {pip_command('fleet-log')}")
 
 
 def needing_restart(old: FleetConfig, new: FleetConfig, kept: Iterable[str]) -> list[str]:

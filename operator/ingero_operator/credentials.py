@@ -13,6 +13,7 @@ from typing import Any, Final
 import kopf
 import yaml
 
+from ingero_kit.extras import pip_command
 from ingero_kit.settings import SettingsError
 
 DEFAULT_KUBECONFIG: Final = "~/.kube/config"
@@ -32,7 +33,7 @@ def login() -> kopf.ConnectionInfo | None:
     if importlib.util.find_spec("kubernetes") is None:
         raise SettingsError(
             "the current context of the kubeconfig logs in by a plugin, which needs the official Kubernetes client: "
-            "pip install 'ingero[operator,kubeconfig]'"
+            + pip_command("kubeconfig")
         )
     return kopf.login_via_client(logger=logging.getLogger(__name__), settings=settings)
 

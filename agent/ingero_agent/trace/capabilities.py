@@ -134,7 +134,7 @@ def evaluate(facts: Facts) -> list[Capability]:
             f"{facts.database} can be written", needed=True,
         ),
         _check(
-            "parquet", "" if facts.pyarrow else "--record writes CSV only", "pip install 'ingero[analyze]'",
+            "parquet", "" if facts.pyarrow else "--record writes CSV only", "pip install pyarrow",
             "--record writes CSV and Parquet", Support.ABSENT,
         ),
     ]  # fmt: skip

@@ -151,7 +151,7 @@ def _parquet(file: str, advance: Callable[[int], None]) -> tuple[list[str], Iter
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:
-        raise TableError(file, "reading Parquet needs pyarrow: pip install 'ingero[analyze]'") from None
+        raise TableError(file, "reading Parquet needs pyarrow: pip install pyarrow") from None
     try:
         columns = list(parquet.read_schema(file).names)
     except ArrowInvalid as error:

@@ -22,6 +22,7 @@ from ingero_echo.lake.plan import Boundary, ShardTaken
 from ingero_echo.settings import TableConfig
 from ingero_echo.store import Store
 from ingero_echo.tables import TABLES
+from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -54,7 +55,7 @@ def open_lake(config: TableConfig) -> Any:
     try:
         from ingero_echo.lake.catalog import LakeCatalog  # optional, and slow to load
     except ImportError as error:
-        raise UserError(f"sealing needs more packages ({error.name})", "pip install 'ingero[echo-lake]'") from None
+        raise UserError(f"sealing needs more packages ({error.name})", pip_command("echo-lake")) from None
     return LakeCatalog(config)
 
 
