@@ -304,3 +304,18 @@ def test_states_are_compared_once_all_that_judge_were_heard() -> None:
     assert agreement.differs(BatchHead("b", 12, 12, "2"), 0.0)
     assert not agreement.differs(BatchHead("a", 12, 12, "1"), 0.0)
     assert not agreement.differs(BatchHead("new", 3), 0.0)
+
+
+def test_replicas_wait_for_the_cutter_and_for_each_other_only_while_those_are_level_and_heard() -> None:
+    agreement = Agreement()
+    for name in "abc":
+        agreement.note(BatchHead(name, 12), 9.8)
+    assert [agreement.place(name, "b", 12, 9.6) for name in "bac"] == [0, 1, 2]
+    agreement.note(BatchHead("a", 12), 10.2)
+    agreement.note(BatchHead("c", 12), 10.2)
+    assert [agreement.place(name, "b", 12, 10.0) for name in "ac"] == [0, 1], "nobody waits for a cutter that ended"
+    assert [agreement.place(name, "a", 12, 10.0) for name in "ac"] == [0, 1], "nor for another one"
+    agreement.note(BatchHead("new", 3), 10.2)
+    agreement.note(BatchHead("aa", 11), 10.2)
+    assert agreement.place("c", "a", 12, 10.0) == 1, "nor for one that has not caught up"
+    assert agreement.place("unheard", "a", 12, 10.0) == 2

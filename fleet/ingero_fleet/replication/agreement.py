@@ -44,6 +44,14 @@ class Agreement:
         """The replicas that judge and were heard since a moment, by name."""
         return {name: head for name, (head, heard) in self._heads.items() if heard >= since}
 
+    def place(self, name: str, cut_by: str, ticks: int, since: float) -> int:
+        """How many replicas are to cut the next tick before this one: first the one that cut last, then by name.
+
+        Counted are those heard since a moment that have applied all of the `ticks`: others would only be waited for.
+        """
+        level = {other for other, head in self.alive(since).items() if head.ticks >= ticks} | {name}
+        return sorted(level, key=lambda other: (other != cut_by, other)).index(name)
+
     def receivers(self, since: float) -> int:
         """How many Fleets that only receive were heard since a moment."""
         return sum(heard >= since for heard in self._receivers.values())

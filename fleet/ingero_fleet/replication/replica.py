@@ -36,6 +36,9 @@ log = get(__name__)
 RANK_DELAY: Final = 0.1
 """Push intervals by which each further replica waits longer before it cuts a tick that is due."""
 
+SILENT: Final = 0.4
+"""Push intervals without a batch after which no replica waits for another one. Ten are published in each."""
+
 AWAY_PAUSE: Final = 0.1
 """Longest pause in seconds before a marker is cut again that the log did not confirm."""
 
@@ -307,11 +310,9 @@ class Replica:
                 await self.cut("tick")
 
     def _delay(self) -> float:
-        """Seconds that this replica leaves to those before it: first the one that cut last, then by name."""
-        if self.at.cut_by == self.name:
-            return 0.0
-        others = sorted(self._living().keys() | {self.name})
-        return RANK_DELAY * self._interval * (1 + others.index(self.name))
+        """Seconds that this replica leaves to those before it."""
+        since = time.monotonic() - SILENT * self._interval
+        return RANK_DELAY * self._interval * self._agreement.place(self.name, self.at.cut_by, self.at.ticks, since)
 
     def _may_cut(self) -> bool:
         silence = time.monotonic() - self._marked
