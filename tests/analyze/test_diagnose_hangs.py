@@ -469,6 +469,18 @@ def test_sends_called_together_have_the_state_of_their_batch() -> None:
     assert (hang.kind, hang.ranks, hang.pairs) == ("hang", (0,), ((1, 0),))
 
 
+def test_a_status_counts_for_the_group_that_the_rank_is_configured_for() -> None:
+    """The same handle is group 1 for some ranks and group 2 for others; rank 2's ring buffer has dropped group 2."""
+    status = {"7": {"last_enqueued_collective": 4, "last_completed_collective": 4}}
+    busy = dump([entry(9, group="5", record_id=99)], {"2": [2, 3], "5": [2]}, pg_status=status)
+    ended = dump([entry(4, group="1", pg_id=7)], {"1": [0, 1]})
+    hang = hang_of(
+        (0, ended), (1, ended), (2, busy), (3, dump([entry(5, group="2", pg_id=7, ended=False)], {"2": [2, 3]}))
+    )
+
+    assert (hang.kind, hang.ranks) == ("hang", (2,))
+
+
 def test_numbers_of_a_status_are_not_used_where_they_count_sends_too() -> None:
     """The library keeps one status for sends and collectives; this 40 is a send's."""
     status = {"0": {"last_enqueued_collective": 40, "last_completed_collective": 40}}

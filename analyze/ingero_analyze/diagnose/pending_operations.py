@@ -122,12 +122,12 @@ def _is_blind(state: JobState, dump: Dump, longest: int) -> bool:
     """Whether the ring buffer may have dropped what is pending: it is hardly longer than the most that is pending.
 
     A group's calls, and those of one rank to another, end in order. So nothing pending was dropped where the ring
-    buffer holds a call that has ended, nor in a group whose count of ended calls is known.
+    buffer holds a call that has ended or the first one, nor in a group whose count of ended calls is known.
     """
     if not (state.pending[dump.rank] and dump.full and SHORTEST_RING <= len(dump.calls) <= 2 * longest):
         return False
     groups = (dump.parts.get(group) for group, members in state.members.items() if dump.rank in members)
-    if any(part is None or not (part.completed or part.peers) for part in groups):
+    if any(part is None or not (part.completed or part.peers or 1 in part.open) for part in groups):
         return True
     seen = {
         (what, state.members[group][place])
@@ -271,8 +271,9 @@ def _ended_anywhere(dumps: list[Dump]) -> Counter[str]:
 def _apply_status(dumps: list[Dump]) -> None:
     """Use each rank's status for the groups whose entries its ring buffer has dropped.
 
-    A handle that the rank's own entries do not name is the group that all other ranks know by it, if they agree. The
-    numbers of sends and collectives are mixed in a status, so groups with sends are left out.
+    A handle that the rank's own entries do not name is the group that other ranks know by it: the only one, or the
+    only one that this rank is configured for. The numbers of sends and collectives are mixed in a status, so groups
+    with sends are left out.
     """
     known: dict[str, set[str]] = {}
     mixed: set[str] = set()
@@ -283,6 +284,7 @@ def _apply_status(dumps: list[Dump]) -> None:
     for dump in dumps:
         for handle, (enqueued, completed) in dump.status.items():
             agreed = known.get(handle, set())
+            agreed = agreed & set(dump.members) or agreed
             group = dump.names.get(handle) or (next(iter(agreed)) if len(agreed) == 1 else "")
             if not group or group in mixed:
                 continue
