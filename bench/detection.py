@@ -32,6 +32,7 @@ from ingero_detect.detector import Detector
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.observation import ACTIVE, Observation
 from ingero_detect.parameters import Parameters
+from optimal_delay import optimal_delay
 from rules import OURS, RULES, Score, judge
 
 BUDGETS = (0.1, 0.01, 0.001)
@@ -118,18 +119,16 @@ STEPS = {
 
 
 def least_delay(family: str, nodes: int) -> float | None:
-    """Ticks of a test that knows noise, baseline and loss: log(run length) / divergence (Lorden 1971).
+    """Least mean delay in ticks, at the same budget, of any test that knows the noise, the baseline and the loss.
 
     The common level is not known to it, only the mean of the other nodes. The first tick of a loss stands out of
-    autocorrelated noise more than those after it, whose noise has followed.
+    autocorrelated noise by more than seven deviations, so that the first tick is enough.
     """
     if family not in STEPS:
         return None
     sigmas, phi = STEPS[family]
-    wanted = math.log(3600 / TICK / FAULT_BUDGET)
-    sure = sigmas**2 / 2 / (1 + 1 / (nodes - 1))
-    first, later = sure / (1 - phi**2), sure * (1 - phi) / (1 + phi)
-    return 1.0 if first >= wanted else 1 + (wanted - first) / later
+    seen = sigmas / math.sqrt(1 + 1 / (nodes - 1))
+    return 1.0 if phi else optimal_delay(seen, 3600 / TICK / FAULT_BUDGET)
 
 
 FLOOR = "pauses of 1-2 ticks"
