@@ -44,6 +44,18 @@ def test_the_folder_of_crds_can_be_applied_twice(empty: ControlPlane, how: str) 
     assert "No resources found" in empty.kubectl("get", "fleetclusters,echostores", "-A", check=False)
 
 
+def test_the_example_of_shared_tables_fits_the_schema(empty: ControlPlane) -> None:
+    empty.kubectl("apply", "-f", str(ROOT / "crds"))
+    empty.established()
+    empty.kubectl("create", "namespace", "ingero", check=False)
+    file = ROOT / "manifests/examples/tables.yaml"
+
+    applied = empty.kubectl("apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", str(file))
+
+    assert "echostore.ingero.io/history serverside-applied (server dry run)" in applied
+    assert "\n  shards: 2\n" in file.read_text()
+
+
 def test_the_example_of_a_device_taint_rule_fits_the_api(empty: ControlPlane) -> None:
     file = ROOT / "manifests/examples/integrations/device-taint-rule.yaml"
 
