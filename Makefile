@@ -71,7 +71,7 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 bench-detection: setup ## false alarms, delays and cost of the detector compared with three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
-bench-network: setup ## what Fleet names in 200 slow networks, how soon, and what that costs a tick; ARGS="--jobs 16"
+bench-network: setup ## what Fleet names in 1,000 slow networks, how soon, and what that costs a tick; ARGS="--jobs 64 --exports 16"
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/network.py $(ARGS)
 
 bench-diagnose: setup ## what is named in 1,000 simulated hangs and 1,000 slow networks; ARGS="--only links"

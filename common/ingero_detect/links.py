@@ -13,7 +13,14 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.rank_outliers import SIGNIFICANCE, moderated_errors, time_segments, trimmed_mean, upper_quantiles
+from ingero_detect.rank_outliers import (
+    SIGNIFICANCE,
+    moderated_errors,
+    row_medians,
+    time_segments,
+    trimmed_mean,
+    upper_quantiles,
+)
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, most_common_by_rank
 
@@ -171,7 +178,7 @@ def _compared(seconds: Floats, tested: int) -> tuple[Floats, Floats, Bools]:
         values = logs[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
             continue
-        values = values - np.nanmedian(values, axis=0)
+        values = values - row_medians(values.T)
         mean, error = trimmed_mean(values)
         mean = mean - np.median(mean)
         spread = MAD_TO_SIGMA * float(np.median(np.abs(mean)))

@@ -74,8 +74,14 @@ def upper_quantiles(chance: float, freedom: Floats) -> Floats:
 
 def _centred(values: Floats) -> tuple[Floats, Floats]:
     """Values minus the median of their row, 0 where a value is missing, and the robust spread of each row."""
-    apart = values - np.nanmedian(values, axis=1, keepdims=True)
-    return np.where(np.isfinite(apart), apart, 0.0), MAD_TO_SIGMA * np.nanmedian(np.abs(apart), axis=1)
+    apart = values - row_medians(values)[:, None]
+    return np.where(np.isfinite(apart), apart, 0.0), MAD_TO_SIGMA * row_medians(np.abs(apart))
+
+
+def row_medians(values: Floats) -> Floats:
+    """Medians of rows without missing values. NumPy is many times faster where none is missing."""
+    found: Floats = np.nanmedian(values, axis=1) if np.isnan(values).any() else np.median(values, axis=1)
+    return found
 
 
 def variance_inflation_of(values: Floats) -> float:
@@ -93,7 +99,8 @@ def trimmed_mean(values: Floats) -> tuple[Floats, Floats]:
     The error is based on the plain standard deviation, so that rare large values are not taken for a lasting excess.
     A row that seems to have no deviation gets half of the typical one. Autocorrelation increases the error.
     """
-    low, high = np.nanquantile(values, (TRIM, 1 - TRIM), axis=1)
+    quantiles = np.nanquantile if np.isnan(values).any() else np.quantile
+    low, high = quantiles(values, (TRIM, 1 - TRIM), axis=1)
     mean = np.nanmean(np.clip(values, low[:, None], high[:, None]), axis=1)
     count = np.isfinite(values).sum(axis=1)
     pooled = np.sqrt(np.nanmean(_centred(values)[1] ** 2))

@@ -14,8 +14,11 @@ from ingero_contract import attributes, metrics
 from ingero_detect.links import RankPort, slow_elements
 from ingero_detect.topology import nearest_switches, ports_of
 from ingero_fleet.collectives.batch import POINT
+from ingero_fleet.collectives.communicators import Communicators
+from ingero_fleet.collectives.excuses import Claim
 from ingero_fleet.collectives.migrations import with_transfer_times
 from ingero_fleet.collectives.points import CommKey
+from ingero_fleet.collectives.slow_transfers import slowed_communicators
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.collectives.transfer_times import MAX_SERIES, MAX_SERIES_OF_COMMUNICATOR, TICKS, TransferTimes
 from ingero_fleet.processor_settings import NcclConfig, ProcessorsConfig
@@ -39,7 +42,7 @@ STEPS = 15
 
 @cache
 def job_of(fault: str) -> FabricJob:
-    return fabric_job(2, 5, fault, STEPS)
+    return fabric_job(3, 5, fault, STEPS)
 
 
 def new_tracker(folder: Path, job: FabricJob) -> CollectivesTracker:
@@ -96,6 +99,47 @@ def test_fleet_names_what_diagnose_names(fault: str, tmp_path: Path) -> None:
     else:
         assert verdict["kind"] == "unknown"
         assert [pairs(cause) for cause in verdict["possible"]] == [set(cause) for cause in wanted.causes]
+
+
+def accused_nodes(tracker: CollectivesTracker, job: FabricJob) -> set[str]:
+    """Nodes of all ranks that were accused at any tick."""
+    nodes: set[str] = set()
+    for step in range(STEPS):
+        play(tracker, job, step, step + 1)
+        nodes |= {node for _, node in tracker.stragglers}
+    return nodes
+
+
+@pytest.mark.parametrize("fault", ["nic", "link", "spine"])
+def test_ranks_that_a_slow_network_makes_late_are_not_accused(fault: str, tmp_path: Path) -> None:
+    job = job_of(fault)
+
+    assert accused_nodes(CollectivesTracker(NcclConfig()), job), "without a topology they are"
+    assert accused_nodes(new_tracker(tmp_path, job), job) == set()
+
+
+def test_a_slow_node_is_accused_with_a_topology_as_without_one(tmp_path: Path) -> None:
+    job = job_of("node")
+
+    assert accused_nodes(new_tracker(tmp_path, job), job) == accused_nodes(CollectivesTracker(NcclConfig()), job)
+    assert job.name in accused_nodes(new_tracker(tmp_path, job), job)
+
+
+def test_collectives_excuse_by_the_time_that_they_take_longer_than_like_ones(tmp_path: Path) -> None:
+    job = job_of("nic")
+    tracker = new_tracker(tmp_path, job)
+    play(tracker, job)
+    known = Communicators(tracker.reader, tracker.windows)
+
+    number, share = max(slowed_communicators(known, tracker.transfers).items(), key=lambda item: item[1])
+
+    members = {known.source(known.windows[number], rank).node for rank in range(known.windows[number].ranks)}
+    assert job.name.partition("/")[0] in members
+    slowed = known.wait_profile(number, share)
+    assert slowed.excuses(Claim(number + 1, min(members), 1.9 * share))
+    assert not slowed.excuses(Claim(number + 1, min(members), 2.1 * share)), "too late for that"
+    assert not slowed.excuses(Claim(number, min(members), share)), "its own collectives make nobody late for them"
+    assert not slowed.excuses(Claim(number + 1, "another", share))
 
 
 def test_without_message_sizes_larger_messages_may_be_the_cause(tmp_path: Path) -> None:

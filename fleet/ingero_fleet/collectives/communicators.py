@@ -26,14 +26,14 @@ class Communicators:
         gpu = self.source(window, rank).gpu
         return (None, gpu) if gpu else (rank, None)
 
-    def wait_profile(self, number: int) -> WaitProfile:
-        """Which nodes a communicator waited for, and which nodes waited in it."""
+    def wait_profile(self, number: int, slowed: float = 0.0) -> WaitProfile:
+        """Which nodes a communicator waited for, and which nodes waited in it; `slowed`: by a slow network."""
         window = self.windows[number]
         suspects: dict[str, float] = {}
         for rank, share in window.suspects.items():
             node = self.source(window, rank).node
             suspects[node] = max(share, suspects.get(node, 0.0))
-        return WaitProfile(number, suspects, self._waiting(window))
+        return WaitProfile(number, suspects, self._waiting(window), slowed)
 
     def _waiting(self, window: CommunicatorWindow) -> dict[str, float]:
         """Share of time that each node's ranks waited at least, in the tick in which they waited longest."""

@@ -27,20 +27,23 @@ class WaitProfile:
     """Who waited for whom in one communicator, shares of time by node.
 
     `suspects`: time lost to each node that is likely to be late in it; `waiting`: how long each node's ranks waited
-    at least.
+    at least; `slowed`: the share by which all of its collectives last longer than those of like communicators.
     """
 
     communicator: int
     suspects: dict[str, float]
     waiting: dict[str, float]
+    slowed: float = 0.0
 
     def excuses(self, claim: Claim) -> bool:
-        """Whether the claim's node waited here for another node, about as long as it came late there."""
+        """Whether the claim's node waited here, for a node or the network, about as long as it came late there."""
         enough = MIN_EXCUSED_SHARE * claim.share
-        return (
-            self.communicator != claim.communicator
-            and self.waiting.get(claim.node, 0.0) >= enough
-            and any(node != claim.node and share >= enough for node, share in self.suspects.items())
+        if self.communicator == claim.communicator or claim.node not in self.waiting:
+            return False
+        if self.slowed and self.slowed >= enough:
+            return True
+        return self.waiting[claim.node] >= enough and any(
+            node != claim.node and share >= enough for node, share in self.suspects.items()
         )
 
 

@@ -13,7 +13,9 @@ from ingero_fleet.collectives.batch import Columns
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.excuses import Claim, without_victims
 from ingero_fleet.collectives.points import CommKey
+from ingero_fleet.collectives.slow_transfers import slowed_communicators
 from ingero_fleet.collectives.throttling import ThrottleFindings
+from ingero_fleet.collectives.transfer_times import TransferTimes
 from ingero_kit.clock import rfc3339
 
 MAX_EDGES: Final = 1_000
@@ -37,8 +39,10 @@ class RankEdge:
 class StragglerRanks:
     """One for each tracker. Every map holds at most one entry for each communicator that is or was recently known."""
 
-    def __init__(self) -> None:
+    def __init__(self, transfers: TransferTimes | None = None) -> None:
+        """`transfers`: excuse ranks of communicators whose collectives take longer than those of like ones."""
         self.now: dict[NodeKey, StragglerRank] = {}
+        self._transfers = transfers
         self._since: dict[NodeKey, tuple[float, int]] = {}
         self._claimed: dict[NodeKey, float] = {}
         self._sent: dict[NodeKey, StragglerRank] = {}
@@ -89,7 +93,8 @@ class StragglerRanks:
     def _find(
         self, communicators: Communicators, waiting: Columns, now: float
     ) -> tuple[dict[NodeKey, StragglerRank], set[NodeKey]]:
-        """The accused nodes, and all nodes with a claim against them: victims of another straggler are excused.
+        """The accused nodes, and all nodes with a claim against them: victims of another straggler or of a
+        slow network are excused.
 
         A node that is not accused yet is also excused while `waiting` holds its points of other communicators that
         are as old as the claim: the cause of its delay may be among them.
@@ -106,9 +111,13 @@ class StragglerRanks:
                     claims.setdefault(cluster, []).append(Claim(number, node, window.finding.share))
         before, self._claimed = self._claimed, {}
         pending = PendingPoints(communicators, waiting) if claims else None
+        slowed = slowed_communicators(communicators, self._transfers) if claims and self._transfers else {}
         found: dict[NodeKey, StragglerRank] = {}
         for cluster, claimed in claims.items():
-            profiles = [communicators.wait_profile(number) for number in _concerned(communicators, cluster, claimed)]
+            profiles = [
+                communicators.wait_profile(number, slowed.get(number, 0.0))
+                for number in _concerned(communicators, cluster, claimed, slowed)
+            ]
             left = {claim.communicator for claim in without_victims(claimed, profiles)}
             for claim in claimed:
                 key = node_key(cluster, claim.node)
@@ -173,15 +182,17 @@ class PendingPoints:
         return any(number != communicator and first <= time for number, first in oldest.items())
 
 
-def _concerned(communicators: Communicators, cluster: str, claims: list[Claim]) -> list[int]:
-    """Communicators with suspects in which one of the claims' nodes takes part."""
+def _concerned(
+    communicators: Communicators, cluster: str, claims: list[Claim], slowed: Mapping[int, float]
+) -> list[int]:
+    """Communicators with suspects, or with slow collectives, in which one of the claims' nodes takes part."""
     nodes = {claim.node for claim in claims}
     theirs = [place for place, sender in enumerate(communicators.reader.sources)
               if sender.cluster == cluster and sender.node in nodes]  # fmt: skip
     return [
         number
         for number, window in communicators.windows.items()
-        if window.suspects and communicators.reader.comms[number].cluster == cluster
+        if (window.suspects or number in slowed) and communicators.reader.comms[number].cluster == cluster
         and np.isin(window.members, theirs).any()
     ]  # fmt: skip
 

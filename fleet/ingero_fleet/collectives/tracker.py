@@ -74,7 +74,7 @@ class CollectivesTracker:
             transfers=self.transfers if self.network.ports else None,
         )  # fmt: skip
         self._shown = self._matcher.communicators
-        self._stragglers = StragglerRanks()
+        self._stragglers = StragglerRanks(self.transfers if self.network.ports else None)
         self._throttling = ThrottleDetector()
         self._export = export
         self._export_logs = export_logs

@@ -102,6 +102,12 @@ class TransferTimes:
         found: Floats = np.where(count > 0, seconds / np.maximum(count, 1), np.nan)[:, filled]
         return found
 
+    def latest(self, ticks: int) -> tuple[Floats, Floats]:
+        """Sum of seconds and number of collectives by series in the latest ticks."""
+        used = len(self.series)
+        columns = (self._column - np.arange(min(ticks, TICKS))) % TICKS
+        return self._seconds[:used, columns].sum(axis=1), self._count[:used, columns].sum(axis=1).astype(np.float64)
+
     def state(self) -> dict[str, Any]:
         """Everything that later ticks depend on."""
         used = len(self.series)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline, verdict
@@ -22,7 +23,14 @@ NODES: Final = 8
 GPUS: Final = 8
 REPLICAS: Final = 4
 STAGES: Final = 2
+WAYS: Final = {"forward": (0, 1), "backward": (1, 0)}
+"""The stages in the order in which each half of a step visits them."""
 FAULTS: Final = ("nothing", "nic", "pair", "link", "leaf", "spine", "node", "interconnect")
+
+
+Table = npt.NDArray[Any]
+
+COLUMNS: Final = ("rank", "op", "kind", "start", "duration", "step", "group", "seq", "stage", "data_parallel")
 
 
 @dataclass
@@ -36,9 +44,19 @@ class FabricJob:
     topology: dict[str, Any]
     onset: int = 0
     """Step from which it is slow."""
-    columns: dict[str, list[Any]] = field(default_factory=dict)
+    columns: dict[str, Table] = field(default_factory=dict)
     inseparable: frozenset[tuple[str, str]] = frozenset()
     """Everything that would slow down the same groups, the cause included: no method can tell these apart."""
+
+
+class _Groups:
+    """Groups of one operation that run at the same time, a row of ranks for each."""
+
+    def __init__(self, made: "_Simulation", op: str, ranks: Table) -> None:
+        self.op, self.ranks = op, ranks
+        self.usual = np.exp(made.rng.normal(0, 0.005, len(ranks)))
+        self.shares = np.array([made.ring_share(ring) for ring in ranks.tolist()])
+        self.names = np.array([f"{op}:{'-'.join(map(str, ring))}" for ring in ranks.tolist()])
 
 
 class _Simulation:
@@ -51,15 +69,27 @@ class _Simulation:
         self.onset = int(rng.choice([0, 0, steps // 4, steps // 2]))
         self.noise, self.jitter = rng.uniform(0.01, 0.08), rng.uniform(0.005, 0.05)
         self.slow: dict[str, str] = self._choose()
-        self.columns: dict[str, list[Any]] = {
-            name: [] for name in ("rank", "op", "kind", "start", "duration", "step", "group", "seq", "stage",
-                                  "data_parallel")
-        }  # fmt: skip
+        self.parts: list[tuple[Any, ...]] = []
         self.clock = rng.uniform(0, 100, NODES * GPUS)
         self.at = np.zeros(NODES * GPUS)
-        self.own: dict[tuple[str, tuple[int, ...]], float] = {}
-        self.shares: dict[tuple[int, ...], float] = {}
-        self.part = {int(node): (stage, replica) for (replica, stage), node in np.ndenumerate(self.place)}
+        self.stage, self.replica = np.zeros((2, NODES * GPUS), np.int64)
+        for (replica, stage), node in np.ndenumerate(self.place):
+            self.stage[node * GPUS : (node + 1) * GPUS] = stage
+            self.replica[node * GPUS : (node + 1) * GPUS] = replica
+        self.groups = self._groups()
+
+    def _groups(self) -> dict[tuple[str, int], _Groups]:
+        rails = np.arange(GPUS)
+        found = {}
+        for way, stages in WAYS.items():
+            for stage in stages:
+                tensor = np.sort(self.place[:, stage])[:, None] * GPUS + rails
+                found[f"all_reduce_{way}", stage] = _Groups(self, f"all_reduce_{way}", tensor)
+            pairs = np.concatenate([np.sort(nodes) * GPUS + rails[:, None] for nodes in self.place])
+            found[f"send_{way}", stages[0]] = _Groups(self, f"send_{way}", pairs)
+        rings = np.concatenate([np.sort(nodes) * GPUS + rails[:, None] for nodes in self.place.T])
+        found["reduce_scatter", 0] = _Groups(self, "reduce_scatter", rings)
+        return found
 
     def _choose(self) -> dict[str, str]:
         rng = self.rng
@@ -81,14 +111,9 @@ class _Simulation:
         kind, name = names[self.fault]
         return {"kind": kind, "name": name}
 
-    def share(self, ranks: tuple[int, ...], step: int) -> float:
+    def ring_share(self, ring: list[int]) -> float:
         """How many times longer bytes take around a ring than on healthy paths: as on its slowest hop."""
-        if self.fault in ("nothing", "node") or step < self.onset:
-            return 1.0
-        if ranks not in self.shares:
-            hops = zip(ranks, (*ranks[1:], ranks[0]), strict=True)
-            self.shares[ranks] = max(self.hop_share(one, other) for one, other in hops)
-        return self.shares[ranks]
+        return max(self.hop_share(one, other) for one, other in zip(ring, (*ring[1:], ring[0]), strict=True))
 
     def hop_share(self, one: int, other: int) -> float:
         """How many times longer bytes take from one rank to another than on a healthy path."""
@@ -109,63 +134,56 @@ class _Simulation:
 
     def inseparable(self) -> frozenset[tuple[str, str]]:
         """What lies on the ways of the same groups as the slow thing, and of no others."""
-        used: dict[tuple[str, str], set[tuple[str, tuple[int, ...]]]] = {}
-        for op, ranks in self.own:
-            for one, other in zip(ranks, (*ranks[1:], ranks[0]), strict=True):
-                for part in self.crossed(one // GPUS, other // GPUS, one % GPUS):
-                    used.setdefault(part, set()).add((op, ranks))
+        used: dict[tuple[str, str], set[str]] = {}
+        for groups in self.groups.values():
+            for name, ring in zip(groups.names.tolist(), groups.ranks.tolist(), strict=True):
+                for one, other in zip(ring, (*ring[1:], ring[0]), strict=True):
+                    for part in self.crossed(one // GPUS, other // GPUS, one % GPUS):
+                        used.setdefault(part, set()).add(name)
         slow = (self.slow["kind"], self.slow["name"])
         return frozenset(part for part, groups in used.items() if groups == used.get(slow))
 
-    def operation(self, op: str, ranks: tuple[int, ...], latency: float, seconds: float, step: int, seq: int) -> None:
-        rng = self.rng
-        usual = self.own.setdefault((op, ranks), float(np.exp(rng.normal(0, 0.005))))
-        took = (latency + seconds * self.share(ranks, step)) * usual * np.exp(rng.normal(0, self.noise))
-        if rng.random() < 0.01:
-            took *= rng.uniform(1, 4)  # other traffic
-        index = list(ranks)
-        arrived = self.at[index].copy()
-        end = arrived.max() + took
-        duration = (end - arrived) * np.exp(rng.normal(0, 0.002, len(index)))
-        self.at[index] = end
-        group = f"{op}:{'-'.join(map(str, ranks))}"
-        for rank, start, spent in zip(ranks, arrived.tolist(), duration.tolist(), strict=True):
-            self.row(rank, op, "collective", start, spent, step, group, seq)
+    def operation(self, groups: _Groups, latency: float, seconds: float, step: int) -> None:
+        rng, count = self.rng, len(groups.ranks)
+        shares = groups.shares if step >= self.onset else 1.0
+        took = (latency + seconds * shares) * groups.usual * np.exp(rng.normal(0, self.noise, count))
+        took *= np.where(rng.random(count) < 0.01, rng.uniform(1, 4, count), 1.0)  # other traffic
+        arrived = self.at[groups.ranks]
+        end = (arrived.max(axis=1) + took)[:, None]
+        duration = (end - arrived) * np.exp(rng.normal(0, 0.002, arrived.shape))
+        self.at[groups.ranks] = end
+        names = np.repeat(groups.names, groups.ranks.shape[1])
+        self.rows(groups.ranks.ravel(), groups.op, "collective", arrived.ravel(), duration.ravel(), step, names)
 
-    def row(self, rank: int, op: str, kind: str, start: float, spent: float, step: int, group: str, seq: int) -> None:
-        stage, replica = self.part[rank // GPUS]
-        row = (rank, op, kind, start + self.clock[rank], spent, step, group, seq, stage, replica)
-        for column, value in zip(self.columns.values(), row, strict=True):
-            column.append(value)
+    def rows(
+        self, ranks: Table, op: str, kind: str, start: Table, spent: Table, step: int, group: Table | None = None
+    ) -> None:
+        count = len(ranks)
+        group = np.full(count, "") if group is None else group
+        steps = np.full(count, step)
+        self.parts.append((
+            ranks, np.full(count, op), np.full(count, kind), start + self.clock[ranks], spent, steps, group, steps,
+            self.stage[ranks], self.replica[ranks],
+        ))  # fmt: skip
 
     def compute(self, stage: int, step: int, seconds: float) -> None:
-        for replica in range(REPLICAS):
-            node = int(self.place[replica, stage])
-            slow = self.fault == "node" and self.slow["name"] == f"node-{node}" and step >= self.onset
-            for rank in range(node * GPUS, (node + 1) * GPUS):
-                spent = seconds * float(np.exp(self.rng.normal(0, self.jitter))) * (1.2 if slow else 1.0)
-                self.row(rank, f"compute_{seconds}", "compute", self.at[rank], spent, step, "", step)
-                self.at[rank] += spent
+        ranks = np.flatnonzero(self.stage == stage)
+        spent = seconds * np.exp(self.rng.normal(0, self.jitter, len(ranks)))
+        if self.fault == "node" and step >= self.onset:
+            spent *= np.where(ranks // GPUS == int(self.slow["name"].removeprefix("node-")), 1.2, 1.0)
+        self.rows(ranks, f"compute_{seconds}", "compute", self.at[ranks], spent, step)
+        self.at[ranks] += spent
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Table]:
         for step in range(self.steps):
-            for way, stages, seconds in (("forward", (0, 1), 0.02), ("backward", (1, 0), 0.04)):
+            for (way, stages), seconds in zip(WAYS.items(), (0.02, 0.04), strict=True):
                 for stage in stages:
                     self.compute(stage, step, seconds)
-                    for replica in range(REPLICAS):
-                        first = int(self.place[replica, stage]) * GPUS
-                        self.operation(
-                            f"all_reduce_{way}", tuple(range(first, first + GPUS)), 5e-5, 0.002, step, step
-                        )
+                    self.operation(self.groups[f"all_reduce_{way}", stage], 5e-5, 0.002, step)
                     if stage == stages[0]:
-                        for replica in range(REPLICAS):
-                            for rail in range(GPUS):
-                                ends = tuple(sorted(int(node) * GPUS + rail for node in self.place[replica]))
-                                self.operation(f"send_{way}", ends, 3e-5, 0.001, step, step)
-            for stage in range(STAGES):
-                for rail in range(GPUS):
-                    ring = tuple(sorted(int(node) * GPUS + rail for node in self.place[:, stage]))
-                    self.operation("reduce_scatter", ring, 1e-4, 0.01, step, step)
+                        self.operation(self.groups[f"send_{way}", stage], 3e-5, 0.001, step)
+            self.operation(self.groups["reduce_scatter", 0], 1e-4, 0.01, step)
+        return dict(zip(COLUMNS, map(np.concatenate, zip(*self.parts, strict=True)), strict=True))
 
     def topology(self) -> dict[str, Any]:
         nics = [
@@ -183,9 +201,8 @@ class _Simulation:
 def fabric_job(number: int, seed: int, fault: str, steps: int = 24) -> FabricJob:
     """One job."""
     made = _Simulation(number, seed, fault, steps)
-    made.run()
     return FabricJob(
-        number, fault, made.slow["kind"], made.slow["name"], made.topology(), made.onset, made.columns,
+        number, fault, made.slow["kind"], made.slow["name"], made.topology(), made.onset, made.run(),
         made.inseparable(),
     )  # fmt: skip
 
@@ -198,7 +215,7 @@ def fabric_jobs(jobs: int, seed: int) -> Iterator[FabricJob]:
 
 def recorded(job: FabricJob) -> RecordedTimeline:
     """The job's rows as the CSV reader has them."""
-    columns = {name: np.array(values) for name, values in job.columns.items()}
+    columns = job.columns
     collective = columns["kind"] == "collective"
     _, op = np.unique(columns["op"], return_inverse=True)
     _, group = np.unique(columns["group"], return_inverse=True)
@@ -228,11 +245,13 @@ def outcome_of(job: FabricJob, network: dict[str, Any]) -> str:
     """What a verdict on the network is worth.
 
     right: the cause alone. inseparable: exactly those parts that no method can tell apart. unknown: the cause among
-    others. lacking: without the cause. innocent: a node or GPU is named.
+    others. lacking: without the cause, or no network is slow. innocent: a node or GPU is named.
     """
     named = {(item["kind"], item["name"]) for item in network["elements"]}
     if any(kind in ("node", "gpu") for kind, _ in named):
         return "innocent"
+    if not job.inseparable:
+        return "lacking"
     if named:
         return "right" if named == {(job.kind, job.name)} else "lacking"
     possible = {(item["kind"], item["name"]) for cause in network["possible"] for item in cause}
@@ -244,10 +263,9 @@ def outcome_of(job: FabricJob, network: dict[str, Any]) -> str:
 def inspector_exports(job: FabricJob, step: int, *, sizes: bool = True, first_seq: int = 0) -> list[bytes]:
     """What NCCL Inspector exports about a step's collectives, one body for each node."""
     bodies: dict[int, list[dict[str, Any]]] = {}
-    columns = job.columns
-    for row in [row for row, number in enumerate(columns["step"]) if number == step]:
-        if columns["kind"][row] != "collective":
-            continue
+    wanted = (job.columns["step"] == step) & (job.columns["kind"] == "collective")
+    columns = {name: values[wanted].tolist() for name, values in job.columns.items()}
+    for row in range(int(wanted.sum())):
         op, members = columns["group"][row].split(":")
         node, gpu = divmod(columns["rank"][row], GPUS)
         texts = {
