@@ -7,6 +7,7 @@ key of yours, `--keyless` with the identity of the workflow in which cosign runs
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -26,6 +27,9 @@ from scripts.release_signature import SigningKey, bundle, new_key, provenance, p
 ROOT: Final = Path(__file__).parents[1]
 BASE_IMAGE: Final = "docker.io/library/debian:bookworm-slim"
 IMAGES: Final = ("operator", "fleet", "echo", "sink", "agent")
+PACKAGES: Final = ("agent", "fleet")
+"""Of Debian."""
+_LIBRARY: Final = re.compile(r"/([^/]+)-([^/-]+)\.dist-info/$", re.MULTILINE)
 SUMS: Final = "SHA256SUMS"
 
 
@@ -121,6 +125,38 @@ class Build:
             listing = json.loads((self.source / f"dist/sbom/{name}.cdx.json").read_text())
             self._sbom(file, "CONTAINER", image_parts(listing, self.lock), "CONTAINS")
 
+    def debian(self) -> None:
+        """The packages for the Debian release and the architecture of this machine."""
+        environment = {"SOURCE_DATE_EPOCH": str(self.epoch), "OUT": str(self.out), "NAMES": " ".join(PACKAGES)}
+        path = os.pathsep.join([os.environ["PATH"], str(ROOT / ".tools/bin")])
+        run("scripts/deb", cwd=self.source, PATH=path, **environment)
+        for name in PACKAGES:
+            file = package_name(name, self.version)
+            listing = python_libraries(run("dpkg-deb", "--contents", str(self.out / file)))
+            self._sbom(file, "INSTALL", image_parts(listing, self.lock), "CONTAINS")
+
+
+def package_name(name: str, version: str) -> str:
+    """The file of a Debian package for this machine's architecture."""
+    return f"ingero-{name}_{version}_{architecture()}.deb"
+
+
+def python_libraries(contents: str) -> dict[str, Any]:
+    """The libraries whose metadata a list of files has, as components of CycloneDX; this project is none."""
+    found = [(name.replace("_", "-").lower(), version) for name, version in _LIBRARY.findall(contents)]
+    components = [
+        {"name": name, "version": version, "purl": f"pkg:pypi/{name}@{version}"}
+        for name, version in sorted(set(found))
+        if name != "ingero"
+    ]
+    return {"components": components}
+
+
+def no_packages() -> str | None:
+    """Why Debian packages cannot be built here, if so."""
+    missing = [name for name in ("dpkg-deb", "/usr/bin/python3") if not shutil.which(name)]
+    return f"{missing[0]} is not installed" if missing else None
+
 
 def no_images() -> str | None:
     """Why images cannot be built here, if so."""
@@ -183,6 +219,10 @@ def make(out: Path, version: str, *, images: bool | None, added: Path | None = N
         build = Build(source, out, version, epoch)
         build.packages()
         build.chart()
+        if lacking := no_packages():
+            click.echo(f"no Debian packages: {lacking}")
+        else:
+            build.debian()
         reason = "--no-images" if images is False else no_images()
         if reason is None:
             build.images()

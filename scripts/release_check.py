@@ -18,7 +18,17 @@ from typing import Final
 
 import click
 
-from scripts.release import IMAGES, ROOT, SUMS, architecture, file_digest, make, project_version
+from scripts.release import (
+    IMAGES,
+    PACKAGES,
+    ROOT,
+    SUMS,
+    architecture,
+    file_digest,
+    make,
+    package_name,
+    project_version,
+)
 from scripts.release_requirements import EXTRAS
 
 PARTS: Final = ("Verify what you downloaded", "Install what you downloaded")
@@ -67,12 +77,14 @@ def blocks(page: str) -> list[Block]:
 
 
 def repetitions(block: Block, folder: Path, version: str) -> list[dict[str, str]]:
-    """The variables of each run of a block: one run, or one for each program or image that the folder has."""
+    """The variables of each run of a block: one run, or one for each program or file that the folder has."""
     if "for each PROGRAM" in block.conditions:
         return [{"PROGRAM": name} for name in EXTRAS]
     if "for each IMAGE" in block.conditions:
         archives = [(name, folder / f"ingero-{name}-{version}-{architecture()}.oci.tar") for name in IMAGES]
         return [{"IMAGE": name} for name, file in archives if file.exists()]
+    if "for each PACKAGE" in block.conditions:
+        return [{"PACKAGE": name} for name in PACKAGES if (folder / package_name(name, version)).exists()]
     return [{}]
 
 
@@ -86,7 +98,7 @@ def skipped(block: Block, by_key: bool, path: str) -> str | None:
 
 
 def _execute(block: Block, folder: Path, variables: Mapping[str, str], path: str) -> Row:
-    named = "".join(f"{value}: " for key, value in variables.items() if key in ("PROGRAM", "IMAGE"))
+    named = "".join(f"{value}: " for key, value in variables.items() if key in ("PROGRAM", "IMAGE", "PACKAGE"))
     click.echo(f"\n{named}$ {block.commands.rstrip()}")
     began = time.monotonic()
     done = subprocess.run(
@@ -125,7 +137,7 @@ def executed(page: str, folder: Path, version: str, only: str = "") -> Iterator[
             continue
         runs = repetitions(block, folder, version)
         if not runs:
-            yield Row(block.title, "skipped: no images in this release")
+            yield Row(block.title, "skipped: this release has no such file")
         for chosen in runs:
             yield _execute(block, folder, about | chosen, path)
 

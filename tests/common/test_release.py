@@ -19,9 +19,18 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from scripts.release import describe, file_digest, main, project_version, sign_sums, signing_key
+from scripts.release import (
+    describe,
+    file_digest,
+    main,
+    package_name,
+    project_version,
+    python_libraries,
+    sign_sums,
+    signing_key,
+)
 from scripts.release_archives import chart_image, chart_package
-from scripts.release_check import blocks, origin, skipped
+from scripts.release_check import blocks, origin, repetitions, skipped
 from scripts.release_requirements import EXTRAS, locked, needed, read_lock, requirements
 from scripts.release_sbom import Artifact, Part, image_parts, parts_of, problems, sbom
 from scripts.release_signature import bundle, new_key, public_pem, read_key, sign
@@ -120,6 +129,24 @@ def test_packages_inside_of_an_image_have_the_hashes_of_the_lock_where_the_versi
     }
 
     assert [part.hashes for part in image_parts(listing, LOCK)] == [locked_click.hashes, (), ()]
+
+
+def test_the_libraries_of_a_debian_package_are_read_from_its_files() -> None:
+    (locked_yaml,) = LOCK["pyyaml"]
+    folder = "drwxr-xr-x root/root 0 2026-01-01 00:00 ./usr/lib/ingero/agent/lib/python3.11/site-packages"
+    lines = [f"{folder}/{name}" for name in (f"PyYAML-{locked_yaml.version}.dist-info/", "ingero-0.1.0.dist-info/")]
+    listing = python_libraries("\n".join([*lines, f"{folder}/yaml/", f"{lines[0]}METADATA"]))
+
+    assert [(part.name, part.hashes) for part in image_parts(listing, LOCK)] == [("pyyaml", locked_yaml.hashes)]
+
+
+def test_each_debian_package_of_a_release_is_installed_in_a_fresh_root(tmp_path: Path) -> None:
+    (block,) = (item for item in blocks(PAGE) if "for each PACKAGE" in item.conditions)
+
+    assert block.needs == "mmdebstrap"
+    assert repetitions(block, tmp_path, VERSION) == []
+    (tmp_path / package_name("agent", VERSION)).touch()
+    assert repetitions(block, tmp_path, VERSION) == [{"PACKAGE": "agent"}]
 
 
 def test_the_chart_is_packed_with_the_same_bytes_at_any_time(tmp_path: Path) -> None:
