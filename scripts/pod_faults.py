@@ -18,7 +18,6 @@ METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:{port}/
 SERVED = "import ssl; print(ssl.get_server_certificate(('localhost', {port})))"
 MAX_SECONDS, MAX_INTERVALS = 6.0, 2
 """How soon a halved node is named: in the larger one of these. The tracer writes its counts every second."""
-"""Push intervals until a node is named: two, and the time in which the tracer writes its counts."""
 SETTLE_SECONDS = 10.0
 """How long after the start of a Fleet a node is slowed."""
 STATUS = """
