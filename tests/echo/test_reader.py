@@ -409,14 +409,26 @@ def test_two_writers_are_answered_as_one_and_a_missing_one_is_named(tmp_path: Pa
         reader = stack.enter_context(echo_reader(tmp_path / "reader", {**common, "table": table, "read": read}))
         wait_until(lambda: count(reader)["rows"] == [["a", 11, 11], ["b", 8, 8]], "the rows of both")
 
-        named = {row["node_id"] for row in ask(reader, "find_stragglers")["rows"]}
-        summary = ask(reader, "summary")
+        named = {row["node_id"] for row in whole_answer(reader, "find_stragglers")["rows"]}
+        summary = whole_answer(reader, "summary")
         second.process.kill()
         second.process.wait()
         wait_until(lambda: count(reader)["missing"] == ["1"], "the writer to be missing")
 
-    assert named == {"n1", "n2"} and summary["missing"] == [] and set(summary["as_of"]) == {"0", "1"}
+    assert named == {"n1", "n2"} and set(summary["as_of"]) == {"0", "1"}
     assert {row["cluster_id"]: row["events"] for row in summary["rows"]} == {"a": 11, "b": 8}
+
+
+def whole_answer(reader: Running, tool: str) -> Any:
+    """An answer in which no writer is missing: on a busy machine one may be for a moment."""
+    answers: list[Any] = []
+
+    def whole() -> bool:
+        answers.append(ask(reader, tool))
+        return answers[-1]["missing"] == []
+
+    wait_until(whole, "an answer without a missing writer")
+    return answers[-1]
 
 
 def ask(service: Running, tool: str) -> Any:
