@@ -129,7 +129,7 @@ def test_a_fleet_that_cannot_be_asked_is_no_healthy_one_and_its_figures_go(
     assert "it answers 500" in condition(plane, healthy, "EvidenceFresh")[2]
     assert condition(plane, healthy, "QuorumMet")[:2] == ("Unknown", "NoEvidence")
     wait_until(lambda: "stragglers" not in plane.read("-n", healthy, "fc", "prod")["status"], "old figures", 150)
-    operator.settle(1)
+    operator.rest()
     before = operator.writes()
     operator.settle(3)
     assert operator.writes() == before
@@ -223,7 +223,7 @@ def test_who_keeps_editing_a_child_is_named_and_not_fought(plane: ControlPlane, 
 
 
 def test_at_rest_nothing_is_written(plane: ControlPlane, healthy: str, operator: Any) -> None:
-    operator.settle(2)
+    operator.rest()
     before = operator.writes()
     operator.settle(4)
 
@@ -616,10 +616,7 @@ def test_service_monitors_are_made_where_their_kind_exists_and_taken_back(
 
     wait_until(lambda: monitors() == 2, "the ServiceMonitors", 60)
     wait_until(lambda: summary(plane, healthy) == "Healthy", "the FleetCluster to be healthy with them")
-    operator.settle(2)
-    before = operator.writes()
-    operator.settle(2)
-    assert operator.writes() == before
+    operator.rest()
 
     plane.apply(cluster(healthy, pool="here", serviceMonitors={"enabled": False}))
     wait_until(lambda: monitors() == 0, "the ServiceMonitors to go")
