@@ -17,6 +17,9 @@ def pyplot() -> Any:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    # Names of nodes may hold dollar signs.
+    mpl.rcParams["text.parse_math"] = False
+
     return plt
 
 

@@ -32,7 +32,8 @@ def progress_over_files(
     except (TableError, SettingsError) as error:
         _end(command, str(error))
     except OSError as error:
-        _end(command, f"{error.filename or ''}: {error.strerror or error}")
+        place = f"{error.filename}: " if error.filename else ""
+        _end(command, f"{place}{error.strerror or error}")
 
 
 def _end(command: str, reason: str) -> None:

@@ -55,7 +55,8 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     """
     used, runs = _comparable(unit, run, units)
     y, i = slowness[used], unit[used]
-    j = run[used] if runs else np.zeros(len(y), np.int64)
+    present, j = np.unique(run[used], return_inverse=True) if runs else (np.zeros(0), np.zeros(len(y), np.int64))
+    runs = len(present)
     count = np.bincount(i, minlength=units)
     of_run = grouped_median(y, j, max(runs, 1))[1] if runs else np.zeros(1)
     effect = np.zeros(units)

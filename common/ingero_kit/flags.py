@@ -3,6 +3,7 @@
 A settings model gives one flag for each setting, documented by the setting's docstring.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,17 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Context settings of every command."""
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without NaN and infinity, which pass every comparison or none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
 
 
 class LazyGroup(click.Group):

@@ -125,7 +125,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         value = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(f"{file}: is not YAML: {error}") from None
     if value is None:
         return {}
@@ -153,7 +153,7 @@ def _value(text: str) -> Any:
     """Parse a value as YAML; text that is not YAML, such as `[::1]:4317`, stays text."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 

@@ -8,7 +8,7 @@ from typing import IO, Any
 import click
 
 from ingero_kit.files import write_ports_file
-from ingero_kit.flags import CONTEXT, config_flag, exit_with_reason, ports_file_flag, settings_flags
+from ingero_kit.flags import CONTEXT, FiniteRange, config_flag, exit_with_reason, ports_file_flag, settings_flags
 from ingero_kit.settings import load
 from ingero_operator.settings import OperatorConfig
 from ingero_operator.slurm.settings import SlurmSettings
@@ -55,7 +55,7 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
 @main.command()
 @click.argument("file", type=click.File(encoding="utf-8"))
 @click.option("--present", type=click.File(encoding="utf-8"), help="Present FleetCluster; default: the cluster's.")
-@click.option("--days", type=click.FloatRange(0, 90, min_open=True), default=7.0, show_default=True, help="Window.")
+@click.option("--days", type=FiniteRange(0, 90, min_open=True), default=7.0, show_default=True, help="Window.")
 @click.option(
     "--echo", default="", metavar="URL", help="Echo's API; default: the EchoStore that the spec forwards to."
 )

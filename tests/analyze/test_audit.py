@@ -120,6 +120,9 @@ def test_rows_that_cannot_be_used_are_counted_with_their_line(tmp_path: Path) ->
         ("gpu,gflops\n1,x\n", "nothing can be used"),
         ("gpu,gflops\n", "there are no rows"),
         ("[1, 2", "no JSON object"),
+        ('[{"gpu": 1, "gflops": ' + "1" * 5000 + "}]", "no JSON object"),
+        ("gpu,runtime_ns\n1,5e-324\n", "bad.csv:2: the value 4.94066e-324 is too small"),
+        ("gpu,runtime_min\n1,1e308\n", "bad.csv:2: the value 1e+308 is too large"),
     ],
 )
 def test_a_file_without_use_is_an_error_with_its_place(tmp_path: Path, text: str, says: str) -> None:
@@ -130,6 +133,38 @@ def test_a_file_without_use_is_an_error_with_its_place(tmp_path: Path, text: str
     assert done.exit_code == 2
     assert says in done.stderr
     assert str(file) in done.stderr
+
+
+def test_a_damaged_gzip_file_is_said(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(b"gpu,gflops\n" + b"".join(b"%d,%d\n" % (n, n * n) for n in range(500))))
+    packed[12] ^= 0xFF
+    (tmp_path / "bad.csv.gz").write_bytes(packed)
+
+    done = run(tmp_path / "bad.csv.gz")
+
+    assert done.exit_code == 2
+    assert "bad.csv.gz: not whole" in done.stderr
+
+
+def test_lone_surrogates_become_question_marks(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    draw = random.Random(1)
+    names = [*(f"GPU-{number}" for number in range(30)), "GPU-\ud800"]
+    rows = [
+        {"gpu": name, "run": run, "gflops": draw.gauss(50 if name == "GPU-\ud800" else 100, 1)}
+        for run in range(4) for name in names
+    ]  # fmt: skip
+    file.write_text(json.dumps(rows))
+
+    assert [one["name"] for one in answer(file)["findings"]] == ["GPU-?"]
+
+
+@pytest.mark.parametrize("flag", ["--fdr=nan", "--min-loss=nan", "--at=0001-01-01T00:00:00+14:00"])
+def test_a_flag_that_cannot_be_used_is_refused(tmp_path: Path, flag: str) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("gpu,gflops\n1,2\n")
+
+    assert run(file, flag).exit_code == 2
 
 
 def test_a_missing_file_and_rubbish_are_errors(tmp_path: Path) -> None:

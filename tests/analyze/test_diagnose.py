@@ -136,8 +136,9 @@ GOOD = "rank,op,kind,start,duration\n0,f,compute,0,1\n"
         (GOOD + "1,f,compute,x,1\n", "row 3, column start: 'x' is not a number"),
         (GOOD + "1,f,compute,0,-1\n", "row 3, column duration"),
         (GOOD + "1,f,compute,0,nan\n", "row 3, column duration"),
+        (GOOD + "1,f,compute,0,1e308\n", "row 3, column duration: 1e+308 is too large: seconds are expected"),
         (GOOD + ",f,compute,0,1\n", "row 3, column rank"),
-        (GOOD + "1,f,compute,0\n", "after row"),
+        (GOOD + "1,f,compute,0\n", "row 3: 4 values where 5 columns were expected"),
     ],
 )
 def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, text: str, words: str) -> None:

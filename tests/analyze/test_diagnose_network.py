@@ -64,6 +64,8 @@ def test_ranks_without_a_nic_are_counted_and_the_others_judged(tmp_path: Path) -
     ("content", "place"),
     [
         ("nics: [", "neither YAML nor JSON"),
+        ("[" * 100_000 + "]" * 100_000, "line 1: more than 64 lists"),
+        ("- " * 100_000, "line 1: more than 64 lists"),
         ("[]", "nics: a list was expected"),
         ("nics: []", "no NIC has a rank"),
         ("nics: [{node: a, nic: b}]", "nics[0]: node, nic and ranks or gpus"),
@@ -81,6 +83,15 @@ def test_a_topology_that_cannot_be_used_is_an_error_with_its_place(tmp_path: Pat
     assert done.exit_code == 2
     assert str(topology) in done.stderr
     assert place in done.stderr
+
+
+def test_a_topology_that_is_not_there_is_said(tmp_path: Path) -> None:
+    timeline, _ = written(tmp_path, fabric_job(1, 5, "nic"))
+
+    done = CliRunner().invoke(main, ["diagnose", str(timeline), "--topology", str(tmp_path / "no.yaml")])
+
+    assert done.exit_code == 2
+    assert "no.yaml: No such file or directory" in done.stderr
 
 
 def test_a_topology_says_nothing_of_a_hang(tmp_path: Path) -> None:

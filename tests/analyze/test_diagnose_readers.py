@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_analyze.diagnose import dcgm, inspector, kineto
-from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, rank_of
+from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, rank_of, whole
 from ingero_fleet.cli import main
 
 RANKS, STEPS, LATE = 4, 40, 2
@@ -90,6 +90,41 @@ def test_inspector_lines_belong_to_the_marker_before_them() -> None:
     assert left["lost by the plugin"] == 9
 
 
+def test_a_communicator_is_no_host(tmp_path: Path) -> None:
+    inspected(tmp_path)
+    for file in tmp_path.iterdir():
+        lines = [json.loads(text) for text in file.read_text().splitlines()]
+        start = lines[0]["metadata"]["dump_timestamp_us"]
+        for tree in lines:
+            moment = tree.pop("metadata")["dump_timestamp_us"]
+            tree["coll_perf"]["event_trace_ts"] = {"coll_start_ts": moment - start}
+        file.write_text("\n".join(map(json.dumps, lines)))
+
+    found = ask("--nccl-inspector", str(tmp_path))[0]
+
+    assert found["ranks"] == [LATE]
+    assert "nodes" not in found["evidence"]
+
+
+@pytest.mark.parametrize("value", ["--5", "-", "-2", "5-", "", "１２", "1" * 19])
+def test_a_text_that_is_no_count_is_none(value: str) -> None:
+    assert whole(value) is None
+
+
+def test_ranks_without_steps_leave_no_warnings(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    for rank in range(RANKS):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace(rank)))
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1e299, "dur": 1e299}
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclKernel_AllReduce", "ts": 1, "dur": 1}
+    (tmp_path / "rank2.json").write_text(json.dumps({"traceEvents": [event, kernel]}))
+
+    _, errors, status = ask("--kineto", str(tmp_path))
+
+    assert status == 0
+    assert "traceEvents[0]: ts and dur: microseconds were expected" in errors
+    assert not recwarn.list
+
+
 def test_inspector_leaves_out_what_was_timed_on_the_host(tmp_path: Path) -> None:
     text = "\n".join(
         [line(0, 1, 5.0), line(0, 2, 5.0, coll_timing_source="collective_cpu"), json.dumps({"p2p_perf": {}})]
@@ -108,6 +143,7 @@ def test_inspector_leaves_out_what_was_timed_on_the_host(tmp_path: Path) -> None
         ("[]", "line 2: an object was expected"),
         ("{}", "line 2: no line of NCCL Inspector"),
         (line(0, -1, 5.0), "line 2: coll_perf.coll_sn"),
+        (line(0, 1, 5.0, coll_sn="--5"), "line 2: coll_perf.coll_sn"),
         (line(0, 1, -5.0), "line 2: coll_perf.coll_exec_time_us"),
         (line(0, 1, 1e300), "line 2: coll_perf.coll_exec_time_us"),
         (line(9, 1, 5.0), "line 2: header"),
@@ -382,6 +418,7 @@ def test_pages_can_be_judged_alone_and_as_a_table(tmp_path: Path) -> None:
 
     assert done.exit_code == 0
     assert "GPU 0 of node-1: hw_power_brake" in done.stdout
+    assert done.stdout.startswith("GPUs are throttled.")
 
 
 @pytest.mark.parametrize(
@@ -407,6 +444,16 @@ def test_pages_of_any_text_are_read_to_their_end(text: str) -> None:
     found, _ = gpus(text, "DCGM_FI_DEV_SM_CLOCK{" + text)
 
     dcgm.throttled_gpus(found)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "xn--"])
+def test_a_name_that_no_host_can_have_is_said(host: str) -> None:
+    for flag, place in (("--dcgm", f"http://{host}/metrics"), ("--ras", f"{host}:28028")):
+        _, errors, status = ask(flag, place)
+
+        assert status == 2
+        assert place in errors
+        assert "Traceback" not in errors
 
 
 def test_an_address_that_does_not_answer_is_named() -> None:

@@ -150,9 +150,14 @@ GOOD = "time,node,rate\n0,a,1\n5,a,1\n"
         (GOOD + ",a,1\n", "row 4, column time"),
         (GOOD + "100,a,1\n5,a,1\n", "row 5, column time: runs backwards by 95 s"),
         (GOOD + "10,,1\n", "row 4, column node"),
-        (GOOD + "10,a\n", "after row"),
+        (GOOD + "10,a\n", "row 4: 2 values where 3 columns were expected"),
+        (GOOD + "\n,,\n10,a,x\n", "row 6, column rate: 'x' is not a number"),
+        (GOOD + "10,a,1_000\n", "row 4, column rate: '1_000' is not a number"),
+        (GOOD + "1800000000000,a,1\n", "row 4, column time: 1.8e+12 is too large: seconds are expected"),
+        ("time,node,rate\n,a,1\n2026-01-01T00:00:00Z,a,1\n", "row 2, column time: a time is missing"),
         ("time,node,score\n0,a,2\n", "a score lies between 0 and 1"),
         ("time,node,step_seconds\n0,a,0\n", "0 is not positive"),
+        ("time,node,step_seconds\n0,a,1e-320\n", "row 2, column step_seconds: 9.99989e-321 is too small"),
         ("time,node,rate,state\n0,a,1,asleep\n", "row 2, column state: 'asleep'"),
         ("time,time,node,rate\n0,0,a,1\n", "this column is there twice"),
     ],
@@ -167,6 +172,102 @@ def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, text: str, w
     assert words in done.stderr
     assert "bad.csv" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_text_that_is_not_utf8_is_said_with_its_row(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes(GOOD.encode() + b"10,n\xe4,1\n")
+
+    done = run(tmp_path / "latin.csv")
+
+    assert done.exit_code == 2
+    assert "latin.csv, row 4, column node: not UTF-8 text" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"time": pa.array([None, 5], pa.timestamp("us", "UTC"))}, "row 1, column time: a time is missing"),
+        ({"node": [{"a": 1}, {"a": 2}]}, "column node: struct<a: int64> is neither text nor a number"),
+        ({"node": [b"a", b"\xff"]}, "row 2, column node: not UTF-8 text"),
+        ({"rate": [[1.0], [1.0]]}, "row 1, column rate: '[1.0]' is not a number"),
+    ],
+)
+def test_parquet_that_cannot_be_used_is_said_with_its_place(
+    tmp_path: Path, columns: dict[str, Any], words: str
+) -> None:
+    table = pa.table({"time": [0, 5], "node": ["a", "a"], "rate": [1.0, 1.0], **columns})
+    parquet.write_table(table, tmp_path / "bad.parquet")
+
+    done = run(tmp_path / "bad.parquet")
+
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+def test_damaged_parquet_is_said_with_its_file(tmp_path: Path) -> None:
+    table = pa.table({"time": list(range(500)), "node": ["a"] * 500, "rate": [1.0] * 500})
+    parquet.write_table(table, tmp_path / "bad.parquet")
+    content = bytearray((tmp_path / "bad.parquet").read_bytes())
+    content[40:60] = bytes(20)
+    (tmp_path / "bad.parquet").write_bytes(content)
+
+    done = run(tmp_path / "bad.parquet")
+
+    assert done.exit_code == 2
+    assert "bad.parquet: not a Parquet file, or damaged" in done.stderr
+
+
+def test_histories_packed_with_gzip_are_read_and_damage_is_said(tmp_path: Path) -> None:
+    packed = gzip.compress("\n".join(rows()).encode())
+    (tmp_path / "history.csv.gz").write_bytes(packed)
+    (tmp_path / "cut.csv.gz").write_bytes(packed[: len(packed) // 2])
+
+    assert [episode["node"] for episode in replay(tmp_path / "history.csv.gz")["episodes"]] == ["n2"]
+    done = run(tmp_path / "cut.csv.gz")
+    assert done.exit_code == 2
+    assert "cut.csv.gz: not gzip, or cut off" in done.stderr
+
+
+@pytest.mark.parametrize("nanoseconds", ["123456789Z", "123456789+00:00", "5z"])
+def test_times_may_have_nanoseconds(tmp_path: Path, nanoseconds: str) -> None:
+    lines = [line.replace("Z,", f".{nanoseconds},") for line in rows(calendar=True)]
+    seconds = [int(np.datetime64(line.split("Z")[0], "ns").astype(int)) for line in rows(calendar=True)[1:]]
+    parquet.write_table(
+        pa.table({
+            "time": pa.array([moment + 123456789 for moment in seconds], pa.timestamp("ns", "UTC")),
+            "node": [line.split(",")[1] for line in lines[1:]],
+            "rate": [float(line.split(",")[2]) for line in lines[1:]],
+        }),
+        tmp_path / "history.parquet",
+    )  # fmt: skip
+
+    assert [episode["node"] for episode in replay(written(tmp_path, lines))["episodes"]] == ["n2"]
+    assert [episode["node"] for episode in replay(tmp_path / "history.parquet")["episodes"]] == ["n2"]
+
+
+@pytest.mark.parametrize("name", ["[/red]", "[red]n2", "$n2$", "n\x1b[31m2"])
+@pytest.mark.filterwarnings("ignore:Glyph 27")
+def test_names_are_shown_as_they_are_but_for_control_characters(tmp_path: Path, name: str) -> None:
+    file = written(tmp_path, [line.replace(",n2,", f",{name},") for line in rows()])
+
+    done = run(file, "--plot", tmp_path / "plot.png")
+
+    assert done.exit_code == 0, done.stderr
+    assert name.replace("\x1b", "\N{REPLACEMENT CHARACTER}") in done.stdout
+
+
+def test_a_table_without_episodes_says_so_and_names_a_slow_job(tmp_path: Path) -> None:
+    lines = [f"{tick * 5},n0,{50 if tick > 120 else 100}" for tick in range(200)]
+
+    done = run(written(tmp_path, ["time,node,rate", *lines]))
+
+    assert "nobody was accused" in done.stdout
+    assert "all nodes lost 50 % together" in done.stdout
+
+
+@pytest.mark.parametrize("flag", ["--tick=nan", "--tick=inf", "--budget=nan", "--warmup=99999999999999999999"])
+def test_a_flag_that_is_no_usable_number_is_refused(tmp_path: Path, flag: str) -> None:
+    assert run(written(tmp_path, rows()), flag).exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["no.csv", "no.parquet"])

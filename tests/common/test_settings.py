@@ -59,6 +59,9 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         ),
         pytest.param("[1, 2]", {}, "a mapping was expected", id="not a mapping"),
         pytest.param("a: b: c", {}, "is not YAML", id="not YAML"),
+        pytest.param("name: 2026-13-45", {}, "is not YAML: month must be", id="no date"),
+        pytest.param("name: " + "[" * 5000 + "]" * 5000, {}, "is not YAML: maximum recursion", id="too deep"),
+        pytest.param("", {"X_INNER__K": "2026-13-45"}, "X_INNER__K: inner.k: ", id="no date in a variable"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(

@@ -199,6 +199,21 @@ def test_effects_of_runs_are_removed_where_every_chip_has_other_runs() -> None:
     assert np.abs(found - effect + np.median(effect)).max() < 0.02
 
 
+def test_a_run_of_two_chips_is_left_out_and_changes_nothing_else() -> None:
+    random = np.random.default_rng(5)
+    unit, run = np.tile(np.arange(50), 4), np.repeat(np.arange(4), 50)
+    slowness = 0.02 * random.normal(size=50)[unit] + 0.1 * run + 0.005 * random.normal(size=200)
+    without = unit_effects(slowness, unit, run, 50)
+    for retest in (0, 2, 4):
+        moved = np.where(run >= retest, run + 1, run)
+        fit = unit_effects(
+            np.append(slowness, (0.3, 0.3)), np.append(unit, (7, 8)), np.append(moved, (retest, retest)), 50
+        )
+
+        assert (fit.effect == without.effect).all()
+        assert (fit.noise, fit.run_spread, fit.runs, fit.apart) == (without.noise, without.run_spread, 4, 2)
+
+
 def test_runs_that_connect_no_chips_are_not_removed() -> None:
     unit = np.repeat(np.arange(24), 4)
     fit = unit_effects(np.zeros(96), unit, unit // 8, 24)

@@ -254,7 +254,8 @@ def test_fleets_with_different_topologies_do_not_judge_together(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "place"),
     [("nics: [", "line 2, column 1"), ("nics: [{node: n, nic: a}]", "nics[0]: node, nic and ranks or gpus"),
-     ("nics: [{node: n, nic: a, gpus: [1]}]", "nics[0].gpus"), ("\0", "control characters")],
+     ("nics: [{node: n, nic: a, gpus: [1]}]", "nics[0].gpus"), ("\0", "control characters"),
+     ("- " * 100_000, "line 1: more than 64 lists")],
 )  # fmt: skip
 def test_a_topology_that_cannot_be_used_is_an_error_with_its_place(tmp_path: Path, content: str, place: str) -> None:
     file = tmp_path / "topology.yaml"

@@ -10,6 +10,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from ingero_kit.flags import FiniteRange
+
 ROLES = (
     "gpu",
     "node",
@@ -29,11 +31,11 @@ ROLES = (
 @click.command("audit")
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @click.option(
-    "--fdr", type=click.FloatRange(min=0, max=0.5, min_open=True, max_open=True), default=0.05, show_default=True,
+    "--fdr", type=FiniteRange(min=0, max=0.5, min_open=True, max_open=True), default=0.05, show_default=True,
     help="Rate of false discoveries; in a healthy fleet, the chance that anything is named.",
 )  # fmt: skip
 @click.option(
-    "--min-loss", type=click.FloatRange(min=0, max=0.9), default=0.02, show_default=True,
+    "--min-loss", type=FiniteRange(min=0, max=0.9), default=0.02, show_default=True,
     help="Share of the usual speed below which a loss is not reported.",
 )  # fmt: skip
 @click.option(
@@ -130,9 +132,9 @@ def _time(text: str | None) -> float | None:
         return None
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
         raise click.UsageError(f"--at {text}: not an RFC 3339 time") from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _audit(

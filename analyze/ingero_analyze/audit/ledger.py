@@ -91,7 +91,7 @@ def read_ledger(file: Path) -> AuditLedger:
 
 def append(file: Path, line: Mapping[str, Any]) -> None:
     """Add one line, durably. A last line that was cut off is ended first."""
-    data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+    data = (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace")
     with file.open("ab+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         size = stream.seek(0, os.SEEK_END)

@@ -20,6 +20,9 @@ from ingero_detect.grouped import Floats, Ints, grouped_median
 
 PHYSICAL: Final = ("clock", "power", "temperature")
 MAX_ROWS: Final = 5_000_000
+SMALLEST: Final = 1e-200
+LARGEST: Final = 1e200
+"""Values that are used, in any unit."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ class Measurements:
             return self._refuse(place, str(error))
         if value is None or value <= 0:
             return self._refuse(place, "no value" if value is None else f"the value {value:g} is not positive")
+        if not SMALLEST <= value <= LARGEST:
+            return self._refuse(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}")
         name, in_name = split_unit(roles["value"])
         unit = words_of(cells.get("unit", "")) or in_name
         lower = self.options.lower

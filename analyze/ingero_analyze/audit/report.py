@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ingero_analyze.audit.evidence import compared, likely_cause, says
 from ingero_analyze.audit.measurements import AuditInput
+from ingero_analyze.terminal import plain
 from ingero_detect.audit import AuditLevel, AuditResult, PopulationResult, SlowUnit
 
 MOST_ROWS: Final = 200
@@ -90,9 +90,9 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
             where = ", ".join(filter(None, (one["node"], one["population"])))
             share = "one run" if one["slow_share"] is None else f"{100 * one['slow_share']:.0f} % of runs"
             table.add_row(
-                escape(f"{one['kind']} {one['name']}"), escape(where), _percent(one["loss"]),
+                plain(f"{one['kind']} {one['name']}"), plain(where), _percent(one["loss"]),
                 f"{_percent(one['loss_low'])} to {_percent(one['loss_high'])}", share, f"{one['p_value']:.1g}",
-                escape(_cause(one)), escape(_story(one.get("ledger"))),
+                plain(_cause(one)), plain(_story(one.get("ledger"))),
             )  # fmt: skip
         console.print(table)
         if len(findings) > MOST_ROWS:
@@ -101,9 +101,9 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
     if not findings and judged:
         console.print("[bold]no chip and no node is slower than its like[/]")
     for found in answer["summary"]["populations"]:
-        console.print(escape(_sentence(found)))
+        console.print(plain(_sentence(found)))
         for note in found["notes"]:
-            console.print(f"  {escape(note)}", style="dim")
+            console.print(f"  {plain(note)}", style="dim")
 
 
 def _percent(share: float) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -71,7 +72,7 @@ def _unpacked(file: str) -> bytes:
         stream.seek(0)
         try:
             return gzip.GzipFile(fileobj=stream).read(MAX_BYTES + 1) if packed else stream.read(MAX_BYTES + 1)
-        except (EOFError, gzip.BadGzipFile) as error:
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise TableError(file, f"not whole: {error}") from None
 
 
@@ -117,12 +118,12 @@ def _json(file: str, text: str) -> tuple[list[str], Iterator[tuple[int, Row]]]:
     found: list[tuple[int, Any]] = []
     try:
         whole = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         whole = None
         for line, one in enumerate(text.splitlines(), 1):
             try:
                 found += [(line, json.loads(one))] if one.strip() else []
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):
                 found.append((line, None))
     if isinstance(whole, dict):
         lists = [value for value in whole.values() if isinstance(value, list)]
@@ -143,19 +144,27 @@ def _flat(item: dict[str, Any], before: str = "") -> Row:
         if isinstance(value, dict) and not before:
             found |= _flat(value, f"{name} ")
         elif value is not None and not isinstance(value, list | dict):
-            found[before + name] = str(value)
+            found[_encodable(before + name)] = _encodable(str(value))
     return found
+
+
+def _encodable(text: str) -> str:
+    """The text with question marks for lone surrogates, which JSON may hold and no output can."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _parquet(file: str, advance: Callable[[int], None]) -> tuple[list[str], Iterator[tuple[int, Row]]]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        import pyarrow as pa
+        from pyarrow import parquet
     except ImportError:
         raise TableError(file, "reading Parquet needs pyarrow: pip install pyarrow") from None
     try:
-        columns = list(parquet.read_schema(file).names)
-    except ArrowInvalid as error:
-        raise TableError(file, f"not a Parquet file: {str(error)[:200]}") from None
+        columns = [column.name for column in parquet.read_schema(file) if not pa.types.is_nested(column.type)]
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise TableError(file, f"not a Parquet file, or damaged: {str(error)[:200]}") from None
     return columns, _parquet_rows(file, columns, advance)
 
 

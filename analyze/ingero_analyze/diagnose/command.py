@@ -7,7 +7,9 @@ from typing import Any, Final, NoReturn
 
 import click
 from rich.console import Console
-from rich.markup import escape
+
+from ingero_analyze.terminal import plain
+from ingero_kit.flags import FiniteRange
 
 SENTENCES: Final = {
     "node": "rank {ranks} delays the job",
@@ -40,7 +42,7 @@ SENTENCES: Final = {
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(0, 3600),
+    type=FiniteRange(0, 3600),
     default=0.0,
     metavar="SECONDS",
     help="Ask the address of --ras again after so long; 30 or more show whether the job moves.",
@@ -67,9 +69,10 @@ def command(
 ) -> None:
     """Say who holds a synchronised job back: a rank, its partition into stages, its sequence lengths, or nobody.
 
-    FILE is CSV or Parquet by its suffix, `-` CSV on standard input, with a row for every operation: `rank`, `op`,
-    `kind` (compute or collective), `start` and `duration` in seconds; optional `step`, `group` (communicator), `seq`,
-    `stage`, `data_parallel`. Clocks of ranks need not agree: only durations and differences on one clock are used.
+    FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input, with a row for every
+    operation: `rank`, `op`, `kind` (compute or collective), `start` and `duration` in seconds; optional `step`,
+    `group` (communicator), `seq`, `stage`, `data_parallel`. Clocks of ranks need not agree: only durations and
+    differences on one clock are used.
 
     Instead of FILE, what other tools have written: one of --flight-recorder and --ras (where does the job hang),
     --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
@@ -197,7 +200,7 @@ def _others(
         gpus = dcgm.read_metrics(pages, problems)
         if not gpus and not used and known is None:
             _end(problems)
-        answer["gpu"] = dcgm.answer(gpus, hosts, answer["kind"], answer["ranks"])
+        answer["gpu"] = dcgm.answer(gpus, hosts, answer["kind"] if used or known else "", answer["ranks"])
     for line in problems.shown:
         click.echo(f"ingero-fleet diagnose: {line}", err=True)
     return {**answer, "claims": claims, "problems": problems.answer()}
@@ -222,7 +225,7 @@ def _table(answer: dict[str, Any], console: Console) -> None:
         headline = RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
     else:
         headline = SENTENCES[answer["kind"]].format(ranks=ranks)
-    console.print(f"[bold]{escape(headline)}[/]")
+    console.print(f"[bold]{plain(headline)}[/]")
     lost = answer.get("seconds_lost_per_step")
     if lost and answer["kind"] != "none":
         console.print(
@@ -231,15 +234,15 @@ def _table(answer: dict[str, Any], console: Console) -> None:
     for name, value in answer["evidence"].items():
         if name == "collectives":
             for front in value:
-                console.print(f"  {escape(_front(front))}")
+                console.print(f"  {plain(_front(front))}")
         else:
-            console.print(f"  {name}: {escape(str(value))}", style="dim")
+            console.print(f"  {name}: {plain(str(value))}", style="dim")
     if "network" in answer:
         from ingero_analyze.diagnose.topology import sentence
 
-        console.print(escape(sentence(answer["network"])))
+        console.print(plain(sentence(answer["network"])))
     for gpu in answer.get("gpu", {}).get("throttled", []):
-        console.print(f"  GPU {gpu['gpu']} of {gpu['node']}: {escape(', '.join(gpu['why']))}")
+        console.print(f"  GPU {gpu['gpu']} of {gpu['node']}: {plain(', '.join(gpu['why']))}")
     for source, claims in answer.get("claims", {}).items():
         console.print(f"what {source} can show: {'; '.join(claims['can'])}", style="dim")
         console.print(f"what it cannot: {'; '.join(claims['cannot'])}", style="dim")

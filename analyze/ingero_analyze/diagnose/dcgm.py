@@ -104,6 +104,8 @@ def fetch(source: str) -> str:
                         raise SourceError(f"larger than {MAX_PAGE} bytes")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise SourceError(str(error) or type(error).__name__) from None
+        except UnicodeError:
+            raise SourceError("no host can have this name") from None
     else:
         body = read_content(Path(source))
         if len(body) > MAX_PAGE:

@@ -10,6 +10,7 @@ import orjson
 from ingero_analyze.diagnose import sources
 from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, number, text, whole
+from ingero_analyze.tables import LATEST
 from ingero_contract.identifiers import Rank
 
 MAX_ENTRIES: Final = 1_000_000
@@ -200,7 +201,7 @@ def _take(
         if NEEDS_ALL.search(op):
             part.ended_by_all = max(part.ended_by_all, seq)
         spent = number(entry.get("duration_ms"))
-        if created > 0 and spent is not None and spent > 0:
+        if created > 0 and spent is not None and 0 < spent <= LATEST * 1e3:
             rows.add(str(dump.rank), op, created / 1e9, spent / 1e3, group=name, seq=seq)
     elif seq not in part.open:
         part.open[seq] = call

@@ -136,12 +136,10 @@ def _fill(found: SourceData, spent: list[Spent]) -> None:
         for process, (ranks, rank) in largest.items()
     }
     for item in spent:
-        process = _process(item)
-        found.rows.add(
-            names[process], item.op, item.start, item.duration, group=item.comm, seq=item.seq, step=item.seq
-        )
-        if process[0]:
-            found.hosts[names[process]] = process[0]
+        name = names[_process(item)]
+        found.rows.add(name, item.op, item.start, item.duration, group=item.comm, seq=item.seq, step=item.seq)
+        if item.process[0]:
+            found.hosts[name] = item.process[0]
 
 
 def _process(item: Spent) -> Process:

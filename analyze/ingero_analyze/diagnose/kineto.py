@@ -24,6 +24,7 @@ from ingero_analyze.diagnose.sources import (
     text,
     whole,
 )
+from ingero_analyze.tables import LATEST
 from ingero_contract.identifiers import Rank
 
 CLAIMS: Final = Claims(
@@ -104,7 +105,7 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
         if kind not in ("kernel", "user_annotation", "gpu_user_annotation"):
             continue
         start, duration = number(event.get("ts")), number(event.get("dur", 0))
-        if start is None or duration is None or duration < 0:
+        if start is None or duration is None or not 0 <= duration <= LATEST * 1e6:
             problems.add(str(file), f"traceEvents[{place}]: ts and dur: microseconds were expected")
             continue
         start, duration = start / 1e6, duration / 1e6

@@ -47,6 +47,8 @@ def fetch_status(address: str, seconds: float = ANSWER_SECONDS, limit: int = MAX
         raise SourceError(f"no complete answer within {seconds:g} s") from None
     except OSError as error:
         raise SourceError(f"the RAS service of NCCL does not answer: {error.strerror or error}") from None
+    except UnicodeError:
+        raise SourceError("no host can have this name") from None
 
 
 class _RasConnection:

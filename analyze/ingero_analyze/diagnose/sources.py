@@ -193,7 +193,7 @@ def whole(value: Any) -> int | None:
     """A count, also when it is given as text; `None` for anything else."""
     if type(value) is int:
         return value if -1 <= value < 2**62 else None
-    if type(value) is str and len(value) <= 18 and value.lstrip("-").isdigit() and value.isascii():
+    if type(value) is str and len(value) <= 18 and value.removeprefix("-").isdigit() and value.isascii():
         return int(value) if int(value) >= -1 else None
     return None
 

@@ -1,6 +1,7 @@
 """Reads operation timelines from CSV or Parquet files."""
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.tables import TableBatch, TableError, read_batches
+from ingero_analyze.tables import LATEST, TableBatch, TableError, read_batches
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.timeline import FEWEST_STEPS, Timeline
@@ -75,7 +76,10 @@ def assemble(
 
 def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
     """The verdict on a timeline as the command prints it, with the names of the file."""
-    found = diagnose(recorded.line)
+    with warnings.catch_warnings():
+        # Ranks that lack steps leave slices without any number, which NumPy warns of.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = diagnose(recorded.line)
     evidence: dict[str, Any] = dict(found.evidence)
     for name in ("excess_share_of_step", "lag_seconds"):
         if name in evidence:
@@ -113,6 +117,9 @@ def _columns(batch: TableBatch, vocabulary: dict[str, dict[str, int]]) -> dict[s
             raise batch.error(
                 int(bad[0]), name, "a finite number of seconds was expected, not negative if a duration"
             )
+        long = np.flatnonzero((values > LATEST) & (name == "duration"))
+        if len(long):
+            raise batch.error(int(long[0]), name, f"{values[long[0]]:g} is too large: seconds are expected")
         found[name] = values
     for name in OPTIONAL:
         given = name in batch.columns

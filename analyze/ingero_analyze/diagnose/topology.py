@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from ingero_analyze.diagnose.sources import SourceError, read_content
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_detect.links import WORK, Element, RankPort, SlowElements, slow_elements
 from ingero_detect.topology import TopologyError, ports_of
+from ingero_kit.large_yaml import load_large_yaml
 
 SHOWN: Final = 32
 """Slow groups that are listed."""
@@ -17,8 +16,12 @@ SHOWN: Final = 32
 def read_topology(file: str) -> dict[str, RankPort]:
     """The port of every rank by the rank's name. Raises `SourceError` with the place of what cannot be used."""
     try:
-        tree = yaml.load(read_content(Path(file)), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        data = read_content(Path(file))
+    except SourceError as error:
+        raise SourceError(f"{file}: {error}") from None
+    try:
+        tree = load_large_yaml(data)
+    except ValueError as error:
         raise SourceError(f"{file}: neither YAML nor JSON: {str(error)[:200]}") from None
     try:
         return ports_of(tree)

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from ingero_detect.parameters import Parameters
+from ingero_kit.flags import FiniteRange
 
 
 def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
@@ -29,10 +30,14 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
     help="Fleet's settings, to judge as that Fleet does; the flags below go before it.",
 )  # fmt: skip
-@click.option("--tick", type=click.FloatRange(min=0.001), help="Seconds of a tick.  [default: 5]")
-@click.option("--warmup", type=click.IntRange(min=5), help="Working ticks that a node is learnt from.  [default: 30]")
+@click.option("--tick", type=FiniteRange(min=0.001, max=86_400), help="Seconds of a tick.  [default: 5]")
 @click.option(
-    "--budget", type=click.FloatRange(min=1e-9, max=10),
+    "--warmup",
+    type=click.IntRange(min=5, max=100_000),
+    help="Working ticks that a node is learnt from.  [default: 30]",
+)
+@click.option(
+    "--budget", type=FiniteRange(min=1e-9, max=10),
     help="False alarms allowed per node-hour.  [default: 0.0001]",
 )  # fmt: skip
 @click.option(
@@ -55,16 +60,16 @@ def command(
 ) -> None:
     """Judge a recorded history exactly as Fleet would have judged it live.
 
-    FILE is CSV or Parquet by its suffix, `-` CSV on standard input; several files are merged by time. Columns: `time`
-    (seconds or RFC 3339), `node`, and one of `score` (0 to 1), `rate` (larger is better) or `step_seconds`; optional
-    `cluster`, `cohort`, `state` (active, idle, calibrating). Others are ignored.
+    FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input; several files are merged
+    by time. Columns: `time` (seconds or RFC 3339), `node`, and one of `score` (0 to 1), `rate` (larger is better) or
+    `step_seconds`; optional `cluster`, `cohort`, `state` (active, idle, calibrating). Others are ignored.
 
     Exit status 0 whether or not somebody is accused, 2 when a file cannot be used.
 
     \b
     ingero-fleet replay history.csv
     ingero-fleet replay --tick 60 --plot week.png week.parquet
-    zcat history.csv.gz | ingero-fleet replay - --format json | jq '.episodes[].node'
+    ingero-fleet replay history.csv.gz --format json | jq '.episodes[].node'
     """
     from ingero_analyze.figures import PlotError
     from ingero_analyze.file_progress import progress_over_files

@@ -141,7 +141,7 @@ class DetectorJudge:
             "state_hash": state_hash(self.detector.memory),
             "recorded_states": self.states.summary(),
             "job_slow": [
-                {"cohort": "/".join(job.cohort), "since": job.since, "severity": round(job.severity, 4)}
+                {"cohort": "/".join(filter(None, job.cohort)), "since": job.since, "severity": round(job.severity, 4)}
                 for job in self.jobs.values()
             ],
         }

@@ -23,6 +23,9 @@ OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS, RECORDED)
 CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
 """Values that the column `state` may hold."""
 
+SHORTEST: Final = float(np.finfo(np.float64).tiny)
+"""Seconds of a step whose inverse is a finite number."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -233,13 +236,10 @@ class RecordedHistory:
         bad = np.flatnonzero(working & ~np.isfinite(value))
         if len(bad):
             raise batch.error(int(bad[0]), measure, "a finite number was expected")
-        bad = np.flatnonzero((value < 0) | ((value == 0) if measure == "step_seconds" else False))
+        bad = np.flatnonzero(value < (SHORTEST if measure == "step_seconds" else 0))
         if len(bad):
-            raise batch.error(
-                int(bad[0]),
-                measure,
-                f"{value[bad[0]]:g} is {'not positive' if measure == 'step_seconds' else 'negative'}",
-            )
+            words = "negative" if measure != "step_seconds" else "too small" if value[bad[0]] > 0 else "not positive"
+            raise batch.error(int(bad[0]), measure, f"{value[bad[0]]:g} is {words}")
         if measure == "score" and (value > 1).any():
             index = int(np.flatnonzero(value > 1)[0])
             raise batch.error(index, measure, f"a score lies between 0 and 1, this is {value[index]:g}")

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ingero_analyze.replay.judge import Replay
+from ingero_analyze.terminal import plain
 from ingero_kit.clock import rfc3339
 
 TIMES: Final = ("start", "detected", "end")
@@ -48,8 +49,8 @@ def print_json(done: Replay) -> None:
 def print_table(done: Replay, console: Console) -> None:
     """The episodes as a table: which node, since when, how severe, how certain."""
     calendar = done.history.calendar
-    table = Table(title=None if done.episodes else "nobody was accused")
     if done.episodes:
+        table = Table()
         cohorts = any(episode.first.cohort for episode in done.episodes)
         for name in ("node", *(("cohort",) if cohorts else ()), "kind", "since", "named", "lasted", "lost"):
             table.add_column(name, justify="right" if name in ("named", "lasted", "lost") else "left", no_wrap=True)
@@ -60,8 +61,8 @@ def print_table(done: Replay, console: Console) -> None:
             end = episode.end if episode.ended else done.last
             lasted = str(timedelta(seconds=round(max(0.0, (end or since) - since))))
             table.add_row(
-                f"{first.cluster}/{first.node}" if first.cluster else first.node,
-                *((first.cohort or "-",) if cohorts else ()),
+                plain(f"{first.cluster}/{first.node}" if first.cluster else first.node),
+                *((plain(first.cohort) or "-",) if cohorts else ()),
                 str(episode.last.kind),
                 _short(since, calendar),
                 f"+{(first.detected or since) - since:.6g} s",
@@ -69,7 +70,9 @@ def print_table(done: Replay, console: Console) -> None:
                 f"{100 * max(first.severity, episode.last.severity):.0f} %",
                 _evidence(episode.first.to_json()),
             )
-    console.print(table)
+        console.print(table)
+    else:
+        console.print("nobody was accused")
     if len(done.episodes) > MOST_ROWS:
         console.print(f"and {len(done.episodes) - MOST_ROWS} more; --format json has them all")
     about = done.summary()
@@ -83,7 +86,7 @@ def print_table(done: Replay, console: Console) -> None:
     console.print(words)
     for job in about.get("job_slow", ()):
         console.print(
-            f"the whole cohort {job['cohort'] or 'all'} lost {100 * job['severity']:.0f} % together, since "
+            f"{_cohort(job['cohort'])} lost {100 * job['severity']:.0f} % together, since "
             f"{_short(job['since'], calendar)}: a new phase or a slow job, nobody's fault"
         )
     if about["digest"]:
@@ -99,6 +102,10 @@ def _states_sentence(states: dict[str, Any]) -> str:
             f"differ (recorded with {states['recorded_with']}, replayed with {states['replayed_with']})"
         )
     return f"results are equal: all {states['compared']} recorded states are"
+
+
+def _cohort(name: str) -> str:
+    return f"the whole cohort {plain(name)}" if name else "all nodes"
 
 
 def _counted(number: int, what: str) -> str:

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 from ingero_detect.links import RankPort
 from ingero_detect.topology import TopologyError, ports_of
+from ingero_kit.large_yaml import load_large_yaml
 from ingero_kit.settings import SettingsError
 
 MAX_BYTES: Final = 64 << 20
@@ -22,6 +21,6 @@ def read_topology(file: Path | None) -> dict[str, RankPort]:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise TopologyError(f"more than {MAX_BYTES >> 20} MiB")
-        return ports_of(yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    except (yaml.YAMLError, OSError, ValueError, RecursionError) as error:
+        return ports_of(load_large_yaml(content))
+    except (OSError, ValueError) as error:
         raise SettingsError(f"processors.nccl.topology_file {file}: {str(error)[:300]}") from None
