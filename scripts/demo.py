@@ -204,7 +204,10 @@ class Demo:
             self.together(),
         ]
         state, resolved, errors = self.site.sink_events()
-        view.say(f"sink of {victim}: {state} events, {resolved} resolved, {errors} parse errors")
+        view.say(
+            f"ingero-sink of {victim} counted {state} reports of its agent as a straggler and {resolved} recoveries; "
+            f"{errors} lines could not be read"
+        )
         return {
             "nodes": len(nodes),
             "quorum_after_seconds": round(quorum, 2),

@@ -14,10 +14,10 @@ from ingero_agent.state_file import DEFAULT_PATH, check_node
 from ingero_agent.trace.commands import COMMANDS
 from ingero_agent.trace.settings import CONFIG_VARIABLE, TraceSettings
 from ingero_agent.trace.settings import read_settings as read_trace_settings
-from ingero_kit.flags import CONTEXT, config_flag, exit_with_reason, settings_flags
+from ingero_kit.flags import CONTEXT, CommandGroup, config_flag, exit_with_reason, settings_flags
 
 
-@click.group(context_settings=CONTEXT)
+@click.group(cls=CommandGroup, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Measures a node and pushes its health."""

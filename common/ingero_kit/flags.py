@@ -34,7 +34,18 @@ class FiniteRange(click.FloatRange):
         return found
 
 
-class LazyGroup(click.Group):
+class CommandGroup(click.Group):
+    """A group whose help shows the whole first sentence of every command."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(1000)) for name, command in commands if command]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class LazyGroup(CommandGroup):
     """A group whose `lazy` maps a command to `module:attribute`; each command loads only its own libraries."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:

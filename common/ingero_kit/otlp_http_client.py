@@ -4,7 +4,7 @@ import gzip
 import ssl
 import time
 from collections.abc import Mapping
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from ingero_contract import routes
 from ingero_kit.backoff import parse_retry_after
@@ -25,8 +25,11 @@ def otlp_url(config: ClientConfig, path: str) -> str:
     query = f"?{routes.CLUSTER_PARAMETER}={quote(config.cluster, safe='')}" if config.cluster else ""
     url = f"{base}{'' if base.endswith(path) else path}{query}"
     try:
+        parts = urlsplit(url)
+        if not parts.hostname or parts.port == 0:
+            raise SettingsError(f"{config.endpoint}: an address has a host and a port, such as fleet:4318")
         httpx.URL(url)
-    except httpx.InvalidURL as error:
+    except (httpx.InvalidURL, ValueError) as error:
         raise SettingsError(f"{config.endpoint}: {error}") from None
     return url
 

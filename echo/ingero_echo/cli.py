@@ -11,14 +11,14 @@ import click
 import yaml
 
 from ingero_kit.files import write_ports_file
-from ingero_kit.flags import CONTEXT, config_flag, ports_file_flag, set_flag
+from ingero_kit.flags import CONTEXT, CommandGroup, config_flag, ports_file_flag, set_flag
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_ECHO_"
 CONFIG_VARIABLE = "INGERO_ECHO_CONFIG"
 
 
-class _Commands(click.Group):
+class _Commands(CommandGroup):
     """Prints errors that a user can remove as one line: exit status 2 for settings, 1 for others."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -37,7 +37,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
-    """Keeps every event and answers questions about them."""
+    """Stores every event and answers questions about them: which node straggles, since when, why, at what cost."""
     os.umask(0o077)  # databases, copies, exports and audit lines contain data that is protected by tokens
 
 
@@ -229,7 +229,10 @@ def _value(text: str, schema: dict[str, Any]) -> Any:
         return text
     if "array" in kinds and not text.startswith("["):
         return text.split(",")
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return text
     return value if isinstance(value, bool | int | float | list) else text
 
 

@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from ingero_contract import echo
 from ingero_echo.errors import EchoApiError
+from ingero_kit.settings import SettingsError
 
 PATIENCE_SECONDS = 60.0
 """How long a client retries when the server is busy."""
@@ -24,6 +25,17 @@ def connect(address: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnect
     return http.client.HTTPConnection(address, timeout=60)
 
 
+def _parts(url: str) -> urllib.parse.SplitResult:
+    """The parts of a server's address. Raises `SettingsError` for anything else."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:
+        pass
+    raise SettingsError(f"{url!r} is not an address such as https://127.0.0.1:18081")
+
+
 @dataclass(frozen=True)
 class EchoHttpClient:
     """`url` is the address of an Echo, such as `https://echo:18081`."""
@@ -31,6 +43,10 @@ class EchoHttpClient:
     url: str
     token: str = ""
     tls: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `SettingsError` for anything that is not an address."""
+        _parts(self.url)
 
     def request(self, method: str, path: str, content: Any = None) -> Any:
         """The JSON of an answer; waits as Retry-After says.
@@ -54,9 +70,7 @@ class EchoHttpClient:
         return answer
 
     def _once(self, method: str, path: str, content: Any) -> tuple[int, Any, bytes]:
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ConnectionError(f"{self.url!r} is not an address such as https://127.0.0.1:18081")
+        parts = _parts(self.url)
         tls = (self.tls or ssl.create_default_context()) if parts.scheme == "https" else None
         connection = connect(parts.netloc, tls)
         headers = {"accept": "application/json"}
@@ -68,7 +82,7 @@ class EchoHttpClient:
             connection.request(method, path, None if content is None else json.dumps(content), headers)
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise ConnectionError(f"{self.url}: cannot be reached: {error}") from None
         finally:
             connection.close()

@@ -1,1 +1,1 @@
-"""Receives health over OTLP and answers with what the cluster knows about itself."""
+"""Receives the health of nodes over OTLP and says which ones are stragglers, since when, why and at what cost."""

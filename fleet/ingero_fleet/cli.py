@@ -24,7 +24,7 @@ Fleet must not depend on the tools."""
 @click.group(cls=LazyGroup, lazy=LAZY_COMMANDS, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
-    """Receives health over OTLP and answers with what the cluster knows about itself."""
+    """Receives the health of nodes over OTLP and says which ones are stragglers, since when, why and at what cost."""
 
 
 _config = config_flag("INGERO_FLEET_CONFIG")

@@ -79,7 +79,7 @@ class Intake:
         except ValueError as error:
             raise MalformedPayload(str(error)) from None
         self._count(found.reasons)
-        push.body, push.encoding = found.body, "protobuf"
+        push = replace(push, body=found.body, encoding="protobuf")
         if self._observe and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
             self._observe(push, self._clock())
         if self._export:

@@ -8,7 +8,15 @@ from typing import IO, Any
 import click
 
 from ingero_kit.files import write_ports_file
-from ingero_kit.flags import CONTEXT, FiniteRange, config_flag, exit_with_reason, ports_file_flag, settings_flags
+from ingero_kit.flags import (
+    CONTEXT,
+    CommandGroup,
+    FiniteRange,
+    config_flag,
+    exit_with_reason,
+    ports_file_flag,
+    settings_flags,
+)
 from ingero_kit.settings import load
 from ingero_operator.settings import OperatorConfig
 from ingero_operator.slurm.settings import SlurmSettings
@@ -19,7 +27,7 @@ SLURM_PREFIX = "INGERO_OPERATOR_SLURM_"
 SLURM_CONFIG_VARIABLE = "INGERO_OPERATOR_SLURM_CONFIG"
 
 
-@click.group(context_settings=CONTEXT)
+@click.group(cls=CommandGroup, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Reconciles FleetCluster and EchoStore into the running components."""

@@ -1,5 +1,7 @@
 """Which failures the OTLP client calls worth a retry, by the protocol's specification."""
 
+import re
+
 import pytest
 
 from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, grpc_failure, http_failure
@@ -53,5 +55,9 @@ def test_a_path_in_the_endpoint_is_kept_and_not_repeated() -> None:
     assert otlp_url(ClientConfig(endpoint="c:1/v1/logs", cluster="a b"), "/v1/logs").endswith(
         ":1/v1/logs?cluster_id=a%20b"
     )
-    with pytest.raises(SettingsError):
-        otlp_url(ClientConfig(endpoint="http://c:port"), "/v1/logs")
+
+
+@pytest.mark.parametrize("endpoint", ["http://c:port", "c:99999", ":4318", "c:0", "http://["])
+def test_an_address_without_a_usable_host_and_port_is_refused(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(endpoint)):
+        otlp_url(ClientConfig(endpoint=endpoint), "/v1/logs")

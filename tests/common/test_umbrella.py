@@ -31,6 +31,15 @@ def test_a_command_does_what_its_program_does() -> None:
     assert (one.returncode, one.stderr) == (other.returncode, other.stderr) == (2, one.stderr)
 
 
+@pytest.mark.parametrize("program", sorted(set(umbrella.PROGRAMS) - {"sink"}))
+def test_help_lists_every_command_with_its_whole_first_sentence(program: str) -> None:
+    shown = CliRunner().invoke(umbrella.main, [program, "--help"]).stdout
+
+    commands = shown.partition("Commands:")[2]
+    assert commands.strip()
+    assert "..." not in commands
+
+
 def test_a_command_whose_libraries_are_missing_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ingero_echo.cli", raising=False)
     monkeypatch.setitem(umbrella.PROGRAMS, "echo", "ingero_echo_that_is_absent.cli:main")

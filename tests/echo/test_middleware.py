@@ -291,6 +291,22 @@ def test_the_command_line_takes_text_as_text(service: Running, arguments: list[s
     assert bool(json.loads(done.output)["rows"]) == found
 
 
+@pytest.mark.parametrize("value", ["limit=[", "limit=2026-13-45"])
+def test_a_value_that_is_not_yaml_is_refused_by_echo(service: Running, value: str) -> None:
+    done = CliRunner().invoke(main, ["ask", "summary", value, "--api", service.url("api")])
+
+    assert done.exit_code == 1
+    assert "limit: Input should be a valid integer" in done.output
+
+
+@pytest.mark.parametrize("address", ["http://[", "echo:18081", "http://", "http://echo:99999"])
+def test_what_is_no_address_is_a_wrong_flag(address: str) -> None:
+    done = CliRunner().invoke(main, ["ask", "summary", "--api", address])
+
+    assert done.exit_code == 2
+    assert "is not an address" in done.output
+
+
 def test_a_copy_of_a_database_that_is_not_in_use_has_no_free_blocks(tmp_path: Path) -> None:
     large = tmp_path / "echo.duckdb"
     store = Store.open(StoreConfig(path=large))

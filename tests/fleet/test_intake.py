@@ -232,3 +232,14 @@ def test_a_sequence_number_of_a_megabyte_is_not_counted_out() -> None:
 
     assert time.process_time() - began < 2
     assert not reader._pairs
+
+
+@pytest.mark.parametrize("signal", [Signal.LOGS, Signal.TRACES])
+def test_json_is_answered_as_json_although_it_is_sent_on_as_protobuf(signal: Signal) -> None:
+    sent: list[Push] = []
+    push = Push(signal, "json", b"{}")
+
+    intake(sent)(push)
+
+    assert push.encoding == "json"
+    assert [onward.encoding for onward in sent] == ["protobuf"]

@@ -397,6 +397,7 @@ MANIFEST = "apiVersion: ingero.io/v1alpha1\nkind: FleetCluster\nmetadata: {name:
     ("text", "problem"),
     [
         ("kind: [", "f.yaml: not YAML"),
+        ("kind: 2026-13-45", "f.yaml: not YAML"),
         ("kind: Pod", "f.yaml: 0 FleetClusters"),
         (MANIFEST % "" + "---\n" + MANIFEST % "", "f.yaml: 2 FleetClusters"),
         (MANIFEST % ", taints: {mode: Evict}", "f.yaml: spec.taints.mode"),

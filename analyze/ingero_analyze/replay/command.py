@@ -28,7 +28,7 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
-    help="Fleet's settings, to judge as that Fleet does; the flags below go before it.",
+    help="Fleet's settings, to judge as that Fleet does; the flags below override it.",
 )  # fmt: skip
 @click.option("--tick", type=FiniteRange(min=0.001, max=86_400), help="Seconds of a tick.  [default: 5]")
 @click.option(

@@ -87,7 +87,7 @@ def catalog_properties(config: TableConfig) -> dict[str, str]:
     if config.credentials_file:
         try:
             secret = yaml.safe_load(config.credentials_file.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError):
+        except (OSError, yaml.YAMLError, ValueError, RecursionError):
             raise LakeError(f"{config.credentials_file}: cannot be read as YAML") from None
         if not isinstance(secret, dict):
             raise LakeError(f"{config.credentials_file}: properties were expected, NAME: VALUE")

@@ -11,12 +11,13 @@ import click
 import httpx
 
 from ingero_kit.files import replace_file
+from ingero_kit.flags import CommandGroup
 from ingero_kit.gpu_rates import MAX_BYTES, RatesError, RateTable, builtin_text, canonical_provider, doubts, parse
 
 FETCH_SECONDS: Final = 30.0
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def rates() -> None:
     """What one GPU costs an hour, by provider and model."""
 

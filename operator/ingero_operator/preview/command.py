@@ -63,7 +63,7 @@ def read_manifest(stream: IO[str], name: str) -> Manifest:
     """The one FleetCluster of a file. Raises `SettingsError`."""
     try:
         trees = [tree for tree in yaml.safe_load_all(stream) if isinstance(tree, dict)]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
     found = [
         tree for tree in trees
