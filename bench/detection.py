@@ -78,7 +78,8 @@ FAULTS: dict[str, Generator] = {
     "step of 10 sigma": families.step_faults(10), "step of 5 sigma, AR(1) 0.8": families.step_faults(5, True),
     "collapse, idle": families.collapse, "collapse, rate": families.vanished_rate,
     "leak of 1 % a minute": families.leak,
-    "slow from birth by 30 %": families.born_slow, "half of the fleet 3x slower": families.part_slow(0.5),
+    "slow from birth by 30 %": families.born_slow, "an eighth with another role": families.roles,
+    "half of the fleet 3x slower": families.part_slow(0.5),
     "60 % of the fleet 3x slower": families.part_slow(0.6), "fault, recovery, fault": families.flapping,
     "phase change of the job": families.phase_change, "everybody restarts": families.all_restart,
 }  # fmt: skip
@@ -104,6 +105,7 @@ TARGETS: dict[str, tuple[str, float]] = {
     "collapse, idle": ("within 2 ticks", 2.0), "collapse, rate": ("within 2 ticks", 2.0),
     "leak of 1 % a minute": ("before 15 % is lost: 180 ticks", 180.0),
     "slow from birth by 30 %": ("10 ticks after warm-up: 40", 40.0),
+    "an eighth with another role": ("nobody", math.inf),
     "half of the fleet 3x slower": ("the slow nodes, nobody else", math.inf),
     "60 % of the fleet 3x slower": ("the slow nodes, nobody else", math.inf),
     "fault, recovery, fault": ("each once", math.inf),
@@ -157,7 +159,7 @@ def fault_jobs(quick: bool, chosen: str) -> Iterable[Job]:
             ticks, sizes = 720 + 120 * 64 + 60, ((8, 8), (64, 1), (512, 1))
         elif "collapse" in family:
             sizes = ((3, 20), (8, 20), (64, 20))
-        elif "birth" in family:
+        elif "birth" in family or "role" in family:
             ticks = 240
         for rule in RULES:
             yield Job(family, rule, FAULT_BUDGET, ticks, ((64, 4 if ticks < 2000 else 1),) if quick else sizes)

@@ -10,6 +10,10 @@ GPU_THROTTLED: Final = "gpu_throttled"
 """Kind of a straggler whose GPU is throttled, while its ranks block as long as their peers."""
 
 
+SLOW_FROM_START: Final = "slow_from_start"
+"""Kind of a straggler that was slower than its peers before it had a history of its own."""
+
+
 class NodeState(StrEnum):
     """State that an agent reports; only `active` scores enter the statistics."""
 

@@ -106,7 +106,7 @@ class Detector:
         own = sequential_tests.against_own_history(memory, now, nodes, bounds)
         distance = sequential_tests.distance_from_peers(nodes)
         cohort_levels.follow_offsets(memory, self.ticks, distance, nodes)
-        peers = sequential_tests.against_peers(memory, parameters, now, nodes, bounds, distance)
+        peers = sequential_tests.against_peers(memory, parameters, now, self.ticks, nodes, bounds, distance)
         collapse = sequential_tests.against_collapse(memory, nodes, bounds)
         calibration.record_tick(memory, parameters, self.ticks, nodes, bounds, own, collapse)
         self.node_hours += int(np.count_nonzero(nodes.fresh)) * parameters.tick_hours

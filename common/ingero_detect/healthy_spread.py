@@ -118,14 +118,19 @@ def _heavier(place: int, freedom: float) -> int:
     return place if math.isinf(freedom) or freedom == TAILS[-1][0] else place + len(SKEWS)
 
 
-def outlier_chances(values: Floats, smallest_spread: float = 0.0, cautious: bool = False) -> Floats:
-    """For every value the chance that a healthy one is at least as large. At least three values are needed.
+def outlier_chances(
+    values: Floats, smallest_spread: float = 0.0, cautious: bool = False, asked: Floats | None = None
+) -> Floats:
+    """For every value, or every one that is `asked`, the chance that a healthy one is at least as large.
+
+    At least three values are needed.
 
     `cautious`, for single measurements: every tail is likely beforehand, and one that is not normal counts as the
     next heavier one, because the sum of two kinds of spread looks lighter in the bulk than it is far out.
     """
     tails, skews = (CAUTIOUS_TAILS, CAUTIOUS_SKEWS) if cautious else (TAILS, SKEWS)
     ordered = np.sort(values)
+    wanted = values if asked is None else asked
     points, weight = _condensed(ordered)
     low, middle, high = np.quantile(ordered, QUANTILES)
     span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
@@ -152,7 +157,7 @@ def outlier_chances(values: Floats, smallest_spread: float = 0.0, cautious: bool
             weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely_tail * likely_skew))
             chances.append((shape, location, scales))
     most = max(float(one.max()) for one in weights)
-    total, found = 0.0, np.zeros(len(ordered))
+    total, found = 0.0, np.zeros(len(wanted))
     for place, logs_of in enumerate(weights):
         likelihood = float(np.exp(logs_of - most).sum())
         total += likelihood
@@ -162,7 +167,5 @@ def outlier_chances(values: Floats, smallest_spread: float = 0.0, cautious: bool
         some = share > NEGLIGIBLE
         if some.any():
             shape, location, scales = chances[judge]
-            found += share[some] @ normal_upper_tail(shape.deviates((ordered - location[some]) / scales[some])[0])
-    chance = np.empty(len(ordered))
-    chance[np.argsort(values, kind="stable")] = found / total
-    return np.clip(chance, 1e-300, 1.0)
+            found += share[some] @ normal_upper_tail(shape.deviates((wanted - location[some]) / scales[some])[0])
+    return np.clip(found / total, 1e-300, 1.0)

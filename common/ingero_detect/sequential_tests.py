@@ -15,6 +15,7 @@ from ingero_detect.codes import is_accused
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
+from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
 from ingero_detect.reference import Reference, find_reference
 
 MAX_DEVIATION: Final = 7.0
@@ -98,13 +99,13 @@ class OwnTest:
 
 @dataclass(frozen=True)
 class PeerTest:
-    """Against peers, by node: log distance `absolute`, band `line`, evidence `below`; `few`: few nodes are so low."""
+    """Against peers, by node: log distance `absolute`, band `line`, evidence `below`; `alarm`: accused by it."""
 
     absolute: Singles
     line: Singles
     below: Singles
     onset: Floats
-    few: Bools
+    alarm: Bools
 
 
 @dataclass(frozen=True)
@@ -258,18 +259,29 @@ def distance_from_peers(nodes: Residuals) -> Singles:
 
 
 def against_peers(
-    memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, absolute: Singles
-) -> PeerTest:
+    memory: ColumnStore, parameters: Parameters, now: float, ticks: int, nodes: Residuals, bounds: Bounds,
+    absolute: Singles,
+) -> PeerTest:  # fmt: skip
     """The sequential test against peers, for nodes that were slow from the start."""
     at, group, scale = nodes.index, nodes.group, nodes.scale
     offsets = np.nan_to_num(memory.group("offsets"), nan=0.0)
     line = singles(np.maximum(parameters.absolute_band, 4 * offsets))[group]
     step = -absolute / scale - np.maximum(parameters.drift, line / scale)
-    below = _cusum(memory.node("below")[at], step, nodes, bounds)
+    before = memory.node("below")[at]
+    below = _cusum(before, step, nodes, bounds)
     _, onset = _onset(now, below, memory.node("below_onset")[at], bounds.top)
-    low = np.bincount(group[(below > 0) & ~nodes.accused], minlength=len(nodes.level))
-    few = low <= np.maximum(1, 0.1 * nodes.reference.count)
-    return PeerTest(absolute, line, below, onset, few[group])
+    alarm = (below > bounds.top) & nodes.eligible
+    fresh = alarm & ~nodes.accused
+    if fresh.any():
+        alarm &= nodes.accused
+        rows = np.arange(len(memory.names))[at]
+        for number in groups_to_examine(ticks, group, fresh, fresh & (before <= bounds.top)):
+            here = np.flatnonzero(group == number)
+            alarm[here] |= lone_outliers(
+                memory, parameters.own_band, rows[here], nodes.baseline[here], fresh[here], nodes.accused[here],
+                float(offsets[number]),
+            )  # fmt: skip
+    return PeerTest(absolute, line, below, onset, alarm)
 
 
 def against_collapse(memory: ColumnStore, nodes: Residuals, bounds: Bounds) -> CollapseTest:
@@ -297,9 +309,9 @@ def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, coll
     half = 0.5 * top
     return Alarms(
         own=(own.slow > top) & eligible,
-        peers=(peers.below > top) & peers.few & eligible,
+        peers=peers.alarm,
         collapse=(collapse.run >= collapse.confirm) & eligible,
-        suspected=eligible & ((own.slow > half) | ((peers.below > half) & peers.few) | (collapse.run > 0)),
+        suspected=eligible & ((own.slow > half) | (collapse.run > 0)),
     )
 
 

@@ -38,7 +38,8 @@ def advance(
     state[at] = np.where(stays, state[at], found)
     rows = np.arange(len(memory.names))[at]
     speaks_against = alarms.any()
-    alarmed = speaks_against & ~accused
+    by_peers = memory.node("kind")[at] == KINDS.index(Kind.SLOW_FROM_START)
+    alarmed = speaks_against & (~accused | (by_peers & (alarms.own | alarms.collapse)))
     if alarmed.any():
         own, collapse = alarms.own[alarmed], alarms.collapse[alarmed]
         _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed].astype(np.float64))
@@ -67,7 +68,7 @@ def _accuse(
     mean = memory.node("shortfall")[rows] / spell
     loss = np.where(own, np.where(by_collapse, -gap, mean), np.maximum(-absolute, 0.0))
     memory.node("loss")[rows] = loss
-    kind = np.full(len(rows), KINDS.index(Kind.SLOW))
+    kind = np.where(own, KINDS.index(Kind.SLOW), KINDS.index(Kind.SLOW_FROM_START))
     kind[by_collapse] = KINDS.index(Kind.COLLAPSE)
     kind[own & (-gap > _NOTHING)] = KINDS.index(Kind.STOPPED)
     memory.node("kind")[rows] = kind

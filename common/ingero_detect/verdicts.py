@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from ingero_contract.values import VerdictState
+from ingero_contract.values import SLOW_FROM_START, VerdictState
 
 
 class Kind(StrEnum):
@@ -15,6 +15,7 @@ class Kind(StrEnum):
     SLOW = "slow"
     COLLAPSE = "collapse"
     STOPPED = "stopped"
+    SLOW_FROM_START = SLOW_FROM_START
 
 
 class Axis(StrEnum):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from ingero_contract.identifiers import NodeKey
+from ingero_contract.values import SLOW_FROM_START
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_detect.codes import IDLING, LEARNING, SILENT, is_accused
 from ingero_detect.codes import STATES as VERDICT_STATES
@@ -487,8 +488,11 @@ def _echoes(rows: npt.NDArray[np.int64], last_verdicts: Mapping[int, str]) -> di
 
 
 def _echoed(text: str) -> float | None:
-    """The loss, log units, of an accusation that a node echoes; `None` for anything else."""
+    """The loss, log units, of an accusation that a node echoes; `None` for anything else.
+
+    A node that was slow from the start is found again by its peers once its history has been learnt.
+    """
     line = parse_verdict(text)
-    if line is None or not line.is_straggler:
+    if line is None or not line.is_straggler or line.kind == SLOW_FROM_START:
         return None
     return float(-np.log1p(-min(line.severity or 0.0, _MAX_ECHOED_SEVERITY)))

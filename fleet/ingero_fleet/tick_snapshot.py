@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.signals import SIGNALS, HealthSignal
-from ingero_contract.values import VerdictState
+from ingero_contract.values import SLOW_FROM_START, VerdictState
 from ingero_detect.codes import CODE
 from ingero_detect.threshold import HYSTERESIS
 from ingero_detect.verdicts import Verdict
@@ -89,6 +89,7 @@ def stragglers_answer(
 
     `late` are the nodes whose rank the collectives wait for. They are listed under `culprits`, and under `stragglers`
     too when they are `actionable`. A node that the detector accuses as well is listed once, with both reasons.
+    One that was slow from the start counts as a late rank then, because the collectives prove that ranks wait for it.
     `panic` follows whichever of detector and threshold names the stragglers: falling scores do not block a verdict
     that rates have proven.
     """
@@ -117,7 +118,12 @@ def stragglers_answer(
             for name in ("active", "idle", "calibrating", "expected")
         },
         "stragglers": [
-            *({**node_answer(snapshot, row), "collective": late.get(snapshot.scores.names[row])} for row in rows),
+            *(
+                _late_answer(snapshot, row, item)
+                if (item := late.get(snapshot.scores.names[row])) and actionable and _is_from_start(snapshot, row)
+                else {**node_answer(snapshot, row), "collective": late.get(snapshot.scores.names[row])}
+                for row in rows
+            ),
             *(_late_answer(snapshot, row, late[snapshot.scores.names[row]]) for row in added),
         ],
         "culprits": [{**item, "straggler": node in reported} for node, item in late.items()],
@@ -142,6 +148,11 @@ def _panics(snapshot: TickSnapshot, rows: list[int], summaries: list[ClusterSumm
         return any(summary.panic for summary in summaries)
     accused: Counter[str] = Counter(snapshot.scores.names[row][0] for row in rows)
     return any(accused[summary.cluster] > fraction * max(1, summary.active) for summary in summaries)
+
+
+def _is_from_start(snapshot: TickSnapshot, row: int) -> bool:
+    verdict = snapshot.findings.verdict(row) if snapshot.findings else None
+    return verdict is not None and verdict.kind == SLOW_FROM_START
 
 
 def _late_answer(snapshot: TickSnapshot, row: int, item: dict[str, Any]) -> dict[str, Any]:
@@ -262,13 +273,12 @@ def verdict_sentence(verdict: dict[str, Any], active: int) -> str:
     if state == "stopped":
         return f"Its work stopped while {active} nodes of its cohort go on."
     if state in ("straggler", "recovering"):
-        against = {
-            "own_history": "its own history",
-            "peers": "its peers",
-            "echo": "what Fleet knew before its restart",
-        }
+        from_start = verdict["kind"] == SLOW_FROM_START
+        against = {"own_history": "its own history", "echo": "what Fleet knew before its restart"}
         reason = f"It lost {lost} of its rate against {against.get(verdict['axis'], 'its cohort')}"
-        if verdict["value"] is not None and verdict["expected"] is not None:
+        if from_start:
+            reason = f"It has been {lost} slower than its peers from the start"
+        elif verdict["value"] is not None and verdict["expected"] is not None:
             reason += f": {verdict['value']:.4g} where {verdict['expected']:.4g} was expected"
         evidence, level = verdict["evidence"], verdict["level"]
         # Below its level it is not what accuses: a collapse needs none, and it shrinks while a node recovers.

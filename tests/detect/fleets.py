@@ -13,6 +13,8 @@ from ingero_detect.parameters import Parameters
 
 TICK = 5.0
 
+Matrix = npt.NDArray[np.float64]
+
 
 def healthy(ticks: int, nodes: int, seed: int = 1, noise: float = 0.03) -> npt.NDArray[np.float64]:
     """Rates around 100, (ticks, nodes)."""

@@ -16,7 +16,7 @@ from ingero_detect.detector import Detector
 from ingero_detect.observation import ACTIVE, HELD, Observation
 from ingero_detect.parameters import Parameters
 
-from .fleets import TICK, healthy, play
+from .fleets import TICK, Matrix, healthy, play
 
 
 def test_a_healthy_fleet_accuses_nobody() -> None:
@@ -144,7 +144,50 @@ def test_a_node_slow_from_birth_is_named_against_its_peers() -> None:
 
     ((tick, node),) = played.accused()
     assert (node, tick <= 40) == ("n7", True)
-    assert str(played.edges[0][1].verdict.axis) == "peers"
+    verdict = played.edges[0][1].verdict
+    assert (str(verdict.axis), str(verdict.kind)) == ("peers", "slow_from_start")
+
+
+def test_a_node_slow_from_birth_that_then_fails_is_accused_by_its_own_history() -> None:
+    rates = healthy(200, 16)
+    rates[:, 7] *= 0.7
+    rates[120:, 7] *= 0.3
+
+    played = play(rates)
+
+    assert played.whats("n7") == ["accused"]
+    verdict = played.detector.verdict(7)
+    assert (str(verdict.axis), str(verdict.kind)) == ("own_history", "collapse")
+    assert 1000 + 119 * TICK <= (verdict.since or 0) <= 1000 + 121 * TICK
+
+
+def chips(nodes: int, spread: float, slow: dict[int, float], seed: int) -> Matrix:
+    """Rates of a fleet whose chips differ by `spread` and of which some are slower by a share."""
+    level = np.exp(np.random.default_rng(seed).normal(size=nodes) * spread)
+    for node, share in slow.items():
+        level[node] *= 1 - share
+    return healthy(120, nodes, seed, 0.02) * level
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.03])
+def test_several_nodes_that_are_slow_alike_from_birth_are_a_role_and_not_accused(spread: float) -> None:
+    for seed in range(4):
+        assert play(chips(64, spread, {3: 0.25, 40: 0.25}, seed)).accused() == []
+        assert play(chips(64, spread, dict.fromkeys(range(8), 0.2), seed)).accused() == []
+
+
+def test_two_nodes_that_are_slow_from_birth_by_different_shares_are_both_named() -> None:
+    assert {node for _, node in play(chips(64, 0.02, {3: 0.25, 40: 0.45}, 1)).accused()} == {"n3", "n40"}
+
+
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_chips_that_differ_by_ten_percent_are_not_slow_from_birth(nodes: int) -> None:
+    for seed in range(6):
+        assert play(chips(nodes, 0.1, {}, seed)).accused() == []
+
+
+def test_two_peers_do_not_prove_that_a_third_node_is_slow_from_birth() -> None:
+    assert play(chips(3, 0.0, {1: 0.3}, 1)).accused() == []
 
 
 def test_a_job_that_did_nothing_for_a_while_leaves_no_evidence_against_its_slower_chips() -> None:

@@ -16,10 +16,21 @@ from ingero_fleet.tick_snapshot import verdict_sentence
 )
 def test_evidence_is_given_while_it_is_what_accuses(state: str, evidence: float | None, said: str) -> None:
     verdict = {
-        "state": state, "axis": "own_history", "severity": 0.44, "value": 195.6, "expected": 401.0,
+        "state": state, "kind": "slow", "axis": "own_history", "severity": 0.44, "value": 195.6, "expected": 401.0,
         "evidence": evidence, "level": 6.3,
     }  # fmt: skip
 
     sentence = verdict_sentence(verdict, 4)
 
     assert sentence == f"It lost 44 % of its rate against its own history: 195.6 where {said}"
+
+
+def test_a_node_that_was_slow_from_the_start_has_lost_nothing() -> None:
+    verdict = {
+        "state": "straggler", "kind": "slow_from_start", "axis": "peers", "severity": 0.3, "value": 70.0,
+        "expected": 70.2, "evidence": 9.0, "level": 6.3,
+    }  # fmt: skip
+
+    sentence = verdict_sentence(verdict, 4)
+
+    assert sentence == "It has been 30 % slower than its peers from the start (evidence 9.0, alarm level 6.3)."

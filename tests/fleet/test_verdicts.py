@@ -23,6 +23,7 @@ from ingero_analyze.replay.judge import replay
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_analyze.replay.report import print_table
 from ingero_contract import attributes, headers, metrics, routes
+from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import parse_verdict
 from ingero_fleet import threshold_rule, verdict_records
@@ -33,7 +34,8 @@ from ingero_fleet.processor_settings import CohortConfig, DetectorConfig, Ingero
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.state_machine import StateMachine
-from ingero_fleet.tick_snapshot import TickSnapshot
+from ingero_fleet.threshold_rule import RuleState
+from ingero_fleet.tick_snapshot import TickSnapshot, stragglers_answer
 from ingero_kit.health_report import HealthReport
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_encode import encode_report
@@ -319,6 +321,52 @@ def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Pa
     ((tick, edge),) = found
     assert (edge.what, edge.verdict.node) == ("accused", "n7")
     assert tick <= 120 + 3 * 5
+
+
+def born_slow(echo: str = "") -> tuple[ScoreTable, LiveDetector, list[tuple[int, Any]], float]:
+    """Twelve nodes, of which one does 30 % less from its first push; it reports `echo` as its last verdict."""
+    config = CONFIG.model_copy(update={"push_interval": 1.0, "detector": DetectorConfig(warmup_ticks=10)})
+    table, detector, found, now = (
+        ScoreTable(ScoreLimits(100, 10, 1e9), config.cohort.by),
+        LiveDetector(config),
+        [],
+        0.0,
+    )
+    rng = np.random.default_rng(3)
+    for tick in range(40):
+        now = float(tick)
+        for number in range(12):
+            rate = 100 * float(np.exp(0.01 * rng.normal())) * (0.7 if number == 5 else 1)
+            last = echo if number == 5 else ""
+            report = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate, last_verdict=last)
+            assert isinstance(table.observe(report, now), int)
+        echoed, table.last_verdict = table.last_verdict, {}
+        found += [(tick, edge) for edge in detector.judge(ScoreSnapshot.take(table, now), echoed).edges]
+    return table, detector, found, now
+
+
+def test_a_node_that_is_slow_from_its_first_push_is_a_straggler_of_its_own_kind() -> None:
+    for echo in ("", "straggler;kind=slow_from_start;since=1700000000;severity=0.3000"):
+        _, _, found, _ = born_slow(echo)
+
+        ((tick, edge),) = found
+        assert (edge.what, edge.verdict.node, str(edge.verdict.kind)) == ("accused", "n5", "slow_from_start")
+        assert tick <= 20
+
+
+def test_collectives_that_wait_for_a_node_slow_from_the_start_make_it_a_late_rank() -> None:
+    table, detector, _, now = born_slow()
+    scores = ScoreSnapshot.take(table, now)
+    findings = detector.judge(scores, {})
+    snapshot = TickSnapshot(scores, threshold_rule.compute(scores, RuleState(), CONFIG), findings)
+    late = {node_key("c", "n5"): {"kind": "late_rank", "since": "2026-01-01T00:00:00Z", "windows": 3, "share": 0.2}}
+
+    kinds = [
+        [item["kind"] for item in stragglers_answer(snapshot, "c", 1.0, late, actionable)["stragglers"]]
+        for actionable in (False, True)
+    ]
+
+    assert kinds == [["slow_from_start"], ["late_rank"]]
 
 
 def early(folder: Path) -> tuple[LiveDetector, list[Any], list[float]]:

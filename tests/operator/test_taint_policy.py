@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ingero_contract.values import SLOW_FROM_START
 from ingero_operator.api.v1alpha1 import Budget, Mode, Taints
 from ingero_operator.taints import patches
 from ingero_operator.taints.model import Accused, ClusterObservation, Decision, Evidence
@@ -140,6 +141,24 @@ def test_a_policy_check_of_the_node_stops_that_node(change: dict[str, Any], reas
     decision = decided(nodes=nodes)
 
     assert (decision.steps, check(decision)) == ((), reason)
+
+
+def test_a_node_that_was_slow_from_the_start_is_tainted_only_if_the_policy_says_so() -> None:
+    finding = replace(says("n03").accused["n03"], kind=SLOW_FROM_START)
+    evidence = replace(says("n03"), accused={"n03": finding})
+
+    decision = decided(evidence=evidence)
+    assert (decision.steps, decision.confirmed, check(decision)) == ((), 0, "SlowFromStart")
+    (step,) = decided(changed(QUICK, slow_from_start=True), evidence=evidence).steps
+    assert (step.verb, step.node) == ("add", "n03")
+
+
+def test_nodes_that_were_slow_from_the_start_make_no_storm() -> None:
+    evidence = says("n00", "n01", "n02", "n03", "n04")
+    accused = {name: replace(item, kind=SLOW_FROM_START) for name, item in evidence.accused.items() if name != "n03"}
+    decision = decided(evidence=replace(evidence, accused={**accused, "n03": evidence.accused["n03"]}))
+
+    assert [step.node for step in decision.steps] == ["n03"]
 
 
 @pytest.mark.parametrize(

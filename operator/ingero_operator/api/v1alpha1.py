@@ -515,6 +515,9 @@ class Taints(Part):
     """Pause for a node whose taint another writer removed."""
     min_node_age: Span = "30m"
     """Age below which a node is left alone."""
+    slow_from_start: bool = False
+    """Also taint nodes that were slower than their peers from the start. Rates alone cannot tell a slow GPU from a
+    node with another role in the job."""
     domain_label: LabelKey = "nvidia.com/gpu.clique"
     """Label of the failure domain in which at most one node is tainted."""
     pause_requests: Annotated[tuple[Text, ...], Field(max_length=16)] = ()

@@ -12,7 +12,7 @@ from ingero_operator.settings import Listed
 
 LIMITS: Final = (
     "confirm_for", "confirm_windows", "recover_for", "min_healthy_percent", "storm_cooldown", "ttl", "quiet",
-    "max_per_day", "hands_off", "min_node_age",
+    "max_per_day", "hands_off", "min_node_age", "slow_from_start",
 )  # fmt: skip
 """Limits that have the names of `spec.taints`."""
 
@@ -77,6 +77,9 @@ class SlurmSettings(Settings):
     """Pause for a node whose drain another user ended or took over."""
     min_node_age: Span = Taints().min_node_age
     """Time since the boot below which a node is left alone."""
+    slow_from_start: bool = False
+    """Also drain nodes that were slower than their peers from the start. Rates alone cannot tell a slow GPU from a
+    node with another role in the job."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
 

@@ -12,6 +12,7 @@ from ingero_operator.conditions import Condition
 from ingero_operator.taints.model import Accused, CheckResult, ClusterObservation, Step
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, ZONE, NodeView, StragglerTaint
 from ingero_operator.taints.state import DAY, MAX_RECORDS, TaintState
+from ingero_operator.taints.tracking import may_be_tainted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +110,11 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
     streak = state.accused.get(node.name)
     if not item.active:
         return "NotActive", "the node is not active; only active nodes are judged"
+    if not may_be_tainted(policy, item):
+        return (
+            "SlowFromStart",
+            "slower than its peers from the start: a fault or a role; see spec.taints.slowFromStart",
+        )
     if item.since is not None and item.since < node.created:
         return "Identity", "the verdict is older than this machine"
     if node.foreign or (node.taint is not None and node.taint.owner != observed.owner):

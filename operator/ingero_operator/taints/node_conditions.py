@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero_contract.kubernetes import STRAGGLER_CONDITION
-from ingero_contract.values import GPU_THROTTLED, LATE_RANK
+from ingero_contract.values import GPU_THROTTLED, LATE_RANK, SLOW_FROM_START
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Taints
 from ingero_operator.conditions import Condition, no, unknown, yes
@@ -118,6 +118,8 @@ def sentence_of(item: Accused) -> str:
         return f"the collectives of its job wait for a rank of the node, which costs {lost} of the job's time"
     if item.kind == GPU_THROTTLED and lost:
         return f"a throttled GPU of the node delays the collectives of its job, which costs {lost} of its time"
+    if item.kind == SLOW_FROM_START and lost:
+        return f"the node has been {lost} slower than its peers from the start"
     if item.kind == "stopped":
         return "the work of the node stopped while other nodes of its cohort continue"
     if lost:

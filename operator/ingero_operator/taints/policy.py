@@ -15,7 +15,7 @@ from ingero_operator.taints.model import ClusterObservation, Decision, Evidence,
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.removals import note_releases, removals
 from ingero_operator.taints.state import TaintState
-from ingero_operator.taints.tracking import count_windows, is_confirmed, match_records
+from ingero_operator.taints.tracking import count_windows, is_confirmed, match_records, may_be_tainted
 
 ALLOWED: Final = "TaintingAllowed"
 _OBSERVING: Final = no(ALLOWED, "Observing", "spec.taints.mode is Observe: stragglers are shown and left alone")
@@ -59,7 +59,7 @@ def decide(policy: Taints, observed: ClusterObservation, state: TaintState, now:
         for node in observed.nodes.values()
         if node.taint is not None and node.taint.owner == observed.owner
     }
-    candidates = [name for name, item in accused.items() if item.active and name not in tainted]
+    candidates = [name for name, item in accused.items() if may_be_tainted(policy, item) and name not in tainted]
     if trust.holds and budget and len(candidates) > 2 * budget:
         state = replace(state, storm_until=now + seconds(policy.storm_cooldown))
     limits = _limits(policy, observed, state, trust, budget, len(candidates), now)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ingero_contract.values import SLOW_FROM_START
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Taints
 from ingero_operator.taints.model import Accused, ClusterObservation, Override, Step
@@ -82,11 +83,16 @@ def _same_machine(observed: ClusterObservation, name: str, streak: Streak) -> bo
     return node is not None and (node.uid, node.provider_id) == (streak.uid, streak.provider_id)
 
 
+def may_be_tainted(policy: Taints, item: Accused) -> bool:
+    """Whether the policy allows to act on an accusation of this kind."""
+    return item.active and (policy.slow_from_start or item.kind != SLOW_FROM_START)
+
+
 def is_confirmed(policy: Taints, item: Accused, streak: Streak | None, now: float) -> bool:
-    """Whether an accusation has lasted long enough, by the operator's count and by Fleet's."""
+    """Whether an accusation may be acted on and has lasted long enough, by the operator's count and by Fleet's."""
     return (
         streak is not None
-        and item.active
+        and may_be_tainted(policy, item)
         and streak.windows >= policy.confirm_windows
         and item.windows >= policy.confirm_windows
         and now - streak.since >= seconds(policy.confirm_for)
