@@ -40,7 +40,7 @@ ALERTS = (
     Alert(
         "IngeroStraggler", "ingero_fleet_straggler == 1", "2m", "warning",
         "{{ $labels.node_id }} of {{ $labels.cluster_id }} slows down its job.",
-        "Ask why: `curl 127.0.0.1:8081/api/v1/why?node_id=NODE` on Fleet's host, or the live page. A "
+        "Ask why: `curl '127.0.0.1:8081/api/v1/why?node_id=NODE'` on Fleet's host, or the live page. A "
         "weak `throughput` with other "
         "signals well points at the GPU (clocks, throttling, ECC); `cpu` at a neighbour or the host; "
         "`memory` at a leak. Drain the "

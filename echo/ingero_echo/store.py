@@ -391,10 +391,16 @@ def copy_files(source: Path, target: Path) -> None:
         for file, copied in zip(_files(source), _files(part), strict=True):
             if file == source or (file.exists() and file.stat().st_size):
                 shutil.copyfile(file, copied)
-        # Opening the copy folds its log in, and proves that it can be opened.
-        folded = duckdb.connect(str(part))
-        folded.execute("CHECKPOINT")
-        folded.close()
+        try:
+            # Opening the copy folds its log in, and proves that it can be opened.
+            folded = duckdb.connect(str(part))
+            folded.execute("CHECKPOINT")
+            folded.close()
+        except duckdb.Error as error:
+            if disk_problem(error):
+                raise
+            text = str(error).splitlines()[0].replace(str(part), str(source))
+            raise StoreError(f"{source}: no database, or damaged: {text}") from None
 
 
 @contextlib.contextmanager

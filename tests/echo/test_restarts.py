@@ -157,6 +157,19 @@ def test_a_file_that_was_cut_is_refused_wherever_it_was_cut_and_the_advice_destr
     assert logged_too.items() >= there.items()
 
 
+def test_a_file_that_is_no_backup_is_named_and_changes_nothing(tmp_path: Path) -> None:
+    backup, path = tmp_path / "backup.duckdb", tmp_path / "e.duckdb"
+    backup.write_bytes(b"no database" * 1000)
+    path.write_bytes(b"present")
+
+    done = CliRunner().invoke(main, ["restore", str(backup), "--database", str(path), "--force"])
+
+    assert done.exit_code == 1
+    assert f"{backup}: no database, or damaged" in done.output
+    assert ".part" not in done.output
+    assert path.read_bytes() == b"present"
+
+
 def held_by_copy(path: Path, copy: Path) -> Held:
     copy.parent.mkdir(parents=True, exist_ok=True)
     for suffix, content in contents(path).items():
