@@ -279,7 +279,8 @@ def verdict_sentence(verdict: dict[str, Any], active: int) -> str:
         if from_start:
             reason = f"It has been {lost} slower than its peers from the start"
         elif verdict["value"] is not None and verdict["expected"] is not None:
-            reason += f": {verdict['value']:.4g} where {verdict['expected']:.4g} was expected"
+            now = f"{verdict['value']:.4g} where {verdict['expected']:.4g} was expected"
+            reason += f", on average since its onset; now {now}"
         evidence, level = verdict["evidence"], verdict["level"]
         # Below its level it is not what accuses: a collapse needs none, and it shrinks while a node recovers.
         if evidence is not None and level is not None and evidence > level:

@@ -135,6 +135,16 @@ def test_a_file_without_use_is_an_error_with_its_place(tmp_path: Path, text: str
     assert str(file) in done.stderr
 
 
+def test_physical_values_that_overflow_are_not_used(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    lines = [line.replace(",60,", ",1e308,") for line in results({(4, 2): 0.1})]
+
+    (finding,) = answer(written(tmp_path, lines))["findings"]
+
+    assert finding["name"] == "node-4/2"
+    assert "temperature" not in finding["evidence"]
+    assert not recwarn.list
+
+
 def test_a_damaged_gzip_file_is_said(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(b"gpu,gflops\n" + b"".join(b"%d,%d\n" % (n, n * n) for n in range(500))))
     packed[12] ^= 0xFF

@@ -22,7 +22,8 @@ def test_evidence_is_given_while_it_is_what_accuses(state: str, evidence: float 
 
     sentence = verdict_sentence(verdict, 4)
 
-    assert sentence == f"It lost 44 % of its rate against its own history: 195.6 where {said}"
+    lost = "It lost 44 % of its rate against its own history, on average since its onset"
+    assert sentence == f"{lost}; now 195.6 where {said}"
 
 
 def test_a_node_that_was_slow_from_the_start_has_lost_nothing() -> None:

@@ -225,7 +225,8 @@ def _cost(costs: Mapping[str, float] | None) -> Capability:
 
 
 def _libraries(facts: Facts) -> Capability:
-    hidden = f"; {facts.unreadable_processes} processes cannot be read" if facts.unreadable_processes else ""
+    count = facts.unreadable_processes
+    hidden = f"; {count} {'process' if count == 1 else 'processes'} cannot be read" if count else ""
     fix = "CAP_SYS_PTRACE and hostPID: true" if hidden else "start a workload; in a container, set hostPID: true"
     found = ", ".join(f"{kind} of {name}" for kind, name in facts.libraries[:8])
     absent = "" if found else f"no process uses CUDA or NCCL now{hidden}"

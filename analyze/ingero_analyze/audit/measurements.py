@@ -172,7 +172,7 @@ class Measurements:
         except ValueError as error:
             self.problems.add(place, f"{role}: {error}")
             return math.nan
-        return math.nan if value is None or value <= 0 else value
+        return value if value is not None and SMALLEST <= value <= LARGEST else math.nan
 
     def _note_time(self, text: str) -> None:
         if not text:
