@@ -17,7 +17,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet": ("fleet", "fleet-log"),
     "agent": ("agent", "agent-mcp"),
     "sink": ("sink",),
-    "echo": ("echo", "echo-lake"),
+    "echo": ("echo", "echo-lake", "echo-source"),
     "analyze": ("analyze",),
 }
 """For each program, the extras that its file of requirements covers."""

@@ -18,7 +18,7 @@ from ingero_contract import echo
 from ingero_echo import retention
 from ingero_echo.auth import Callers, RateLimit
 from ingero_echo.collector import INGEST, LISTENERS, MAINTAINER, QUESTIONS, REQUESTS, SEALER, WRITER
-from ingero_echo.errors import EchoApiError
+from ingero_echo.errors import EchoApiError, UserError
 from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
 from ingero_echo.lake.maintainer import Maintainer
@@ -26,6 +26,7 @@ from ingero_echo.lake.sealer import SealCounters, Sealer, open_lake
 from ingero_echo.lazy_apps import LazyApps
 from ingero_echo.middleware import MAX_BODY, AuditLog, AuthMiddleware, UnreadResponses
 from ingero_echo.settings import EchoConfig
+from ingero_echo.source_stats import SOURCE, SourceStats
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
 from ingero_http.asgi import API_LIMITS, AsgiServer
@@ -33,6 +34,7 @@ from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Counters
 from ingero_kit.addresses import parse_endpoint
+from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
@@ -56,6 +58,7 @@ class Echo:
         self._writer: Writer | None = None
         self._ingest_handler: IngestHandler | None = None
         self._sealer: Sealer | None = None
+        self._source: SourceStats | None = None
         self._maintainer: Maintainer | None = None
         self._api: AsgiServer | None = None
         self._health: Http1Server | None = None
@@ -88,9 +91,12 @@ class Echo:
         await self._receivers(self._ingest_handler)
         self._store, self._writer = store, writer
         if self.config.table:
-            self._sealer = Sealer(store, writer.call, open_lake, self.config.table)
+            take_over = writer.take_over if self.config.source else None
+            self._sealer = Sealer(store, writer.call, open_lake, self.config.table, take_over)
             self._sealer.start()
             self._stack.callback(self._sealer.stop)
+            if self.config.source:
+                self._read_source(store, writer, self._sealer, clock)
             if self.config.table.maintain_every is not None:
                 folder = self.config.store.path.absolute().with_name(self.config.store.path.name + ".maintenance")
                 self._maintainer = Maintainer(open_lake, self.config.table, folder)
@@ -99,6 +105,20 @@ class Echo:
         self._tasks.append(asyncio.create_task(self._retain(writer, store, clock)))
         self._tasks.append(asyncio.create_task(self._apps.run()))
         self._tasks.append(asyncio.create_task(self._audit_pushes()))
+
+    def _read_source(self, store: Store, writer: Writer, sealer: Sealer, clock: retention.RetentionClock) -> None:
+        assert self.config.source and self.config.table
+        try:
+            from ingero_echo.stream_source import DecodeLimits, NatsSource  # optional
+        except ModuleNotFoundError as error:
+            raise UserError(f"source.nats needs more packages ({error.name})", pip_command("echo-source")) from None
+        age = int(self.config.retention.age * 1e9)
+        limits = DecodeLimits(
+            self.config.ingest.max_decoded_body_size, lambda now: clock.now(now, time.monotonic_ns()) - age
+        )
+        source = NatsSource(self.config.source.nats, store, writer, sealer, limits, self.config.table.every)
+        self._source = source.stats
+        self._tasks.append(asyncio.create_task(source.run()))
 
     def _sealing(self) -> SealCounters | None:
         return self._sealer.counters if self._sealer else None
@@ -111,6 +131,7 @@ class Echo:
             TableCollector(LISTENERS, self._listeners), TableCollector(INGEST, lambda: self._ingest_handler),
             TableCollector(WRITER, lambda: self._writer),
             TableCollector(SEALER, self._sealing),
+            TableCollector(SOURCE, lambda: self._source),
             TableCollector(MAINTAINER, lambda: self._maintainer.counters if self._maintainer else None),
         ):  # fmt: skip
             registry.register(collector)

@@ -37,6 +37,7 @@ from ingero_echo.records import (
     read_request,
 )
 from ingero_echo.request_limits import UNGROUPED_RECORD, RequestBudget, check_body
+from ingero_echo.source_position import SourcePosition
 from ingero_kit.health_report import MAX_NAME, check_name
 from ingero_kit.otlp_limits import RequestTooExpensive
 from ingero_kit.otlp_repair import RECORD, RESOURCE, Repaired, repair
@@ -116,6 +117,8 @@ class Batch:
     identities: list[bytes] = field(default_factory=list)
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    position: SourcePosition | None = None
+    """The message of the stream through which these rows have it, for a batch that was read from one."""
     clusters: set[str] = field(default_factory=set)
     """Clusters that the records name, whether the sender may write to them or not."""
 

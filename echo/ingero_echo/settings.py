@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from ingero_http.limits import Limits
 from ingero_kit.addresses import Endpoint, is_loopback
 from ingero_kit.gpu_rates import builtin
+from ingero_kit.nats_settings import STREAM_PATTERN, NatsServersConfig
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ServerTls
 
@@ -134,6 +135,22 @@ class IngestConfig(Settings):
         )
 
 
+class NatsSourceConfig(NatsServersConfig):
+    """A stream of NATS JetStream to which Fleets publish OTLP requests (`exporters.nats`)."""
+
+    stream: str = Field(default="ingero-otlp", pattern=STREAM_PATTERN)
+    """Name of the stream, one for each Echo; created when it is missing."""
+    max_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    """Size at which the stream takes no more, so that Fleets keep what they have; NATS reserves so much."""
+
+
+class SourceConfig(Settings):
+    """What Echo reads by itself, in addition to what is pushed to it. Needs the extra `echo-source`, and `table`."""
+
+    nats: NatsSourceConfig
+    """A stream of NATS JetStream. What was read is deleted there once it is sealed."""
+
+
 class RetentionConfig(Settings):
     """When events go."""
 
@@ -226,6 +243,8 @@ class EchoConfig(Settings):
     """Only for `ingero-echo read`."""
     ingest: IngestConfig = IngestConfig()
     """OTLP in."""
+    source: SourceConfig | None = None
+    """OTLP from a stream; without it only what is pushed."""
     retention: RetentionConfig = RetentionConfig()
     """When events go."""
     api: ApiConfig = ApiConfig()
@@ -241,6 +260,8 @@ class EchoConfig(Settings):
     def _safe(self) -> Self:
         endpoints = [self.ingest.grpc_endpoint, self.ingest.http_endpoint, self.api.endpoint]
         exposed = [endpoint for endpoint in endpoints if endpoint and not is_loopback(endpoint)]
+        if self.source and self.table is None:
+            raise ValueError("source needs table: messages are deleted from the stream once they are sealed there")
         if self.insecure and exposed:
             raise ValueError(f"insecure is for loopback addresses only, and {exposed[0]} is none: set tls instead")
         if not self.insecure and self.tls is None:

@@ -22,6 +22,7 @@ from ingero_echo.errors import UserError
 from ingero_echo.lock import DatabaseLock
 from ingero_echo.settings import StoreConfig
 from ingero_echo.snapshots import REPLAY_BYTES, SnapshotRegistry
+from ingero_echo.source_position import SourcePosition
 from ingero_echo.tables import TABLES, lockdown
 from ingero_echo.wal import uncommitted_tail
 from ingero_echo.window import Sources, Window, literal
@@ -41,9 +42,13 @@ LOCKED: Final = "lock on file"
 
 
 _ALL_SEQS: Final = " UNION ALL ".join(
-    [*(f"SELECT max(seq) AS seq FROM {table}" for table in TABLES), "SELECT sealed FROM sealing"]
+    [
+        *(f"SELECT max(seq) AS seq FROM {table}" for table in TABLES),
+        "SELECT sealed FROM sealing",
+        "SELECT max(seq) FROM source",
+    ]
 )
-"""The highest order of arrival by table, and the highest that was sealed."""
+"""The highest order of arrival by table, the highest that was sealed, and that of the source."""
 
 
 class StoreError(UserError):
@@ -191,6 +196,32 @@ class Store:
         """The highest order of arrival in the shared tables, as far as this database knows; -1 for none."""
         with self.cursor() as cursor:
             return int(cursor.execute("SELECT sealed FROM sealing").fetchall()[0][0])
+
+    def source_position(self, through: int | None = None) -> SourcePosition | None:
+        """How far the stream was read, or had been when the transaction `through` was written."""
+        with self.cursor() as cursor:
+            found = cursor.execute(
+                "SELECT stream, sequence FROM source WHERE seq <= coalesce(?, seq) ORDER BY seq DESC LIMIT 1",
+                [through],
+            ).fetchall()
+        return SourcePosition(*found[0]) if found else None
+
+    def take_over(self, predecessors: str, sealed: int, highest: int, position: SourcePosition) -> None:
+        """Continue after a lost database, which sealed `sealed` whole and `highest` in some table. On the writer's
+        thread only; rows that have arrived meanwhile move behind."""
+        self.connection.execute("BEGIN")
+        try:
+            for table in TABLES:
+                self.connection.execute(f"UPDATE {table} SET seq = seq + ?", [highest])
+            self.connection.execute(
+                "UPDATE sealing SET sealed = $sealed, deleted = $sealed, predecessors = $predecessors",
+                {"sealed": sealed, "predecessors": predecessors},
+            )
+            self.connection.execute("INSERT INTO source VALUES (?, ?, ?)", [highest, *position])
+            self.connection.execute("COMMIT")
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
 
     def delete_through(self, seq: int) -> int:
         """Delete rows that are in the shared tables; returns how many. On the writer's thread only."""

@@ -21,6 +21,7 @@ from ingero_echo.dedup import ID_BYTES, Deduplicator, identities, identity, iden
 from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest import DERIVED, Batch
 from ingero_echo.settings import IngestConfig
+from ingero_echo.source_position import SourcePosition
 from ingero_echo.store import Store, StoreError, disk_problem
 from ingero_echo.tables import TABLES
 from ingero_kit.logs import get
@@ -188,7 +189,9 @@ class Writer:
         new_rows = _NewRows([], [], [])
         try:
             new_rows = self._new_rows(group)
-            self._transaction(new_rows)
+            self._transaction(
+                new_rows, max((one.batch.position for one in group if one.batch.position), default=None)
+            )
         except Exception as error:
             self.counters.failures += 1
             self._recover(error)
@@ -250,8 +253,8 @@ class Writer:
             return False
         return bool(found[0][0])
 
-    def _transaction(self, new_rows: _NewRows) -> None:
-        if not new_rows.identities:
+    def _transaction(self, new_rows: _NewRows, position: SourcePosition | None) -> None:
+        if not new_rows.identities and position is None:
             return
         connection, seq = self._store.connection, self.seq + 1
         connection.execute("BEGIN")
@@ -264,15 +267,34 @@ class Writer:
                     try:
                         connection.execute(f"INSERT INTO {table} SELECT *, {seq} FROM rows")
                         if table == "events":
-                            connection.execute(rollups.ADD, {"seq": seq})
+                            self._add_sums(new_rows, found, seq)
                     finally:
                         connection.unregister("rows")
+            if position:
+                connection.execute("INSERT INTO source VALUES (?, ?, ?)", [seq, *position])
             self.seq = seq  # also when the commit raises: it may be in the log
             connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(duckdb.Error):
                 connection.execute("ROLLBACK")
             raise
+
+    def _add_sums(self, new_rows: _NewRows, events: list[pa.RecordBatch], seq: int) -> None:
+        """Add the sums of the events in `rows`, except of batches whose sums are in the shared tables already."""
+        summed = [
+            part for tables in new_rows.batches if "node_rollups" not in tables for part in tables.get("events", ())
+        ]
+        if len(summed) < len(events):
+            if not summed:
+                return
+            self._store.connection.unregister("rows")
+            self._store.connection.register("rows", pa.Table.from_batches(summed, SCHEMAS["events"]).combine_chunks())
+        self._store.connection.execute(rollups.ADD, {"seq": seq})
+
+    def take_over(self, predecessors: str, sealed: int, highest: int, position: SourcePosition) -> None:
+        """Continue after a lost database, see `Store.take_over`; on this thread only."""
+        self._store.take_over(predecessors, sealed, highest, position)
+        self.seq += highest
 
     def _stored(self, wanted: set[bytes]) -> set[bytes]:
         """Those that the database holds; scans every event."""
@@ -350,7 +372,9 @@ def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
         if (table := DERIVED.get(name))
     )
     for table, parts in batch.tables.items():
-        if table != "events":
+        if table == "node_rollups":
+            tables[table] = parts
+        elif table != "events":
             rows, mask = pa.Table.from_batches(parts, SCHEMAS[table]), []
             for event_id, cluster in zip(rows["event_id"].to_pylist(), rows["cluster_id"].to_pylist(), strict=True):
                 key = (table, event_id.bytes, cluster)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from ingero_kit.addresses import Endpoint, parse_endpoint
+from ingero_kit.nats_settings import STREAM_PATTERN, NatsServersConfig
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ClientTls
 
@@ -46,15 +47,9 @@ def _http_target(text: str) -> str:
     return text
 
 
-class ExporterConfig(Settings):
-    """OTLP onward, to Echo or any collector."""
+class ExportBoundsConfig(Settings):
+    """Bounds of every exporter that sends in the background."""
 
-    endpoint: str
-    """Address to send to."""
-    tls: ClientTls = ClientTls()
-    """TLS; on unless `insecure: true`."""
-    bearer_token_file: Path | None = None
-    """File with the bearer token to send."""
     timeout: Duration = Field(default=10.0, gt=0)
     """Longest time for one request."""
     batch_bytes: int = Field(default=1 << 20, ge=1024)
@@ -63,6 +58,26 @@ class ExporterConfig(Settings):
     """Bounds of the queue."""
     max_elapsed_time: Duration = Field(default=86_400.0, gt=0)
     """How long one batch is tried before it is dropped and counted. Meanwhile further pushes wait in the queue."""
+
+
+class ExporterConfig(ExportBoundsConfig):
+    """OTLP onward, to Echo or any collector."""
+
+    endpoint: str
+    """Address to send to."""
+    tls: ClientTls = ClientTls()
+    """TLS; on unless `insecure: true`."""
+    bearer_token_file: Path | None = None
+    """File with the bearer token to send."""
+
+
+class NatsExporterConfig(NatsServersConfig, ExportBoundsConfig):
+    """OTLP into a stream of NATS JetStream that an Echo reads (`source.nats`); needs the extra `fleet-log`."""
+
+    stream: str = Field(default="ingero-otlp", pattern=STREAM_PATTERN)
+    """Name of the stream, which Echo creates."""
+    batch_bytes: int = Field(default=512 << 10, ge=1024)
+    """Pushes are joined up to this size. What exceeds the server's largest message once compressed is halved."""
 
 
 class OtlpExporterConfig(ExporterConfig):
@@ -88,3 +103,5 @@ class ExportersConfig(Settings):
     """OTLP over gRPC."""
     otlphttp: OtlpHttpExporterConfig | None = None
     """OTLP over HTTP."""
+    nats: NatsExporterConfig | None = None
+    """OTLP into a stream of NATS JetStream, for Echo."""

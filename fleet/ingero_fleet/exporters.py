@@ -14,14 +14,16 @@ from enum import StrEnum
 from typing import Final
 
 from ingero_fleet.export_state import ExportState, Obstacle
-from ingero_fleet.exporter_settings import ExporterConfig
+from ingero_fleet.exporter_settings import ExportBoundsConfig, ExporterConfig, NatsExporterConfig
 from ingero_fleet.otlp_parts import as_protobuf, count_records, halves, rejected
 from ingero_kit import otlp_client
 from ingero_kit.backoff import Backoff
+from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import Disposition, ExportResult, OtlpClient
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
+from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import read_authorization
 
 log = get(__name__)
@@ -43,7 +45,7 @@ class Exporter:
     """Takes pushes without blocking and sends them in the background."""
 
     def __init__(
-        self, name: str, config: ExporterConfig, client: OtlpClient, loop: asyncio.AbstractEventLoop, *,
+        self, name: str, config: ExportBoundsConfig, client: OtlpClient, loop: asyncio.AbstractEventLoop, *,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         """`clock` and `sleep` are those of the retries."""
@@ -234,8 +236,14 @@ class Exporter:
             log.warning("export_partly_rejected", exporter=self.name, records=refused)
 
 
-def make_client(name: str, config: ExporterConfig) -> OtlpClient:
-    """The client for an exporter's name. Raises `SettingsError` for an unusable token or certificate."""
+def make_client(name: str, config: ExporterConfig | NatsExporterConfig) -> OtlpClient:
+    """The client for an exporter's name. Raises `SettingsError` for what is unusable: token, certificate, library."""
+    if isinstance(config, NatsExporterConfig):
+        try:
+            from ingero_fleet.nats_exporter import NatsOtlpClient  # optional
+        except ModuleNotFoundError as error:
+            raise SettingsError(f"exporters.nats: {error}: {pip_command('fleet-log')}") from None
+        return NatsOtlpClient(config)
     read_authorization(config.bearer_token_file)
     return otlp_client.make_client(
         otlp_client.ClientConfig(

@@ -93,7 +93,7 @@ class PipelineConfig(Settings):
     """Where it begins."""
     processors: tuple[Literal["ingero"], ...] = ()
     """What happens on the way."""
-    exporters: tuple[Literal["prometheus", "otlp", "otlphttp"], ...] = ()
+    exporters: tuple[Literal["prometheus", "otlp", "otlphttp", "nats"], ...] = ()
     """Where it ends."""
 
 

@@ -1,7 +1,7 @@
 """Compares a database with the shared tables that it is sealed into, one day after the other."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +29,14 @@ def compare(engine: Any, config: TableConfig, folder: Path, report: VerifyReport
     _Comparison(engine, config, folder, report).run(first, days)
 
 
-def own_boundary(known: Mapping[str, Boundary], store: str, origin: str | None, copied: int) -> int:
-    """The order of arrival up to which a table has the rows of a database, under whatever name they were sealed."""
-    own = max((found.sealed for found in known.values() if found.store == store), default=NOTHING)
+def own_boundary(
+    known: Mapping[str, Boundary], store: str, origin: str | None, copied: int, stores: Iterable[str] = ()
+) -> int:
+    """The order of arrival up to which a table has the rows of a database, under whatever name they were sealed.
+
+    `stores` are databases whose place it took.
+    """
+    own = max((found.sealed for found in known.values() if found.store in (store, *stores)), default=NOTHING)
     return max(own, plan.sealed_elsewhere(known.values(), origin, copied))
 
 
@@ -72,14 +77,14 @@ class _Comparison:
 
     def _check_boundaries(self, pins: Pin) -> None:
         shard = self._config.shard
-        store, origin, sealed, copied = self._engine.execute(
-            "SELECT store::VARCHAR, origin::VARCHAR, sealed, copied FROM sealing"
+        store, origin, sealed, copied, before = self._engine.execute(
+            "SELECT store::VARCHAR, origin::VARCHAR, sealed, copied, coalesce(predecessors, '') FROM sealing"
         ).fetchall()[0]
         for table in TABLES:
             known = pins[table].boundaries
-            self._through[table] = own_boundary(known, store, origin, copied)
+            self._through[table] = own_boundary(known, store, origin, copied, before.split())
             self._report.tables[table].sealed_through = self._through[table]
-            if shard in known and known[shard].store != store:
+            if shard in known and known[shard].store not in (store, *before.split()):
                 self._boundary(table, f"the shard {shard} is sealed by another database")
             for file in pins[table].files:
                 if file.last == LATEST:

@@ -8,6 +8,7 @@ from typing import Final
 
 from ingero_contract import echo
 from ingero_echo.errors import UserError
+from ingero_echo.source_position import SourcePosition, format_position, parse_position
 from ingero_echo.tables import TABLES
 
 NOTHING: Final = -1
@@ -57,6 +58,10 @@ class Boundary:
     store: str = ""
     as_of: int = 0
     """Time of the newest seal, nanoseconds."""
+    source: SourcePosition | None = None
+    """The message through which the table has a stream."""
+    predecessors: tuple[str, ...] = ()
+    """Lost databases whose boundaries this one may replace."""
 
 
 def boundaries(properties: Mapping[str, str]) -> dict[str, Boundary]:
@@ -67,6 +72,7 @@ def boundaries(properties: Mapping[str, str]) -> dict[str, Boundary]:
             int(value),
             properties.get(f"ingero.store.{name.removeprefix(prefix)}", ""),
             int(properties.get(f"ingero.as_of.{name.removeprefix(prefix)}", "0")),
+            parse_position(properties.get(f"ingero.source.{name.removeprefix(prefix)}", "")),
         )
         for name, value in properties.items()
         if name.startswith(prefix)
@@ -79,6 +85,7 @@ def boundary_properties(shard: str, boundary: Boundary) -> dict[str, str]:
         f"ingero.sealed.{shard}": str(boundary.sealed),
         f"ingero.store.{shard}": boundary.store,
         f"ingero.as_of.{shard}": str(boundary.as_of),
+        **({f"ingero.source.{shard}": format_position(boundary.source)} if boundary.source else {}),
     }
 
 
@@ -96,7 +103,9 @@ def cut(counts: Iterable[tuple[int, int]], max_rows: int) -> int | None:
     return end
 
 
-def first_contact(shard: str, found: Boundary, store: str, started_at: int) -> int:
+def first_contact(
+    shard: str, found: Boundary, store: str, started_at: int, predecessors: tuple[str, ...] = ()
+) -> int:
     """The boundary to continue from, for a process that has committed nothing yet.
 
     `started_at` is the highest order of arrival when the process began: whatever this database sealed before is not
@@ -104,11 +113,16 @@ def first_contact(shard: str, found: Boundary, store: str, started_at: int) -> i
     """
     if found.sealed == NOTHING:
         return NOTHING
-    if found.store != store:
+    if found.store not in (store, *predecessors):
         raise _taken(shard, "another database")
     if found.sealed > started_at:
         raise _taken(shard, "a newer copy of this database")
     return found.sealed
+
+
+def continues(found: Boundary, store: str, sealed: int, position: SourcePosition | None) -> bool:
+    """Whether a database takes the place of the one that sealed `found`: it is new, and the rest is in the stream."""
+    return found.source is not None and found.store != store and sealed == NOTHING and position is None
 
 
 def sealed_elsewhere(known: Iterable[Boundary], origin: str | None, copied: int) -> int:
@@ -124,7 +138,7 @@ def landed(shard: str, found: Boundary, expected: int, wanted: Boundary) -> bool
     """
     if found.sealed == wanted.sealed and found.store == wanted.store:
         return True
-    if found.sealed == expected and (expected == NOTHING or found.store == wanted.store):
+    if found.sealed == expected and (expected == NOTHING or found.store in (wanted.store, *wanted.predecessors)):
         return False
     raise _taken(shard, "another process")
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,7 @@ from ingero_echo.errors import UserError
 from ingero_echo.lake import files, plan
 from ingero_echo.lake.plan import Boundary, ShardTaken
 from ingero_echo.settings import TableConfig
+from ingero_echo.source_position import SourcePosition
 from ingero_echo.store import Store
 from ingero_echo.tables import TABLES
 from ingero_kit.extras import pip_command
@@ -103,28 +105,40 @@ class Sealer:
         call: Callable[[Callable[[], Any]], Future[Any]],
         open_lake: Callable[[TableConfig], Lake],
         config: TableConfig,
+        take_over: Callable[[str, int, int, SourcePosition], None] | None = None,
     ) -> None:
+        """`take_over` continues after a database that was lost; given where there is a source."""
         self.counters = SealCounters()
         self._store, self._call, self._open_lake, self._config = store, call, open_lake, config
         self._lake: Lake | None = None
+        self._take_over = take_over
+        self.source_sealed: Future[dict[str, SourcePosition]] = Future()
+        """The messages through which the tables have the stream when this process begins to seal."""
+        self.sealed_position: SourcePosition | None = None
+        """The message through which all tables have the stream."""
         self._expected: dict[str, int] = {}
         """Boundaries of the tables that this process has read or committed."""
         self._attempts: dict[str, set[int]] = {table: set() for table in TABLES}
         """Boundaries that were committed with an unknown outcome."""
         with store.cursor() as cursor:
-            row = cursor.execute("SELECT store::VARCHAR, origin::VARCHAR, copied FROM sealing").fetchall()[0]
+            row = cursor.execute(
+                "SELECT store::VARCHAR, origin::VARCHAR, copied, coalesce(predecessors, '') FROM sealing"
+            ).fetchall()[0]
         self._id, self._origin, self._copied = str(row[0]), row[1], int(row[2])
+        self._predecessors = tuple(row[3].split())
         self._sealed_by_origin = dict.fromkeys(TABLES, plan.NOTHING)
         """Boundaries of the rows that this database got from a backup and the other one sealed since."""
-        self._sealed = self._floor = store.sealed_seq()
-        """What this database knows to be sealed, also under another name of the shard, is not sealed again."""
-        self._started_at = store.newest_seq()
-        self._seals: deque[tuple[int, float]] = deque([(self._sealed, time.monotonic())], REMEMBERED_SEALS)
-        self.counters.sealed = self._sealed
+        self._continue()
         self.counters.until = self._oldest_arrival() or self.counters.until
         self._folder = store.config.path.absolute().with_name(store.config.path.name + ".seal")
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
+
+    def _continue(self) -> None:
+        """Seal what follows on what this database knows to be sealed, also under another name of the shard."""
+        self._sealed = self._floor = self.counters.sealed = self._store.sealed_seq()
+        self._started_at = self._store.newest_seq()
+        self._seals: deque[tuple[int, float]] = deque([(self._sealed, time.monotonic())], REMEMBERED_SEALS)
 
     def start(self) -> None:
         """Seal from now on."""
@@ -160,6 +174,8 @@ class Sealer:
         began, now = time.monotonic(), time.time_ns()
         cursor = self._store.cursor()
         try:
+            if self._take_over and not self.source_sealed.done():
+                self._connect()
             counts = cursor.execute(
                 "SELECT seq, count(*) FROM events WHERE seq > ? GROUP BY seq ORDER BY seq", [self._sealed]
             ).fetchall()
@@ -179,6 +195,7 @@ class Sealer:
             cursor.close()
         self._call(lambda: self._record(through)).result()
         self._sealed = self.counters.sealed = through
+        self.sealed_position = self._store.source_position(through)
         self._seals.append((through, time.monotonic()))
         self.counters.seals += 1
         self.counters.last = time.time()
@@ -211,16 +228,37 @@ class Sealer:
         if self._lake is None:
             lake = self._open_lake(self._config)
             lake.create()
-            for table in TABLES:
-                known = lake.boundaries(table)
+            every = {table: lake.boundaries(table) for table in TABLES}
+            ours = {table: known.get(self._config.shard, Boundary()) for table, known in every.items()}
+            if self._take_over and not self.source_sealed.done():
+                self._replace_lost(ours)
+            for table, known in every.items():
                 found = known.get(self._config.shard, Boundary())
                 self._sealed_by_origin[table] = plan.sealed_elsewhere(known.values(), self._origin, self._copied)
                 if table not in self._expected:
-                    self._expected[table] = plan.first_contact(self._config.shard, found, self._id, self._started_at)
+                    self._expected[table] = plan.first_contact(
+                        self._config.shard, found, self._id, self._started_at, self._predecessors
+                    )
                 elif self._was_ours(table, found):
                     self._expected[table] = found.sealed
             self._lake = lake
+            if self._take_over and not self.source_sealed.done():
+                self.sealed_position = self._store.source_position(self._sealed)
+                self.source_sealed.set_result({table: one.source for table, one in ours.items() if one.source})
         return self._lake
+
+    def _replace_lost(self, ours: dict[str, Boundary]) -> None:
+        """Continue after another database of this shard whose source this one reads on from, if it sealed nothing."""
+        found, highest = ours["events"], max(one.sealed for one in ours.values())
+        if not plan.continues(found, self._id, self._sealed, self._store.source_position()):
+            return
+        assert self._take_over and found.source
+        stores = tuple({one.store: None for one in ours.values() if one.store})
+        change = partial(self._take_over, " ".join(stores), found.sealed, highest, found.source)
+        self._call(change).result()
+        self._predecessors = stores
+        self._continue()
+        log.warning("database_replaced", shard=self._config.shard, sealed=found.sealed, source=found.source.sequence)
 
     def _seal_table(
         self, lake: Lake, cursor: Any, sorting: ThreadPoolExecutor, table: str, through: int, now: int
@@ -242,10 +280,13 @@ class Sealer:
                 self.counters.bytes += path.stat().st_size
                 path.unlink()
             if locations:
-                self._commit(lake, table, locations, Boundary(through, self._id, now))
+                self._commit(lake, table, locations, self._boundary(through, now))
                 self.counters.files += len(locations)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _boundary(self, through: int, now: int) -> Boundary:
+        return Boundary(through, self._id, now, self._store.source_position(through), self._predecessors)
 
     def _commit(self, lake: Lake, table: str, locations: list[str], wanted: Boundary) -> None:
         shard = self._config.shard
@@ -267,6 +308,10 @@ class Sealer:
 
     def _record(self, through: int) -> None:
         self._store.connection.execute("UPDATE sealing SET sealed = ?", [through])
+        if self._take_over:
+            self._store.connection.execute(
+                "DELETE FROM source WHERE seq < (SELECT max(seq) FROM source WHERE seq <= ?)", [through]
+            )
 
     def _delete(self) -> None:
         through = plan.deletable(self._seals, time.monotonic(), self._config.keep)

@@ -10,8 +10,7 @@ from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
 from ingero_fleet.log_settings import NatsConfig
 from ingero_fleet.replication.in_flight import InFlight
-from ingero_fleet.replication.log_stats import LogStats, describe
-from ingero_fleet.replication.nats_connection import NatsConnection, with_copies
+from ingero_fleet.replication.log_stats import LogStats
 from ingero_fleet.replication.nats_verdicts import VerdictChannel
 from ingero_fleet.replication.ordered_log import (
     LogAway,
@@ -23,8 +22,10 @@ from ingero_fleet.replication.ordered_log import (
 )
 from ingero_fleet.replication.parts import KEY, PART_BYTES, PARTS, PartCache, earlier_parts, pack, unpack
 from ingero_fleet.replication.snapshot_bucket import SnapshotBucket
-from ingero_fleet.replication.stream_reader import SILENCE_SECONDS, ReadAgain, StreamMessage, StreamReader
+from ingero_kit.connection_stats import describe
 from ingero_kit.logs import get
+from ingero_kit.nats_connection import NatsConnection, with_copies
+from ingero_kit.stream_reader import SILENCE_SECONDS, ReadAgain, StreamMessage, StreamReader
 
 log = get(__name__)
 

@@ -5,10 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingero_kit.logs import get
+from ingero_kit.connection_stats import ConnectionStats
 from ingero_kit.metrics_table import MetricRow, counter, gauge
-
-log = get(__name__)
 
 ELECTION_SECONDS: Final = 15.0
 """Beginning of an absence, in which the servers may be electing a new leader; they take 4 to 9 s."""
@@ -18,10 +16,9 @@ ATTEMPT_SECONDS: Final = 0.5
 
 
 @dataclass
-class LogStats:
+class LogStats(ConnectionStats):
     """What happened between this Fleet and the log since the start."""
 
-    events: Counter[str] = field(default_factory=Counter)
     published: Counter[str] = field(default_factory=Counter)
     published_bytes: int = 0
     read_bytes: int = 0
@@ -29,41 +26,17 @@ class LogStats:
     """Highest sequence of the log that was seen in any answer."""
     last_read: int = 0
     """Sequence of the last message that `follow` returned."""
-    _failing: dict[str, float] = field(default_factory=dict)
 
     @property
     def lag(self) -> int:
         """Messages that were not read yet."""
         return max(0, self.last_known - self.last_read)
 
-    @property
-    def away_since(self) -> float | None:
-        """Since when publishing or reading fails, seconds since the epoch; `None` while both work."""
-        return min(self._failing.values(), default=None)
-
     def patience(self, seconds: float) -> float:
         """How long an attempt waits that usually takes `seconds` at most."""
         since = self.away_since
         electing = since is not None and time.time() - since < ELECTION_SECONDS
         return min(seconds, ATTEMPT_SECONDS) if electing else seconds
-
-    def failed(self, what: str, error: BaseException) -> None:
-        """Note that publishing or reading failed; the first failure is logged."""
-        self.events[f"{what}_failed"] += 1
-        if what not in self._failing:
-            self._failing[what] = time.time()
-            log.warning("log_away", doing=what, reason=describe(error))
-
-    def worked(self, what: str) -> None:
-        """Note that publishing or reading works."""
-        since = self._failing.pop(what, None)
-        if since is not None:
-            log.info("log_back", doing=what, seconds=round(max(0.0, time.time() - since), 1))
-
-
-def describe(error: BaseException) -> str:
-    """An error with its type, since many of the client's errors have no text."""
-    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 LOG: Final[tuple[MetricRow[LogStats], ...]] = (

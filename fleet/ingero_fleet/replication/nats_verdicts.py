@@ -9,12 +9,13 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from ingero_fleet.replication.log_stats import LogStats, describe
-from ingero_fleet.replication.nats_connection import RETRY_SECONDS, NatsConnection
+from ingero_fleet.replication.log_stats import LogStats
 from ingero_fleet.replication.ordered_log import LogAway
 from ingero_fleet.replication.parts import KEY, pack
 from ingero_fleet.replication.published_verdicts import PART, VerdictParts
+from ingero_kit.connection_stats import describe
 from ingero_kit.logs import get
+from ingero_kit.nats_connection import RETRY_SECONDS, NatsConnection
 
 log = get(__name__)
 

@@ -9,10 +9,11 @@ from nats.js.api import ObjectInfo, ObjectMeta, ObjectMetaOptions, ObjectStoreCo
 from nats.js.errors import BucketNotFoundError, NotFoundError
 from nats.js.object_store import ObjectStore
 
-from ingero_fleet.replication.log_stats import LogStats, describe
-from ingero_fleet.replication.nats_connection import NatsConnection, with_copies
+from ingero_fleet.replication.log_stats import LogStats
 from ingero_fleet.replication.ordered_log import LogAway, LogSnapshot
+from ingero_kit.connection_stats import describe
 from ingero_kit.logs import get
+from ingero_kit.nats_connection import NatsConnection, with_copies
 
 log = get(__name__)
 

@@ -41,11 +41,11 @@ def table_config(folder: Path, shard: str = "0", **more: Any) -> TableConfig:
 class Shard:
     """A database with its writer and sealer, in this process."""
 
-    def __init__(self, path: Path, config: TableConfig, connect: Any = open_lake) -> None:
+    def __init__(self, path: Path, config: TableConfig, connect: Any = open_lake, source: bool = False) -> None:
         self.store = Store.open(StoreConfig(path=path))
         self.writer = Writer(self.store, IngestConfig(group_wait=0))
         self.writer.start()
-        self.sealer = Sealer(self.store, self.writer.call, connect, config)
+        self.sealer = Sealer(self.store, self.writer.call, connect, config, self.writer.take_over if source else None)
 
     def put(self, message: Any, signal: Signal = Signal.LOGS) -> int:
         """Write a request; returns the number of repeats."""

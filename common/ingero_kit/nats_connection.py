@@ -10,9 +10,9 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from ingero_fleet.log_settings import NatsConfig
-from ingero_fleet.replication.log_stats import LogStats, describe
+from ingero_kit.connection_stats import ConnectionStats, describe
 from ingero_kit.logs import get
+from ingero_kit.nats_settings import NatsServersConfig
 from ingero_kit.settings import SettingsError
 
 log = get(__name__)
@@ -37,7 +37,7 @@ Made = TypeVar("Made")
 class NatsConnection:
     """One client at a time. `client` and `jetstream` are the current ones; they may change after every await."""
 
-    def __init__(self, config: NatsConfig, stats: LogStats) -> None:
+    def __init__(self, config: NatsServersConfig, stats: ConnectionStats) -> None:
         """Raises `SettingsError` for credentials or TLS files that cannot be used."""
         self._config, self._stats = config, stats
         self._tls = config.tls
@@ -110,7 +110,7 @@ class NatsConnection:
         context = self._context()
         await client.connect(
             list(self._config.servers),
-            name="ingero-fleet",
+            name="ingero",
             max_reconnect_attempts=-1,
             reconnect_time_wait=RETRY_SECONDS,  # type: ignore[arg-type]  # fractions are meant, see its use
             connect_timeout=2,
@@ -168,11 +168,11 @@ def credentials(file: Path | None) -> Mapping[str, Any]:
     try:
         text = file.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"log.nats.credentials_file: {file} cannot be read: {describe(error)}") from None
+        raise SettingsError(f"credentials_file: {file} cannot be read: {describe(error)}") from None
     if "BEGIN NATS USER JWT" in text and "BEGIN USER NKEY SEED" in text:
         return {"user_credentials": str(file)}
     if text.strip().startswith("SU") and len(text.split()) == 1:
         return {"nkeys_seed": str(file)}
     raise SettingsError(
-        f"log.nats.credentials_file: {file} holds neither an NKEY seed (SU…) nor the credentials of a NATS user"
+        f"credentials_file: {file} holds neither an NKEY seed (SU…) nor the credentials of a NATS user"
     )
