@@ -15,6 +15,8 @@ class SourceStats(ConnectionStats):
     messages: int = 0
     malformed: int = 0
     rejected: int = 0
+    deleted: int = 0
+    """Message through which the stream was deleted, because the tables have it."""
     waiting: int = 0
     """Messages in the stream after the last one that was written."""
 
@@ -24,6 +26,7 @@ SOURCE: Final[tuple[MetricRow[SourceStats], ...]] = (
     counter("ingero_echo_source_malformed", "Messages left out as not readable.", lambda s: s.malformed),
     counter("ingero_echo_source_rejected", "Records of messages left out.", lambda s: s.rejected),
     gauge("ingero_echo_source_waiting", "Messages after the last one whose rows are written.", lambda s: s.waiting),
+    gauge("ingero_echo_source_deleted", "Message through which all are deleted, as sealed.", lambda s: s.deleted),
     gauge(
         "ingero_echo_source_away_seconds",
         "Seconds since the stream cannot be read; 0 while it can.",

@@ -201,7 +201,7 @@ class NatsSource:
                 jetstream = await self._connection.ready()
                 if _identity(await jetstream.stream_info(self.config.stream)) == position.stream:
                     await jetstream.purge_stream(self.config.stream, seq=position.sequence + 1)
-                deleted = position
+                deleted, self.stats.deleted = position, position.sequence
                 self.stats.worked("delete")
             except (NatsError, OSError) as error:
                 self.stats.failed("delete", error)

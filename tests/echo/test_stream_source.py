@@ -25,14 +25,19 @@ from ingero_echo.settings import EchoConfig, NatsSourceConfig, TableConfig
 from ingero_echo.source_position import SourcePosition, format_position, parse_position, start_after
 from ingero_echo.stream_source import DecodeLimits, NatsSource
 from ingero_echo.tables import TABLES
+from ingero_echo.verify import verify
+from ingero_echo.window import Window
+from ingero_fleet.exporter_settings import NatsExporterConfig
+from ingero_fleet.nats_exporter import NatsOtlpClient
 from ingero_kit.nats_settings import otlp_subject
 from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
-from ingero_testing.lakes import Shard, seen, table_config
+from ingero_testing.lakes import Shard, open_reader, seen, table_config
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.processes import fleet, wait_until
 from ingero_testing.web import web
 from scripts.nats_servers import BIN, NatsServers, nats_servers
+from tests.fleet.test_nats_connection import nkey
 
 pytestmark = pytest.mark.skipif(not (BIN / "nats-server").exists(), reason="needs nats-server: make setup")
 
@@ -204,7 +209,17 @@ def test_a_lost_volume_loses_and_doubles_nothing(server: NatsServers, tmp_path: 
             await publish(jetstream, stream, telemetry.logs([]))
             await until(lambda: position(third) == 7)
             check(third, lake)
+            await asyncio.to_thread(third.seal)
+            # A reader that takes the rest from the writer, and the comparison of tables and database.
+            with (
+                open_reader(tmp_path / "reader", lake, {"0": third}) as reader,
+                reader.store.pinned(Window()) as sources,
+            ):
+                counted = f"SELECT count(*), count(DISTINCT event_id) FROM ({sources.tables['events']})"
+                assert reader.store.cursor().execute(counted).fetchall() == [(7, 7)]
         third.close()
+        compared = EchoConfig(insecure=True, store=third.store.config, table=lake)
+        assert verify(compared, third.store.config.path).differences == []
 
     run(story)
 
@@ -215,6 +230,35 @@ def check(shard: Shard, lake: TableConfig) -> None:
     assert sum(found["events"].values()) == 7
     assert sum(found["verdicts"].values()) == 2
     assert sum(row[5] * count for row, count in found["node_rollups"].items()) == 7
+
+
+def test_accounts_with_the_documented_permissions_suffice(tmp_path: Path) -> None:
+    reader, public = nkey(tmp_path, "echo")
+    sender, other = nkey(tmp_path, "fleet")
+    text = (Path(__file__).resolve().parents[2] / "docs/echo.md").read_text()
+    users = text.partition("authorization {")[2].partition("```")[0]
+    extra = "authorization {" + users.replace("ECHO_NKEY", public).replace("FLEET_NKEY", other)
+
+    async def story() -> None:
+        with nats_servers(tmp_path / "nats", extra=extra) as servers:
+            config = settings(servers, "prod-0").model_copy(update={"credentials_file": reader})
+            exporter = NatsExporterConfig(servers=config.servers, stream="prod-0", credentials_file=sender)
+            client, shard = NatsOtlpClient(exporter), opened(tmp_path, table_config(tmp_path / "lake"))
+            async with reading(shard, config) as source:
+                await asyncio.to_thread(shard.seal)
+                body = note("a").SerializeToString()
+                while (await client.send(Signal.LOGS, body)).failure:
+                    await asyncio.sleep(0.01)
+                await until(lambda: position(shard) == 1)
+                await asyncio.to_thread(shard.seal)
+                while not source.stats.deleted:
+                    await asyncio.sleep(0.01)
+                assert names(shard) == Counter("a")
+                assert not source.stats.events["client_error"]
+            await client.close()
+            shard.close()
+
+    run(story)
 
 
 def test_while_the_server_is_away_pushes_are_taken_and_afterwards_all_is_read(tmp_path: Path) -> None:
