@@ -28,7 +28,10 @@ STATES: Final = {
 """Values of the column `state`."""
 
 RECORDED: Final = "recorded"
-"""Column that only recordings have: `whole` or `early` tick. All rows of a recorded tick have the same time."""
+"""Column that only recordings have: `whole` or `early` tick, or `empty`, one without nodes, which is a row without
+values. All rows of a recorded tick have the same time."""
+
+EMPTY: Final = "empty"
 
 STATES_SUFFIX: Final = ".states"
 """Ending of the file with state hashes: a line of digest, state hash and processor for every twelfth tick."""
@@ -58,6 +61,8 @@ class TickRecorder:
         try:
             stream = self._open()
             rows = csv.writer(stream, lineterminator="\n")
+            if not seen.names:
+                rows.writerow((repr(now), *("" for _ in HEADER[1:-1]), EMPTY))
             values, states = seen.value.tolist(), seen.state.tolist()
             kind = "early" if HELD in states else "whole"
             for (cluster, node), number, value, state in zip(

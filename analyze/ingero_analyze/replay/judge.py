@@ -194,4 +194,4 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
         ticks, last = ticks + 1, moment.now
     assert judge is not None, "a history without rows is an error before this"
     episodes.refresh(judge.open_verdicts(list(episodes.open)))
-    return Replay(history, judge, episodes.all(), ticks, len(history.words.nodes), last, watch)
+    return Replay(history, judge, episodes.all(), ticks, len(history.words.nodes) - 1, last, watch)

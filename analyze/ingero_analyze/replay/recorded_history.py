@@ -13,7 +13,7 @@ from ingero_analyze.tables import TableBatch, TableError, read_batches
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.observation import ACTIVE, Observation
-from ingero_fleet.recording import MERGEABLE, PARTS, RECORDED, STATES
+from ingero_fleet.recording import EMPTY, MERGEABLE, PARTS, RECORDED, STATES
 
 VALUES: Final = ("score", "rate", "step_seconds")
 """Columns of which exactly one must be present."""
@@ -22,6 +22,9 @@ OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS, RECORDED)
 
 CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
 """Values that the column `state` may hold."""
+
+NOBODY: Final = node_key("", "")
+"""Stands for the nodes of a recorded tick without any."""
 
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
@@ -96,7 +99,7 @@ class RecordedHistory:
         self.mergeable: tuple[int, ...] = ()
         self.calendar = False
         self.recorded = False
-        self.words = Vocabulary()
+        self.words = Vocabulary({NOBODY: 0})
         self.rows = 0
         self._progress = progress
         self._texts: dict[str, dict[str, int]] = {}
@@ -156,7 +159,9 @@ class RecordedHistory:
 
     def _moment(self, rows: BatchRows) -> RecordedTick:
         """One tick from its rows, sorted by node: the median of a node's values, the last of its other columns."""
-        last = np.flatnonzero(np.append(np.diff(rows.node) != 0, True))
+        now = float(rows.time.max())
+        rows = rows.cut(rows.node != self.words.nodes[NOBODY])
+        last = np.flatnonzero(np.diff(rows.node, append=-1))
         value = rows.value[last]
         if len(last) < len(rows.node):
             first = np.concatenate(([0], last[:-1] + 1))
@@ -174,7 +179,7 @@ class RecordedHistory:
             self._cohorts_now = list(self.words.cohorts)
         sorting = self._order.sorting
         seen = Observation(self._order.names, cohort[sorting], self._cohorts_now, value[sorting], state[sorting])
-        return RecordedTick(float(rows.time.max()), seen)
+        return RecordedTick(now, seen)
 
     def _merged(self) -> Iterator[BatchRows]:
         if len(self.files) == 1:
@@ -232,7 +237,8 @@ class RecordedHistory:
         self.calendar |= calendar
         value = batch.numbers(measure)
         state = self._states(batch)
-        working = state == ACTIVE
+        empty = self._empty(batch)
+        working = (state == ACTIVE) & ~empty
         bad = np.flatnonzero(working & ~np.isfinite(value))
         if len(bad):
             raise batch.error(int(bad[0]), measure, "a finite number was expected")
@@ -245,7 +251,14 @@ class RecordedHistory:
             raise batch.error(index, measure, f"a score lies between 0 and 1, this is {value[index]:g}")
         if measure == "step_seconds":
             value = 1.0 / value
-        return BatchRows(time, self._nodes(batch), self._cohorts(batch), value, state)
+        return BatchRows(time, self._nodes(batch, empty), self._cohorts(batch, empty), value, state)
+
+    def _empty(self, batch: TableBatch) -> npt.NDArray[np.bool_]:
+        """Which rows stand for a recorded tick without nodes."""
+        if not self.recorded:
+            return np.zeros(batch.rows, np.bool_)
+        kinds = {EMPTY: 0}
+        return np.asarray(batch.codes(RECORDED, kinds) == kinds[EMPTY])
 
     def _states(self, batch: TableBatch) -> npt.NDArray[np.uint8]:
         if "state" not in batch.columns:
@@ -259,18 +272,18 @@ class RecordedHistory:
                 raise batch.error(index, "state", f"{word[:40]!r} is none of active, idle, calibrating")
         return np.array(codes, np.uint8)[numbers]
 
-    def _nodes(self, batch: TableBatch) -> Ints:
+    def _nodes(self, batch: TableBatch, empty: npt.NDArray[np.bool_]) -> Ints:
         names = self._texts.setdefault("node", {})
         node = batch.codes("node", names)
-        empty = names.get("")
-        if empty is not None and (node == empty).any():
-            raise batch.error(int(np.flatnonzero(node == empty)[0]), "node", "a node needs a name")
+        unnamed = np.flatnonzero((node == names.get("", -1)) & ~empty)
+        if len(unnamed):
+            raise batch.error(int(unnamed[0]), "node", "a node needs a name")
         return self._numbered(
             [self._column(batch, "cluster"), (node, list(names))],
             lambda parts: self.words.nodes.setdefault(node_key(parts[0], parts[1]), len(self.words.nodes)),
         )
 
-    def _cohorts(self, batch: TableBatch) -> Ints:
+    def _cohorts(self, batch: TableBatch, empty: npt.NDArray[np.bool_]) -> Ints:
         named = "cohort" in batch.columns
         parts = [self._column(batch, "cluster")]
         if named:
@@ -280,7 +293,12 @@ class RecordedHistory:
             self.mergeable = MERGEABLE
         else:
             parts.append((np.zeros(batch.rows, np.int64), [""]))
-        return self._numbered(parts, lambda key: self.words.cohorts.setdefault(tuple(key), len(self.words.cohorts)))
+        found = np.zeros(batch.rows, np.int64)
+        found[~empty] = self._numbered(
+            [(numbers[~empty], words) for numbers, words in parts],
+            lambda key: self.words.cohorts.setdefault(tuple(key), len(self.words.cohorts)),
+        )
+        return found
 
     def _column(self, batch: TableBatch, name: str) -> tuple[Ints, list[str]]:
         if name not in batch.columns:
