@@ -49,8 +49,9 @@ def links(jobs: int, seed: int, whole: bool) -> bool:
         job = fabric_job(number, seed, FAULTS[number % len(FAULTS)], STEPS)
         if whole:
             network, first, nodes = exported(job)
-            innocent = nodes - ({job.name} if job.kind == "node" else set())
-            accused.add(job, "innocent" if innocent else "right", f"accuses a rank of {sorted(innocent)}")
+            guilty = {job.name} if job.kind == "node" else set()
+            worth = "innocent" if nodes - guilty else "missed" if guilty - nodes else "right"
+            accused.add(job, worth, f"accuses a rank of {sorted(nodes)}")
         else:
             network, first = matched(job)
         verdict = network.now.get("c")

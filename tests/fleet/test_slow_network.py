@@ -16,6 +16,7 @@ from ingero_detect.topology import nearest_switches, ports_of
 from ingero_fleet.collectives.batch import POINT
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.excuses import Claim
+from ingero_fleet.collectives.long_waits import long_waits
 from ingero_fleet.collectives.migrations import with_transfer_times
 from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.slow_transfers import slowed_communicators
@@ -123,6 +124,20 @@ def test_a_slow_node_is_accused_with_a_topology_as_without_one(tmp_path: Path) -
 
     assert accused_nodes(new_tracker(tmp_path, job), job) == accused_nodes(CollectivesTracker(NcclConfig()), job)
     assert job.name in accused_nodes(new_tracker(tmp_path, job), job)
+
+
+def test_a_slow_nodes_partner_in_the_pipeline_is_not_accused() -> None:
+    """It waits for the slow node in their pair, and so comes late to its own data-parallel group."""
+    job = fabric_job(22, 0, "node", 24)
+    tracker, nodes = CollectivesTracker(NcclConfig()), set()
+    for step in range(24):
+        play(tracker, job, step, step + 1)
+        nodes |= {node for _, node in tracker.stragglers}
+
+    assert nodes == {job.name}
+    known = Communicators(tracker.reader, tracker.windows)
+    longer = long_waits(known, "c", {f"node-{node}" for node in range(8)})
+    assert len({node for waits in longer.values() for node in waits} - {job.name}) == 1
 
 
 def test_collectives_excuse_by_the_time_that_they_take_longer_than_like_ones(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The communicators that are known at present, and which node and pod is which of their ranks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ingero_fleet.collectives.excuses import WaitProfile
 from ingero_fleet.collectives.points import PointReader, PointSource
@@ -26,14 +28,17 @@ class Communicators:
         gpu = self.source(window, rank).gpu
         return (None, gpu) if gpu else (rank, None)
 
-    def wait_profile(self, number: int, slowed: float = 0.0) -> WaitProfile:
-        """Which nodes a communicator waited for, and which nodes waited in it; `slowed`: by a slow network."""
+    def wait_profile(
+        self, number: int, slowed: float = 0.0, longer: Mapping[str, float] = MappingProxyType({})
+    ) -> WaitProfile:
+        """Which nodes a communicator waited for, and which nodes waited in it; `slowed`: by a slow network, `longer`:
+        than others do in like communicators."""
         window = self.windows[number]
         suspects: dict[str, float] = {}
         for rank, share in window.suspects.items():
             node = self.source(window, rank).node
             suspects[node] = max(share, suspects.get(node, 0.0))
-        return WaitProfile(number, suspects, self._waiting(window), slowed)
+        return WaitProfile(number, suspects, self._waiting(window), slowed, longer)
 
     def _waiting(self, window: CommunicatorWindow) -> dict[str, float]:
         """Share of time that each node's ranks waited at least, in the tick in which they waited longest."""

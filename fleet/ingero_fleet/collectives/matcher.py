@@ -197,7 +197,12 @@ class CollectiveMatcher:
             with np.errstate(invalid="ignore"):
                 mean = np.bincount(rank[points], weights=found.lag[points], minlength=window.ranks) / count
                 wait = np.bincount(rank[points], weights=extra[points], minlength=window.ranks) / count
-            window.blend(mean, wait, now, self._config.window_age)
+            kinds, place = np.unique(op[points], return_inverse=True)
+            by_op = np.bincount(
+                place * window.ranks + rank[points], weights=extra[points], minlength=len(kinds) * window.ranks
+            ).reshape(len(kinds), window.ranks) / (end - first)
+            op_waits = dict(zip(kinds.tolist(), np.where(count > 0, by_op, np.nan), strict=True))
+            window.blend(mean, wait, op_waits, now, self._config.window_age)
             # Numbers may count each operation by itself.
             same = ops[first:end] == np.bincount(ops[first:end]).argmax()
             window.note_pace(instance[first:end][same], found.time[first:end][same], now)
@@ -208,6 +213,6 @@ class CollectiveMatcher:
             window.judge(self._attribution)
             if self._lags:
                 number = int(comm[first])
-                for kind in np.unique(op[points]).tolist():
+                for kind in kinds.tolist():
                     own = op[points] == kind
                     lags += mean_lags(found.lag[points][own], rank[points][own], number, kind)

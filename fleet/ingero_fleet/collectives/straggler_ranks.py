@@ -1,6 +1,6 @@
 """The accused ranks, one for each node, since when, and what has changed since the last export."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -12,6 +12,7 @@ from ingero_fleet.collectives import throttling
 from ingero_fleet.collectives.batch import Columns
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.excuses import Claim, without_victims
+from ingero_fleet.collectives.long_waits import long_waits
 from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.slow_transfers import slowed_communicators
 from ingero_fleet.collectives.throttling import ThrottleFindings
@@ -114,9 +115,10 @@ class StragglerRanks:
         slowed = slowed_communicators(communicators, self._transfers) if claims and self._transfers else {}
         found: dict[NodeKey, StragglerRank] = {}
         for cluster, claimed in claims.items():
+            longer = long_waits(communicators, cluster, {claim.node for claim in claimed})
             profiles = [
-                communicators.wait_profile(number, slowed.get(number, 0.0))
-                for number in _concerned(communicators, cluster, claimed, slowed)
+                communicators.wait_profile(number, slowed.get(number, 0.0), longer.get(number, {}))
+                for number in _concerned(communicators, cluster, claimed, slowed.keys() | longer.keys())
             ]
             left = {claim.communicator for claim in without_victims(claimed, profiles)}
             for claim in claimed:
@@ -182,17 +184,15 @@ class PendingPoints:
         return any(number != communicator and first <= time for number, first in oldest.items())
 
 
-def _concerned(
-    communicators: Communicators, cluster: str, claims: list[Claim], slowed: Mapping[int, float]
-) -> list[int]:
-    """Communicators with suspects, or with slow collectives, in which one of the claims' nodes takes part."""
+def _concerned(communicators: Communicators, cluster: str, claims: list[Claim], unusual: Set[int]) -> list[int]:
+    """Communicators with suspects, or `unusual` ones, in which one of the claims' nodes takes part."""
     nodes = {claim.node for claim in claims}
     theirs = [place for place, sender in enumerate(communicators.reader.sources)
               if sender.cluster == cluster and sender.node in nodes]  # fmt: skip
     return [
         number
         for number, window in communicators.windows.items()
-        if (window.suspects or number in slowed) and communicators.reader.comms[number].cluster == cluster
+        if (window.suspects or number in unusual) and communicators.reader.comms[number].cluster == cluster
         and np.isin(window.members, theirs).any()
     ]  # fmt: skip
 

@@ -19,6 +19,9 @@ WINDOW_SIZES: Final = (256, 128, 64, 32)
 MAX_PACES: Final = 24
 """Ticks whose pace is remembered."""
 
+MAX_OPERATIONS: Final = 8
+"""Operations of a communicator whose waits are kept."""
+
 SUSPECT_SHARE: Final = 0.05
 """Chance below which a rank is likely to be late: too high to accuse it, enough to excuse who waited for it."""
 
@@ -47,18 +50,23 @@ class CommunicatorWindow:
     """Whether another communicator delayed the late rank, or may have done so."""
     gpu: str = ""
     """What NVML reports about its nodes' GPUs where no rank is late; empty where it reports nothing."""
+    op_waits: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """By number of an operation: how much longer than the last rank each rank waited in it, milliseconds for each
+    collective of the communicator; rows: in the latest tick, over about three ticks, and over `window_age`."""
     paces: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
     """For the latest ticks: when each ended, and the time from one collective to the next in it, milliseconds."""
 
     def state(self) -> dict[str, Any]:
         """Everything that later collectives depend on."""
-        return {**vars(self), "members": self.members.copy(), "suspects": list(self.suspects.items())}
+        return {**vars(self), "members": self.members.copy(), "suspects": list(self.suspects.items()),
+                "op_waits": list(self.op_waits.items())}  # fmt: skip
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "CommunicatorWindow":
         """The window of a state that `state` returned."""
         finding = state["finding"] and LateRankFinding(**state["finding"])
-        return cls(**{**state, "suspects": dict(state["suspects"]), "finding": finding})
+        op_waits = dict(state.get("op_waits", ()))
+        return cls(**{**state, "suspects": dict(state["suspects"]), "op_waits": op_waits, "finding": finding})
 
     def add(
         self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64], now: float,
@@ -80,8 +88,9 @@ class CommunicatorWindow:
             self.paces = np.vstack([self.paces, (now, 1000.0 * abs(seconds) / count)])[-MAX_PACES:]
 
     def blend(
-        self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64], now: float, age_seconds: float
-    ) -> None:
+        self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64],
+        op_waits: Mapping[int, npt.NDArray[np.float64]], now: float, age_seconds: float,
+    ) -> None:  # fmt: skip
         """Combine a tick's mean lag and wait by rank with the earlier ones; NaN where a rank reported nothing.
 
         Of the waits the longest counts, and it decays by half in `age_seconds`: a rank that is late over the whole
@@ -92,9 +101,26 @@ class CommunicatorWindow:
             np.isnan(old), lag, np.where(np.isnan(lag), old, BLEND_DECAY * old + (1 - BLEND_DECAY) * lag)
         )
         self.lag = mixed.astype(np.float32)
-        before = self.waited * 0.5 ** ((now - self.blended) / age_seconds) if len(self.waited) else np.nan
+        decay = 0.5 ** ((now - self.blended) / age_seconds)
+        before = self.waited * decay if len(self.waited) else np.nan
         self.waited = np.fmax(before, waited).astype(np.float32)
+        self.op_waits = self._blend_op_waits(op_waits, np.array([[0.0], [BLEND_DECAY], [decay]]))
         self.blended = now
+
+    def _blend_op_waits(
+        self, fresh: Mapping[int, npt.NDArray[np.float64]], weights: npt.NDArray[np.float64]
+    ) -> dict[int, npt.NDArray[np.float32]]:
+        """Add a tick's waits by operation; `weights` of the earlier ones by row."""
+        mixed = dict(self.op_waits)
+        for op, waits in fresh.items():
+            if op in mixed:
+                old = mixed[op]
+                blended = weights * old + (1 - weights) * waits
+                blended = np.where(np.isnan(old), waits, np.where(np.isnan(waits), old, blended))
+                mixed[op] = blended.astype(np.float32)
+            elif len(mixed) < MAX_OPERATIONS:
+                mixed[op] = np.repeat(waits[None, :].astype(np.float32), len(weights), axis=0)
+        return mixed
 
     @property
     def elapsed_ms(self) -> float:
