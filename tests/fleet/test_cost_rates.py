@@ -140,6 +140,12 @@ def test_a_table_comes_over_https_and_its_redirects(web: tuple[str, httpx.Client
     assert obtain(f"{base}/moved", client) == GOOD
 
 
+@pytest.mark.parametrize("address", ["https://a..b/rates", "https://xn--/rates", "https://["])
+def test_an_address_that_cannot_be_one_is_refused_with_it(address: str) -> None:
+    with pytest.raises(RatesError, match=re.escape(address)):
+        obtain(address)
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [("/plain", "only https"), ("/loop", "redirects"), ("/large", "larger"), ("/none", "HTTP 404")],

@@ -128,7 +128,10 @@ def obtain(origin: str | None, client: httpx.Client | None = None) -> str:
     """The text of a table. Addresses must be https through all redirects; raises `RatesError` or `OSError`."""
     if origin is None:
         return builtin_text()
-    scheme = urlsplit(origin).scheme.lower()
+    try:
+        scheme = urlsplit(origin).scheme.lower()
+    except ValueError as error:
+        raise RatesError(f"{origin}: {error}") from None
     if scheme in ("", "file"):
         path = Path(unquote(urlsplit(origin).path)) if scheme else Path(origin)
         with path.open("rb") as stream:
@@ -153,6 +156,8 @@ def _fetch(client: httpx.Client, address: str) -> bytes:
             return body
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise RatesError(f"{address}: {error or type(error).__name__}") from None
+    except UnicodeError:
+        raise RatesError(f"{address}: no host can have this name") from None
 
 
 def _require_https(request: httpx.Request) -> None:
