@@ -1,5 +1,6 @@
 """Reads a JetStream stream in order, and notices when messages are missing or the server is silent."""
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,14 @@ _CONTROL, _STALLED, _LAST_CONSUMER = "100", "Nats-Consumer-Stalled", "Nats-Last-
 
 class ReadAgain(Exception):
     """Messages were dropped on the way: read again from the last one that came."""
+
+
+def end_if_cancelled() -> None:
+    """Raise the cancellation of this task if one was lost: `asyncio.wait_for`, which the client uses, loses one that
+    comes together with a result in Python 3.11."""
+    task = asyncio.current_task()
+    if task and task.cancelling():
+        raise asyncio.CancelledError
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class StreamReader:
     async def next(self) -> StreamMessage:
         """The next message; raises `ReadAgain`, or the client's errors, among them a timeout for a silent server."""
         while True:
+            end_if_cancelled()
             message = await self._subscription.next_msg(timeout=SILENCE_SECONDS)
             if message.headers and message.headers.get("Status") == _CONTROL:
                 await self._control(message)

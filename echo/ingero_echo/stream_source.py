@@ -28,7 +28,7 @@ from ingero_kit.logs import get
 from ingero_kit.nats_connection import API_SECONDS, NatsConnection, with_copies
 from ingero_kit.nats_settings import otlp_subject
 from ingero_kit.otlp_signal import Signal
-from ingero_kit.stream_reader import ReadAgain, StreamMessage, StreamReader
+from ingero_kit.stream_reader import ReadAgain, StreamMessage, StreamReader, end_if_cancelled
 
 log = get(__name__)
 
@@ -87,6 +87,7 @@ class NatsSource:
             sealed = await asyncio.shield(asyncio.wrap_future(self.sealer.source_sealed))
             self._sealed = dict(sealed)
             while True:
+                end_if_cancelled()
                 try:
                     await self._follow()
                 except ReadAgain:
@@ -192,6 +193,7 @@ class NatsSource:
         """Delete from the stream what all tables have."""
         deleted: SourcePosition | None = None
         while True:
+            end_if_cancelled()
             await asyncio.sleep(min(DELETE_SECONDS, self.every))
             position = self.sealer.sealed_position
             if position in (None, deleted):

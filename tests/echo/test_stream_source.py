@@ -31,6 +31,7 @@ from ingero_fleet.exporter_settings import NatsExporterConfig
 from ingero_fleet.nats_exporter import NatsOtlpClient
 from ingero_kit.nats_settings import otlp_subject
 from ingero_kit.otlp_signal import Signal
+from ingero_kit.stream_reader import end_if_cancelled
 from ingero_testing import telemetry
 from ingero_testing.lakes import Shard, open_reader, seen, table_config
 from ingero_testing.processes import echo as start_echo
@@ -378,3 +379,20 @@ def test_only_a_new_database_takes_the_place_of_one_with_a_source() -> None:
     assert not plan.continues(lost, "lost", plan.NOTHING, None)
     assert not plan.continues(lost, "new", 2, None)
     assert not plan.continues(lost, "new", plan.NOTHING, here)
+
+
+def test_a_cancellation_that_the_client_lost_ends_the_task_all_the_same() -> None:
+    async def loses() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        end_if_cancelled()
+
+    async def story() -> None:
+        end_if_cancelled()
+        task = asyncio.create_task(loses())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(story)
