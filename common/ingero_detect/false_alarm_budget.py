@@ -61,6 +61,12 @@ STEPS: Final = LOWEST_STEP + STEP_BIN * (np.arange(STEP_BINS) + 0.5)
 TAIL_DEPTHS: Final = (30.0, 100.0, 500.0)
 """Numbers of highest peaks to which an exponential tail is fitted; the most pessimistic fit counts."""
 
+DIFFUSION_DEPTH: Final = 5.0
+"""Number of highest peaks beyond which evidence is taken to decay as that of a walk with the same autocorrelation."""
+
+CORRELATED: Final = 1.5
+"""Variance in the long run over that of single steps, from which the steps do not count as independent."""
+
 LOWEST_LEVEL: Final = 1.5
 HIGHEST_LEVEL: Final = 30.0
 
@@ -127,11 +133,24 @@ def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0) -> Floats:
     return clipped
 
 
+def diffusion_exponent(steps: Histogram, ratio: Floats | float) -> Floats:
+    """The same rate for steps that are not independent: a walk with this mean and long-run variance decays so.
+
+    `ratio` is the variance in the long run over that of single steps.
+    """
+    share = steps / np.maximum(steps.sum(axis=1, keepdims=True), 1e-9)
+    mean = share @ STEPS
+    variance = np.maximum(share @ STEPS**2 - mean**2, 1e-9)
+    clipped: Floats = np.clip(-2 * mean / (variance * ratio), 0.05, 20.0)
+    return clipped
+
+
 @dataclass(frozen=True)
 class Tail:
     """How often evidence exceeds a level by chance, by cohort: exp(`log_rate` - `exponent` x level) per node-hour.
 
-    There are two estimates, and the more pessimistic one counts: from steps taken as independent, and from the peaks.
+    There are two estimates, and the more pessimistic one counts: from steps taken as independent, and from the peaks
+    and the autocorrelation of the steps.
     """
 
     log_rate: Floats
@@ -179,6 +198,11 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats |
         rate = rates[rows, chosen] + start / mean
         worse = usable & (rate - probe / mean > seen_rate - probe * seen_exponent)
         seen_rate, seen_exponent = np.where(worse, rate, seen_rate), np.where(worse, 1 / mean, seen_exponent)
+    chosen = (above >= DIFFUSION_DEPTH).sum(axis=1) - 1
+    slow = diffusion_exponent(steps, unseen)
+    rate = rates[rows, np.maximum(chosen, 0)] + slow * EDGES[np.maximum(chosen, 0)]
+    worse = (chosen >= 0) & (unseen > CORRELATED) & (rate - probe * slow > seen_rate - probe * seen_exponent)
+    seen_rate, seen_exponent = np.where(worse, rate, seen_rate), np.where(worse, slow, seen_exponent)
     return Tail(log_rate, exponent, seen_rate, seen_exponent)
 
 

@@ -183,3 +183,15 @@ def test_a_large_loss_must_last_longer_than_those_that_ended_by_themselves(
     runs = np.bincount(lengths, minlength=16)[None].astype(float)
 
     assert false_alarm_budget.confirming_ticks(runs, np.array([allowed])).tolist() == [ticks]
+
+
+def test_evidence_from_correlated_steps_decays_slower() -> None:
+    values = np.random.default_rng(1).normal(-1, 1, 200_000)
+    steps = np.bincount(false_alarm_budget.step_bins_of(values), minlength=false_alarm_budget.STEP_BINS)[
+        None, :
+    ].astype(float)
+
+    alone, correlated = (float(false_alarm_budget.diffusion_exponent(steps, ratio)[0]) for ratio in (1.0, 4.0))
+
+    assert alone == pytest.approx(2.0, abs=0.1), "the exponent of independent normal steps"
+    assert correlated == pytest.approx(alone / 4)
