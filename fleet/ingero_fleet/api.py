@@ -97,7 +97,8 @@ def agent_api(
             _ready(engine), cluster_id, config.push_interval, collectives.stragglers, collectives.config.actionable,
             config.panic.straggler_fraction,
         )  # fmt: skip
-        return {**answer, "cost": costs.summary(cluster_id), "exporters": exporters()}
+        network = collectives.network.answer(cluster_id) if cluster_id else None
+        return {**answer, "cost": costs.summary(cluster_id), "exporters": exporters(), "network": network}
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)
     def verdicts(

@@ -30,6 +30,7 @@ from ingero_operator.fleet_status import (
 )
 from ingero_operator.forwarding import forward_available
 from ingero_operator.kinds import HTTP_ROUTE, SERVICE_MONITOR, Manifest
+from ingero_operator.network_health import network_healthy
 from ingero_operator.plan import ChildKey, plan
 from ingero_operator.referenced import TlsSecret, missing
 from ingero_operator.render import desired, fleet, receivers
@@ -60,7 +61,7 @@ class Referenced:
     errors: list[ReconcileError]
     token: str | None
     tls: TlsSecret
-    prices: str
+    files: str
     """Digest of the price files."""
 
     @property
@@ -159,12 +160,15 @@ class FleetClusters:
             errors.append(
                 ReconcileError("EchoStoreMissing", f"spec.fleet.forward.echoStore: {message}", stalls=False)
             )
-        prices = [
+        texts = [
             (await read.value(namespace, source, f"spec.fleet.cost.{name}", errors)).decode()
             for name, source in (("rates", fleet_spec.cost.rates), ("providers", fleet_spec.cost.providers))
             if source
         ]
-        return Referenced(errors=errors, token=token, tls=tls, prices=digest(prices) if prices else "")
+        topology = fleet_spec.collectives.topology
+        if topology:
+            texts.append((await read.value(namespace, topology, "spec.fleet.collectives.topology", errors)).decode())
+        return Referenced(errors=errors, token=token, tls=tls, files=digest(texts) if texts else "")
 
     async def _tls(
         self, namespace: str, name: str, spec: FleetClusterSpec, errors: list[ReconcileError]
@@ -233,7 +237,7 @@ class FleetClusters:
         return fleet.FleetInputs(
             echo_authority=str((store.get("spec") or {}).get("tlsSecret") or ""),
             echo_shard=shard_of(spec.cluster_id, routed_shards(store)),
-            price_digest=referenced.prices,
+            file_digest=referenced.files,
             provider="" if spec.fleet.cost.default_provider else self._provider(spec),
         )
 
@@ -325,9 +329,10 @@ class FleetClusters:
             out.append(tracing_complete(await pods.trace_problem(key, components[0], sets[0])))
         poll = observed.poll
         forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
+        network = network_healthy(poll.network if poll and poll.current else None)
         routed = route_created(spec.fleet.gateway, self.context.platform, "spec.fleet")
         log = poll.log if poll and spec.fleet.log.nats else ()
-        return [*out, *log, *filter(None, (forwarded, quorum_met(poll), learned(poll, spec), routed))]
+        return [*out, *log, *filter(None, (forwarded, quorum_met(poll), learned(poll, spec), routed, network))]
 
     async def _report_invalid(
         self, observed: ObservedFleetCluster, invalid: ReconcileError, taints: TaintReport
@@ -373,7 +378,10 @@ class FleetClusters:
 
 def _has_references(spec: FleetClusterSpec) -> bool:
     forward = spec.fleet.forward
-    listed = (spec.token_secret, spec.tls_secret, spec.agents.api, spec.fleet.cost.rates, spec.fleet.cost.providers)
+    listed = (
+        spec.token_secret, spec.tls_secret, spec.agents.api, spec.fleet.cost.rates, spec.fleet.cost.providers,
+        spec.fleet.collectives.topology,
+    )  # fmt: skip
     return any(listed) or bool(forward and forward.token_secret)
 
 

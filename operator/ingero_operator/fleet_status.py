@@ -9,13 +9,14 @@ from ingero_operator.fleet_answers import PollResult, WarmUp
 from ingero_operator.forwarding import FORWARDED
 from ingero_operator.kinds import Manifest
 from ingero_operator.log_conditions import LOG_CONDITIONS
+from ingero_operator.network_health import NETWORK
 from ingero_operator.plan import ChildKey, rolled_out
 from ingero_operator.status import effective
 from ingero_operator.untrusted_http import TOKEN_REFUSED
 from ingero_operator.workloads import ROUTED, TRACING, ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
-INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", "Learned", ROUTED, VALID, TRACING)
+INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", "Learned", ROUTED, VALID, TRACING, NETWORK)
 """Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
 CONDITIONS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 

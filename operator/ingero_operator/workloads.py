@@ -9,6 +9,7 @@ from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.errors import ReconcileError
 from ingero_operator.forwarding import FORWARDED
 from ingero_operator.kinds import Manifest
+from ingero_operator.network_health import NETWORK
 from ingero_operator.plan import rolled_out
 from ingero_operator.pod_problems import OBSTACLES, PodProblem
 from ingero_operator.render.common import Platform
@@ -22,7 +23,7 @@ STUCK: Final = {
 
 TRACING: Final = "TracingComplete"
 ROUTED: Final = "RouteCreated"
-_INFORMING: Final = ("TaintingAllowed", FORWARDED, TRACING, ROUTED)
+_INFORMING: Final = ("TaintingAllowed", FORWARDED, NETWORK, TRACING, ROUTED)
 
 
 def stuck(parts: list[Condition]) -> list[ReconcileError]:

@@ -724,7 +724,7 @@ def test_every_setting_that_an_alert_prescribes_can_be_set_in_a_resource() -> No
 
 def test_new_prices_roll_fleet() -> None:
     def annotations(prices: str) -> Any:
-        around = fleet.FleetInputs(price_digest=prices)
+        around = fleet.FleetInputs(file_digest=prices)
         found = desired.of_fleet_cluster(OWNER, spec(), PLATFORM, around)
         (deployment,) = (child for child in found if child["kind"] == "Deployment")
         return deployment["spec"]["template"]["metadata"]["annotations"]

@@ -118,6 +118,12 @@ class SlowNetwork:
         self.without_nic = members.without_nic
         return found
 
+    def answer(self, cluster: str) -> dict[str, Any] | None:
+        """The verdict on one cluster, and how many groups were compared; `None` without a topology."""
+        if not self.ports:
+            return None
+        return {"compared": self.compared.get(cluster, 0), "verdict": self.now.get(cluster)}
+
     def port(self, source: PointSource) -> RankPort | None:
         """The NIC of a sender: that of its GPU, or the only one of its node."""
         return self.ports.get(f"{source.node}:{source.gpu}") if source.gpu else self._single.get(source.node)

@@ -136,6 +136,7 @@ OWN_FIELDS: Final = {
     "processors.ingero.detector.snapshot": "snapshots",
     "processors.nccl.actionable": "collectives.actionable", "processors.nccl.share": "collectives.leastShare",
     "processors.nccl.time_tolerance": "collectives.timeTolerance",
+    "processors.nccl.topology_file": "collectives.topology",
     "processors.cost.rates_file": "cost.rates", "processors.cost.providers_file": "cost.providers",
     "processors.cost.default_provider": "cost.defaultProvider",
 }  # fmt: skip
@@ -175,6 +176,9 @@ class Collectives(Part):
     """Share of time that must be lost to a rank before it is named."""
     time_tolerance: Interval = "1s"
     """How far apart in time the points of one collective may lie where the tracer could not number them."""
+    topology: ConfigMapKey | None = None
+    """NICs of GPUs and the switches above them, YAML or JSON (docs/collectives.md). With it the condition
+    NetworkHealthy names the slow part of the network; no node is tainted for it."""
 
 
 class Snapshots(Part):

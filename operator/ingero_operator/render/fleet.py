@@ -45,6 +45,7 @@ FORWARD_TOKEN: Final = "/etc/ingero/forward"
 FORWARD_AUTHORITY: Final = "/etc/ingero/forward-authority"
 STATE: Final = "/var/lib/ingero"
 RATES: Final = "/etc/ingero/rates"
+TOPOLOGY: Final = "/etc/ingero/topology"
 PROVIDERS: Final = "/etc/ingero/providers"
 LOG_CREDENTIALS: Final = "/etc/ingero/log-credentials"
 LOG_AUTHORITY: Final = "/etc/ingero/log-authority"
@@ -79,8 +80,9 @@ class FleetInputs:
     """Secret with the ca.crt of the EchoStore that it forwards to."""
     echo_shard: int = 0
     """Writer of that EchoStore that takes the events of this cluster."""
-    price_digest: str = ""
-    """Digest of the ConfigMaps with rates and rules: Fleet reads them at start, so a change triggers a rollout."""
+    file_digest: str = ""
+    """Digest of the ConfigMaps with rates, rules and topology: Fleet reads them at start, so a change triggers a
+    rollout."""
     provider: str = ""
     """Provider that every watched Node's `providerID` names."""
 
@@ -89,6 +91,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
     """Fleet's settings file."""
     tls: Manifest = {"tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"}} if spec.tls_secret else {}
     auth: Manifest = {"auth": {"bearer_token_file": f"{TOKEN}/{spec.token_secret.key}"}} if spec.token_secret else {}
+    topology = spec.fleet.collectives.topology
     tree: Manifest = {
         "receivers": {
             "otlp": {
@@ -114,6 +117,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
                 "actionable": spec.fleet.collectives.actionable,
                 "share": spec.fleet.collectives.least_share,
                 "time_tolerance": spec.fleet.collectives.time_tolerance,
+                **({"topology_file": f"{TOPOLOGY}/{topology.key}"} if topology else {}),
             },
             **_cost(spec.fleet.cost, around),
         },
@@ -184,7 +188,7 @@ def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
 
 def config_digest(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> str:
     """Digest of all that a pod reads at its start: a change replaces the pods."""
-    return digest([dump_bare(config(owner, spec, around)), around.price_digest])
+    return digest([dump_bare(config(owner, spec, around)), around.file_digest])
 
 
 def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs) -> list[Manifest | None]:
@@ -281,6 +285,7 @@ def volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[
         ),
         ("rates", cost.rates, RATES),
         ("providers", cost.providers, PROVIDERS),
+        ("topology", spec.fleet.collectives.topology, TOPOLOGY),
         ("log-credentials", nats.credentials_secret if nats else None, LOG_CREDENTIALS),
         (
             "log-authority",

@@ -192,6 +192,28 @@ def test_a_pod_that_does_not_run_is_named_with_the_reason_and_the_cure(
     assert "example.org/fleet:1" in message and "401 Unauthorized" in message and "spec.imagePullSecrets" in message
 
 
+def test_the_slow_part_of_the_network_is_a_condition_that_taints_nobody(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    says = fleet_double.of(namespace, "prod")
+    says.network = {"compared": 96, "verdict": None}
+    plane.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "wires", "namespace": namespace},
+         "data": {"topology.yaml": "nics: []"}},
+        cluster(namespace, fleet={"collectives": {"topology": {"name": "wires", "key": "topology.yaml"}}}),
+    )  # fmt: skip
+    wait_until(lambda: condition(plane, namespace, "NetworkHealthy")[0] == "True", "a network that is well")
+    nic = {"kind": "nic", "name": "node-1/mlx5_0"}
+    says.network = {
+        "compared": 96, "verdict": {"since": "2026-08-02T10:00:00Z", "elements": [nic], "possible": []},
+    }  # fmt: skip
+    wait_until(lambda: condition(plane, namespace, "NetworkHealthy")[1] == "SlowPart", "the slow NIC")
+
+    assert "nic node-1/mlx5_0" in condition(plane, namespace, "NetworkHealthy")[2]
+    settings = plane.read("-n", namespace, "configmap", "prod-fleet")["data"]
+    assert "/etc/ingero/topology/topology.yaml" in str(settings)
+
+
 def test_a_receiver_that_is_away_and_a_refused_token_are_named(
     plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
 ) -> None:

@@ -46,6 +46,8 @@ class Says:
     stopped_at: float = 0.0
     exporters: dict[str, Any] = field(default_factory=dict)
     """The exporters' state."""
+    network: dict[str, Any] | None = None
+    """What is known of the network."""
     log_requests: list[dict[str, Any]] = field(default_factory=list)
     """Log requests that it accepted."""
     refusing: bool = False
@@ -72,6 +74,7 @@ class Says:
             "nodes": {"active": len(self.nodes), "idle": 0, "calibrating": 0, "expected": len(self.nodes)},
             "stragglers": [self.node(name) for name in sorted(self.stragglers)],
             "exporters": self.exporters,
+            "network": self.network,
             "cost": {
                 "currency": "USD",
                 "symbol": "$",
