@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated, Final
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError
 
 from ingero_kit.settings import Settings, explain
+from ingero_kit.yaml_documents import YamlError, load_yaml
 
 MAX_BYTES: Final = 1 << 20
 """Largest table that is read."""
@@ -100,7 +100,7 @@ def parse(text: str) -> RateTable:
     if len(text) > MAX_BYTES:
         raise RatesError(f"the table is larger than {MAX_BYTES} bytes")
     try:
-        tree = yaml.safe_load(text)
+        tree = load_yaml(text)
         if not isinstance(tree, dict):
             raise RatesError("a mapping with providers and fallback_rate was expected")
         file = _File.model_validate(tree)
@@ -109,8 +109,8 @@ def parse(text: str) -> RateTable:
         raise RatesError(
             "; ".join(wrong[:20]) + (f"; and {len(wrong) - 20} more" if len(wrong) > 20 else "")
         ) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RatesError(f"not YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
+    except YamlError as error:
+        raise RatesError(str(error)) from None
     table: dict[str, dict[str, float]] = {}
     for provider, rates in file.providers.items():
         table.setdefault(canonical_provider(provider), {}).update(rates)

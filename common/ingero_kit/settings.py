@@ -14,8 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+
+from ingero_kit.yaml_documents import DuplicateKeyError, YamlError, load_yaml
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -122,11 +123,13 @@ def _own_part(file: Path, section: str, other_sections: frozenset[str]) -> dict[
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML mapping; an empty file is an empty mapping."""
     try:
-        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+        value = load_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{file}: is not YAML: {error}") from None
+    except YamlError as error:
+        raise SettingsError(f"{file}: {error}") from None
+    except ValueError as error:
+        raise SettingsError(f"{file}: is not text: {error}") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -139,21 +142,23 @@ def _from_environment(
 ) -> Iterator[tuple[str, list[str], Any]]:
     for name in sorted(environment):
         if name.startswith(prefix) and name not in reserved:
-            yield name, name[len(prefix) :].lower().split("__"), _value(environment[name])
+            yield name, name[len(prefix) :].lower().split("__"), _value(environment[name], name)
 
 
 def _assignment(item: str) -> tuple[str, Any]:
     path, equals, value = item.partition("=")
     if not equals or not path.strip():
         raise SettingsError(f"--set {item}: PATH=VALUE was expected")
-    return path.strip(), _value(value)
+    return path.strip(), _value(value, f"--set {path.strip()}")
 
 
-def _value(text: str) -> Any:
+def _value(text: str, name: str) -> Any:
     """Parse a value as YAML; text that is not YAML, such as `[::1]:4317`, stays text."""
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return load_yaml(text)
+    except DuplicateKeyError as error:
+        raise SettingsError(f"{name}: {error}") from None
+    except YamlError:
         return text
 
 

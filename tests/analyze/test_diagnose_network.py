@@ -63,7 +63,8 @@ def test_ranks_without_a_nic_are_counted_and_the_others_judged(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        ("nics: [", "neither YAML nor JSON"),
+        ("nics: [", "is not YAML"),
+        ("nics: []\nswitches: {s0: spine, s0: s1}", "line 2: the key 's0'"),
         ("[" * 100_000 + "]" * 100_000, "line 1: more than 64 lists"),
         ("- " * 100_000, "line 1: more than 64 lists"),
         ("[]", "nics: a list was expected"),

@@ -60,7 +60,9 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         pytest.param("[1, 2]", {}, "a mapping was expected", id="not a mapping"),
         pytest.param("a: b: c", {}, "is not YAML", id="not YAML"),
         pytest.param("name: 2026-13-45", {}, "is not YAML: month must be", id="no date"),
-        pytest.param("name: " + "[" * 5000 + "]" * 5000, {}, "is not YAML: maximum recursion", id="too deep"),
+        pytest.param("name: " + "[" * 5000 + "]" * 5000, {}, "line 1: more than 64 lists", id="too deep"),
+        pytest.param("inner: {k: 3}\nname: a\nname: b", {}, "line 3: the key 'name'", id="key twice"),
+        pytest.param("", {"X_INNER": "{k: 1, k: 2}"}, "X_INNER: line 1: the key 'k'", id="twice in a variable"),
         pytest.param("", {"X_INNER__K": "2026-13-45"}, "X_INNER__K: inner.k: ", id="no date in a variable"),
     ],
 )
@@ -92,6 +94,7 @@ def test_an_assignment_beats_all_and_null_takes_a_value_away(tmp_path: Path) -> 
         ("inner.k=many", "--set: inner.k: "),
         ("inner.kk=1", "--set: inner.kk: no such setting"),
         ("inner.interval=.inf", "--set: inner.interval: "),
+        ("inner={k: 1, k: 2}", "--set inner: line 1: the key 'k'"),
     ],
 )
 def test_a_wrong_assignment_is_named(assignment: str, words: str) -> None:

@@ -61,6 +61,7 @@ def test_a_fallback_above_zero_stands_for_what_is_not_listed() -> None:
     [
         ("", "a mapping"),
         ("{", "not YAML"),
+        ("fallback_rate: 0\nproviders: {aws: {M: 1, M: 2}}", "line 2: the key 'M'"),
         ("providers: {}", "fallback_rate: is required"),
         ("fallback_rate: 0", "providers: is required"),
         ("fallback_rate: -1\nproviders: {}", "fallback_rate: Input should be greater than or equal to 0 (got -1)"),

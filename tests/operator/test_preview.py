@@ -396,9 +396,10 @@ MANIFEST = "apiVersion: ingero.io/v1alpha1\nkind: FleetCluster\nmetadata: {name:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("kind: [", "f.yaml: not YAML"),
-        ("kind: 2026-13-45", "f.yaml: not YAML"),
+        ("kind: [", "f.yaml: is not YAML"),
+        ("kind: 2026-13-45", "f.yaml: is not YAML"),
         ("kind: Pod", "f.yaml: 0 FleetClusters"),
+        (MANIFEST % ", clusterId: b", "f.yaml: line 4: the key 'clusterId'"),
         (MANIFEST % "" + "---\n" + MANIFEST % "", "f.yaml: 2 FleetClusters"),
         (MANIFEST % ", taints: {mode: Evict}", "f.yaml: spec.taints.mode"),
         (MANIFEST % ", taints: {confirmFr: 5m}", "f.yaml: spec.taints.confirmFr: there is no such field"),

@@ -7,7 +7,7 @@ from ingero_analyze.diagnose.sources import SourceError, read_content
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_detect.links import WORK, Element, RankPort, SlowElements, slow_elements
 from ingero_detect.topology import TopologyError, ports_of
-from ingero_kit.large_yaml import load_large_yaml
+from ingero_kit.yaml_documents import YamlError, load_yaml
 
 SHOWN: Final = 32
 """Slow groups that are listed."""
@@ -20,9 +20,9 @@ def read_topology(file: str) -> dict[str, RankPort]:
     except SourceError as error:
         raise SourceError(f"{file}: {error}") from None
     try:
-        tree = load_large_yaml(data)
-    except ValueError as error:
-        raise SourceError(f"{file}: neither YAML nor JSON: {str(error)[:200]}") from None
+        tree = load_yaml(data)
+    except YamlError as error:
+        raise SourceError(f"{file}: {str(error)[:200]}") from None
     try:
         return ports_of(tree)
     except TopologyError as error:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.conversions import from_bytes
@@ -48,6 +47,7 @@ from ingero_echo.lake.view import LATEST, LakeFile, PinnedTable
 from ingero_echo.settings import PASSWORD_IN_URL, TableConfig
 from ingero_echo.tables import TABLES
 from ingero_kit.logs import get
+from ingero_kit.yaml_documents import DuplicateKeyError, load_yaml
 
 log = get(__name__)
 
@@ -86,8 +86,10 @@ def catalog_properties(config: TableConfig) -> dict[str, str]:
     found = {**config.catalog, "warehouse": config.warehouse}
     if config.credentials_file:
         try:
-            secret = yaml.safe_load(config.credentials_file.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError, ValueError, RecursionError):
+            secret = load_yaml(config.credentials_file.read_text(encoding="utf-8"))
+        except DuplicateKeyError as error:
+            raise LakeError(f"{config.credentials_file}: {error}") from None
+        except (OSError, ValueError):
             raise LakeError(f"{config.credentials_file}: cannot be read as YAML") from None
         if not isinstance(secret, dict):
             raise LakeError(f"{config.credentials_file}: properties were expected, NAME: VALUE")

@@ -5,8 +5,8 @@ from typing import Final
 
 from ingero_detect.links import RankPort
 from ingero_detect.topology import TopologyError, ports_of
-from ingero_kit.large_yaml import load_large_yaml
 from ingero_kit.settings import SettingsError
+from ingero_kit.yaml_documents import load_yaml
 
 MAX_BYTES: Final = 64 << 20
 """A longer file is refused."""
@@ -21,6 +21,6 @@ def read_topology(file: Path | None) -> dict[str, RankPort]:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise TopologyError(f"more than {MAX_BYTES >> 20} MiB")
-        return ports_of(load_large_yaml(content))
+        return ports_of(load_yaml(content))
     except (OSError, ValueError) as error:
         raise SettingsError(f"processors.nccl.topology_file {file}: {str(error)[:300]}") from None

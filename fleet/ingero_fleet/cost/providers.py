@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Annotated, Any, Final, Self
 
 import orjson
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from ingero_contract.identifiers import NodeKey
 from ingero_kit.settings import Settings, explain
+from ingero_kit.yaml_documents import YamlError, load_yaml
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -108,9 +108,9 @@ def address_of(name: str) -> Address | None:
 def parse_providers(text: str, default: str = "") -> ProviderMap:
     """Read rules from YAML: a list of `{provider, nodes, clusters, networks, labels}`; raises `ProvidersError`."""
     try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ProvidersError(f"not YAML: {' '.join(str(error).split())}") from None
+        tree = load_yaml(text)
+    except YamlError as error:
+        raise ProvidersError(str(error)) from None
     if tree is None:
         return ProviderMap((), default)
     if not isinstance(tree, list):

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-import yaml
-
 from ingero_contract.kubernetes import GROUP
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import read_token_lines
+from ingero_kit.yaml_documents import load_yaml_documents
 from ingero_operator import credentials
 from ingero_operator.api.base import SecretKey
 from ingero_operator.api.v1alpha1 import Budget, EchoStoreSpec, FleetClusterSpec, Taints
@@ -62,9 +61,9 @@ class _Cluster:
 def read_manifest(stream: IO[str], name: str) -> Manifest:
     """The one FleetCluster of a file. Raises `SettingsError`."""
     try:
-        trees = [tree for tree in yaml.safe_load_all(stream) if isinstance(tree, dict)]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{name}: not YAML: {str(error).splitlines()[0]}") from None
+        trees = [tree for tree in load_yaml_documents(stream.read()) if isinstance(tree, dict)]
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error}") from None
     found = [
         tree for tree in trees
         if tree.get("kind") == FLEET_CLUSTER.name and str(tree.get("apiVersion", "")).startswith(f"{GROUP}/")
