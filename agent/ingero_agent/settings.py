@@ -63,7 +63,7 @@ class AgentSettings(Settings):
     """How often it is saved."""
     fleet_persist_stale_age: Duration = 600.0
     """Age above which a saved baseline is not used."""
-    fleet_world_size: int = Field(default=0, ge=0)
+    fleet_world_size: int = Field(default=0, ge=0, le=1_000_000)
     """Nodes of the job, each counted as one rank; 0 when not distributed. Fleet's quorum expects as many. Without it,
     those of the Slurm job."""
     fleet_node_rank: int | None = Field(default=None, ge=0)

@@ -73,7 +73,7 @@ class ReportBuilder:
         elif name == metrics.DEGRADATION_WARNING:
             fields["degraded"] = number != 0
         elif name == metrics.WORLD_SIZE_GAUGE:
-            fields["world_size"] = fields["world_size"] or _count(number) or 0
+            fields["world_size"] = fields["world_size"] or _world_size(number)
         elif name == metrics.DETECTION_MODE:
             found = _attributes(point)
             fields["detection_mode"] = _text(found.get(attributes.DETECTION_MODE_VALUE))
@@ -135,7 +135,7 @@ def read_identity(found: dict[str, Any]) -> IdentityOrError:
         if problem and (name or not optional):
             return f"the resource attribute {key} {problem}"
     shared: dict[str, Any] = {attribute: _text(found.get(key)) for key, attribute in RESOURCE_STRINGS.items()}
-    shared["world_size"] = _count(found.get(attributes.WORLD_SIZE)) or 0
+    shared["world_size"] = _world_size(found.get(attributes.WORLD_SIZE))
     shared["cluster_id"] = cluster
     return ReportIdentity(node, _count(found.get(attributes.NODE_RANK)), shared)
 
@@ -161,3 +161,11 @@ def _count(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_COUNT:
         return None
     return int(value)
+
+
+def _world_size(value: Any) -> int:
+    """A number of nodes, 0 for none. A larger one becomes `MAX_COUNT`, so that its user can refuse it."""
+    found = _count(value)
+    if found is None and isinstance(value, int | float) and value > MAX_COUNT:
+        return MAX_COUNT
+    return found or 0

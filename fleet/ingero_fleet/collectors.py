@@ -211,6 +211,7 @@ TRAFFIC: Final[tuple[MetricRow[Traffic], ...]] = (
     _total("ingero_fleet_nodes_over_limit", "Reports refused at max_nodes."),
     _total("ingero_fleet_clusters_over_limit", "Reports refused at max_clusters."),
     _total("ingero_fleet_cohorts_over_limit", "Reports refused at max_cohorts."),
+    _total("ingero_fleet_world_sizes_over_limit", "World sizes above max_nodes, which are not used."),
     _total("ingero_fleet_late_reports", "Reports older than an earlier one of their node."),
     _total("ingero_fleet_receiver_restarts", "Receiver processes that replaced another one."),
     counter(

@@ -79,7 +79,8 @@ class QuorumConfig(Settings):
     coverage_fraction: float = Field(default=0.80, gt=0, le=1)
     """Reporting over expected nodes below which coverage counts as low."""
     expected_nodes: int = Field(default=0, ge=0)
-    """Nodes a cluster should have; 0 takes the larger of the declared world size and the most seen at once."""
+    """Nodes a cluster should have; 0 takes the larger of the most seen at once and the world size
+    that two nodes declare, or the only one."""
 
 
 class PanicConfig(Settings):

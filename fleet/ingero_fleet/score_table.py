@@ -191,7 +191,11 @@ class ScoreTable:
         for name in _SIGNALS:
             value = getattr(report, name)
             cells[name][row] = _NOT_GIVEN if value is None else value
-        cells["world_size"][row] = report.world_size
+        world_size = report.world_size
+        if world_size > self.limits.nodes:
+            self.losses["world_sizes_over_limit"] += 1
+            world_size = 0
+        cells["world_size"][row] = world_size
         cells["rank"][row] = -1 if report.rank is None else report.rank
         cells["pushes"][row] += 1
         cells["fresh"][row] = True

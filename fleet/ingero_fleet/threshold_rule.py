@@ -224,8 +224,7 @@ def _clusters(
         for code in (ACTIVE, IDLE, CALIBRATING)
     }
     slow = np.bincount(cluster[alive & straggling], minlength=len(names))
-    world = np.zeros(len(names), np.int32)  # the column's type, otherwise NumPy converts every number
-    np.maximum.at(world, cluster[alive], columns["world_size"][alive])
+    world = _declared_nodes(columns["world_size"][alive], cluster[alive], len(names))
     largest: dict[str, CohortSummary] = {}
     for summary in cohorts:
         best = largest.get(summary.key[0])
@@ -253,6 +252,20 @@ def _clusters(
             threshold=largest[name].threshold if name in largest else None,
         )
     return clusters, peaks
+
+
+def _declared_nodes(
+    sizes: npt.NDArray[np.int32], cluster: npt.NDArray[np.int64], count: int
+) -> npt.NDArray[np.int32]:
+    """The largest world size that two nodes of a cluster declare, or its only node does."""
+    largest, second = np.zeros((2, count), np.int32)  # the column's type, otherwise NumPy converts every number
+    np.maximum.at(largest, cluster, sizes)
+    lower = sizes < largest[cluster]
+    np.maximum.at(second, cluster[lower], sizes[lower])
+    declared = np.bincount(cluster[~lower], minlength=count)
+    nodes = np.bincount(cluster, minlength=count)
+    found: npt.NDArray[np.int32] = np.where((declared > 1) | (nodes == 1), largest, second)
+    return found
 
 
 def apply(tick: Tick, scores: ScoreSnapshot, table: ScoreTable) -> None:

@@ -200,7 +200,7 @@ def test_a_value_that_was_not_recorded_is_none_and_not_zero(
 
 @pytest.mark.parametrize("size", [2**31, 2**40, 2**62, -1])
 @pytest.mark.parametrize("key", [attributes.WORLD_SIZE, attributes.NODE_RANK])
-def test_a_rank_or_world_size_that_no_job_has_is_taken_for_none(key: str, size: int) -> None:
+def test_a_rank_that_no_job_has_is_taken_for_none_and_a_world_size_for_the_largest(key: str, size: int) -> None:
     request = encode_report(HealthReport(node_id="n", cluster_id="c", world_size=8, rank=3))
     for pair in request.resource_metrics[0].resource.attributes:
         if pair.key == key:
@@ -212,7 +212,8 @@ def test_a_rank_or_world_size_that_no_job_has_is_taken_for_none(key: str, size: 
 
     (report,) = ReportDecoder().decode(request.SerializeToString(), "protobuf", NOW).reports
 
-    assert (report.rank, report.world_size) == ((3, 0) if key == attributes.WORLD_SIZE else (None, 8))
+    largest = 2**31 - 1 if size > 0 else 0
+    assert (report.rank, report.world_size) == ((3, largest) if key == attributes.WORLD_SIZE else (None, 8))
 
 
 def test_a_second_resource_in_a_block_does_not_rename_the_nodes_of_others() -> None:

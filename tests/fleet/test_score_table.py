@@ -24,6 +24,15 @@ def test_nodes_beyond_the_limit_are_refused_in_words_and_counted() -> None:
     assert isinstance(table.observe(report("a"), 1), int)
 
 
+def test_a_world_larger_than_the_score_map_is_not_used_and_counted() -> None:
+    table = ScoreTable(ScoreLimits(nodes=9, clusters=9, ttl_seconds=10), ())
+    for number, size in enumerate((9, 10, 2**31 - 1)):
+        table.observe(HealthReport(node_id=str(number), cluster_id="c", world_size=size), 0)
+
+    assert table.view("world_size").tolist() == [9, 0, 0]
+    assert table.losses["world_sizes_over_limit"] == 2
+
+
 def test_clusters_beyond_the_limit_are_refused() -> None:
     table = ScoreTable(ScoreLimits(nodes=9, clusters=1, ttl_seconds=10), ())
     table.observe(report("a", "one"), 0)

@@ -212,6 +212,26 @@ def test_coverage_is_low_when_the_declared_world_is_missing() -> None:
     assert tick(score_table).clusters["c"].coverage_low
 
 
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ((8,), 8),
+        ((8, 8, 8), 8),
+        ((90, 8, 8), 8),
+        ((90, 0, 0), 3),
+        ((8, 16, 8, 16), 16),
+        ((90, 91, 8), 90),
+    ],
+)
+def test_one_node_alone_does_not_decide_how_many_are_expected(declared: tuple[int, ...], expected: int) -> None:
+    score_table = table()
+    for number, size in enumerate(declared):
+        name = f"n{number}"
+        observe(score_table, **{name: HealthReport(node_id=name, cluster_id="c", score=0.9, world_size=size)})
+
+    assert tick(score_table).clusters["c"].expected == expected
+
+
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=30), st.randoms())
 def test_the_order_of_nodes_changes_nothing(values: list[float], random: object) -> None:
     export, backward = table(), table()
