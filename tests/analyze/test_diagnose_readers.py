@@ -211,6 +211,18 @@ def test_traces_name_the_rank_whose_nccl_kernels_are_short(tmp_path: Path, packe
     )
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_trace_that_alone_lacks_or_has_steps_is_named_and_hides_no_other_rank(tmp_path: Path, alone: bool) -> None:
+    for rank in range(RANKS):
+        value = trace(rank, compute=5600.0 if rank == LATE else 5000.0, steps=(rank == 0) == alone)
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(value))
+
+    found, errors, status = ask("--kineto", str(tmp_path))
+
+    assert (status, found["kind"], found["ranks"], found["problems"]["count"]) == (0, "node", [LATE], 1)
+    assert f"rank0.json: left out: {'steps are' if alone else 'no ProfilerStep is'} in this trace" in errors
+
+
 def test_traces_name_nobody_where_nobody_is_late(tmp_path: Path) -> None:
     traced(tmp_path, late=None, compute=5000.0)
 

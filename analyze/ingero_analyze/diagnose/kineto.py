@@ -59,9 +59,14 @@ class KinetoTrace:
 
 
 def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
-    """Every trace in files and folders; what cannot be used is listed in `problems`; everything else is used."""
+    """Every trace in files and folders; what cannot be used is listed in `problems`; everything else is used.
+
+    Times of steps and times between collectives cannot be compared, so only the larger group of ranks is used: those
+    whose steps were recorded, or those without steps.
+    """
     found = SourceData()
     files: dict[Rank, str] = {}
+    groups: dict[bool, tuple[OperationRows, list[str]]] = {kind: (OperationRows(), []) for kind in (True, False)}
     for file, data in sources.contents_of(paths, SUFFIXES, problems):
         try:
             trace = trace_of(sources.read_json(data), file, problems)
@@ -71,11 +76,18 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
                 raise SourceError("neither collectives nor kernels are in the trace")
             files[trace.rank] = str(file)
             found.left_out += trace.left_out
-            fill(found.rows, trace)
+            rows, names = groups[bool(trace.steps)]
+            fill(rows, trace)
+            names.append(str(file))
             if trace.host:
                 found.hosts[str(trace.rank)] = trace.host
         except SourceError as error:
             problems.add(str(file), str(error))
+    stepped = len(groups[True][1]) >= len(groups[False][1])
+    found.rows, used = groups[stepped]
+    words = "no ProfilerStep is" if stepped else "steps are"
+    for name in groups[not stepped][1]:
+        problems.add(name, f"left out: {words} in this trace, unlike in {len(used)} others")
     return found
 
 
