@@ -85,7 +85,7 @@ class UnreadResponses:
         """Raise `EchoApiError` when a caller has too many unread bytes for another response."""
         if self._bytes[caller] > MAX_UNREAD_BYTES:
             raise EchoApiError(
-                "unread", "answers to this token wait to be read", "read them, or end their connections", 429, 1
+                "unread", "earlier answers wait to be read", "read them, or end their connections", 429, 1
             )
 
     async def send(self, caller: str, message: Any, send: Send) -> None:
@@ -178,9 +178,11 @@ class AuthMiddleware:
                     )
                 wait = self._rate.wait(identity.digest)
                 if wait > 0:
+                    who = "callers without tokens together" if self._tokens.open else "this token"
                     raise EchoApiError(
-                        "rate_limited", "this token asks too often", "wait as Retry-After says", 429, max(1.0, wait)
-                    )
+                        "rate_limited", f"more requests from {who} than api.requests_per_second and api.burst allow",
+                        "wait as Retry-After says", 429, max(1.0, wait),
+                    )  # fmt: skip
             scope["ingero.identity"] = identity
             if path in (echo.LIVE, echo.READY):
                 liveness_error = self._liveness_error()

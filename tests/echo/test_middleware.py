@@ -12,11 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_contract import echo, routes
-from ingero_echo.auth import MAX_BUCKETS, RateLimit
+from ingero_echo.auth import MAX_BUCKETS, Callers, RateLimit
 from ingero_echo.cli import main
 from ingero_echo.errors import EchoApiError
 from ingero_echo.mcp_tools import compact_schema
-from ingero_echo.middleware import CHUNK_BYTES, MAX_UNREAD_BYTES, WRONG_TOKENS_AT_ONCE, UnreadResponses
+from ingero_echo.middleware import (
+    CHUNK_BYTES,
+    MAX_UNREAD_BYTES,
+    WRONG_TOKENS_AT_ONCE,
+    AuditLog,
+    AuthMiddleware,
+    UnreadResponses,
+)
 from ingero_echo.query_service import TOOLS
 from ingero_echo.settings import StoreConfig
 from ingero_echo.store import Store, compact
@@ -325,3 +332,27 @@ def test_a_copy_of_a_database_that_is_not_in_use_has_no_free_blocks(tmp_path: Pa
 
     assert rows == [(100, 4950.0)]
     assert (tmp_path / "small.duckdb").stat().st_size < large.stat().st_size / 2
+
+
+@pytest.mark.parametrize(("tokens", "who"), [("", "callers without tokens together"), ("t name=t\n", "this token")])
+def test_the_limit_of_requests_names_whom_it_is_for(tmp_path: Path, tokens: str, who: str) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(tokens)
+    sent: list[Any] = []
+
+    async def api(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = AuthMiddleware(
+        api, api, lambda: None, lambda: None, Callers(file if tokens else None, 0), RateLimit(0.001, 1),
+        AuditLog(None), lambda *_: None, UnreadResponses(),
+    )  # fmt: skip
+    scope = {"type": "http", "method": "GET", "path": echo.WHOAMI, "headers": [(b"authorization", b"Bearer t")]}
+    for _ in range(2):
+        asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+
+    assert [message["status"] for message in sent if "status" in message] == [200, 429]
+    assert f"more requests from {who} than" in orjson.loads(sent[-1]["body"])["message"]

@@ -226,8 +226,13 @@ def _cost(costs: Mapping[str, float] | None) -> Capability:
 
 def _libraries(facts: Facts) -> Capability:
     count = facts.unreadable_processes
+    allowed = "CAP_SYS_PTRACE" not in missing_privileges(facts.effective)
     hidden = f"; {count} {'process' if count == 1 else 'processes'} cannot be read" if count else ""
-    fix = "CAP_SYS_PTRACE and hostPID: true" if hidden else "start a workload; in a container, set hostPID: true"
+    if hidden and allowed:
+        hidden += " (of another user namespace, or protected by a security module)"
+    fix = "start a workload; in a container, set hostPID: true"
+    if hidden and not allowed:
+        fix = _cure(["CAP_SYS_PTRACE"])
     found = ", ".join(f"{kind} of {name}" for kind, name in facts.libraries[:8])
     absent = "" if found else f"no process uses CUDA or NCCL now{hidden}"
     return _check("libraries", absent, fix, found + hidden, Support.ABSENT)

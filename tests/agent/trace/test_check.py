@@ -96,6 +96,18 @@ def test_the_old_all_powerful_capability_stands_for_the_new_ones() -> None:
     assert missing_privileges(1 << 21) == ["CAP_SYS_PTRACE"]
 
 
+@pytest.mark.parametrize(("held", "advised"), [(True, False), (False, True)])
+def test_a_capability_is_advised_for_unreadable_processes_only_where_it_is_not_held(
+    held: bool, advised: bool
+) -> None:
+    effective = GOOD.effective & ~(0 if held else 1 << 19)
+
+    found = lines(replace(GOOD, libraries=(), unreadable_processes=3, effective=effective))["libraries"]
+
+    assert "3 processes cannot be read" in found.reason
+    assert ("SYS_PTRACE" in found.fix) == advised
+
+
 @pytest.mark.ebpf
 def test_a_capable_machine_is_tried_for_real_and_its_cost_measured() -> None:
     done = subprocess.run([BIN / "ingero-agent", "check", "--json"], capture_output=True, text=True, timeout=120)
