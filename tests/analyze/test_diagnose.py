@@ -207,3 +207,14 @@ def test_any_rows_get_a_verdict(tmp_path: Path, seed: int) -> None:
     unsaid = tuple(name for name in ("step", "group", "seq", "stage", "data_parallel") if chance.random() < 0.3)
 
     assert diagnose(tmp_path, table, unsaid)["kind"] in ("none", "node", "stage_imbalance", "sequence_imbalance")
+
+
+def test_a_timeline_that_is_too_short_is_not_called_healthy(tmp_path: Path) -> None:
+    file = tmp_path / "short.csv"
+    rows = [f"{rank},gemm,compute,{step},{0.5 if rank else 0.9},{step}" for step in range(3) for rank in range(4)]
+    file.write_text("\n".join(["rank,op,kind,start,duration,step", *rows]))
+
+    done = CliRunner().invoke(main, ["diagnose", str(file), "--format", "table", "--quiet"])
+
+    assert done.exit_code == 0
+    assert done.stdout.startswith("nobody can be judged: too few ranks or steps")

@@ -257,7 +257,7 @@ def test_names_are_shown_as_they_are_but_for_control_characters(tmp_path: Path, 
 
 
 def test_a_table_without_episodes_says_so_and_names_a_slow_job(tmp_path: Path) -> None:
-    lines = [f"{tick * 5},n0,{50 if tick > 120 else 100}" for tick in range(200)]
+    lines = [f"{tick * 5},n{node},{50 if tick > 120 else 100}" for tick in range(200) for node in range(3)]
 
     done = run(written(tmp_path, ["time,node,rate", *lines]))
 
@@ -301,3 +301,29 @@ def test_a_plot_of_no_known_kind_is_refused_in_words(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "plot.xyz: Format 'xyz' is not supported" in done.stderr
     assert isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("ticks", "nodes", "words"),
+    [
+        (200, 2, ("2 nodes cannot be judged, in 1 cohort with fewer than 3", "on average", "too few nodes to tell")),
+        (200, 1, ("1 node cannot be judged",)),
+        (20, 6, ("no more ticks than the warm-up (30): nobody is judged",)),
+    ],
+)
+def test_a_history_that_is_too_small_to_accuse_anybody_says_so(
+    tmp_path: Path, ticks: int, nodes: int, words: tuple[str, ...]
+) -> None:
+    lines = [
+        f"{5 * tick},n{node},{60 if tick > 100 and not node else 100}"
+        for tick in range(ticks)
+        for node in range(nodes)
+    ]
+    file = written(tmp_path, ["time,node,rate", *lines])
+
+    text = " ".join(run(file).stdout.split())
+
+    assert "nobody was accused" in text
+    assert all(word in text for word in words), text
+    assert "together" not in text
+    assert replay(file)["summary"]["small_cohorts"] == ({"": nodes} if nodes < 3 else {})

@@ -223,6 +223,8 @@ def _table(answer: dict[str, Any], console: Console) -> None:
         headline = HANGS[answer["kind"]].format(ranks=ranks or "none")
     elif answer["evidence"].get("by") == "ras":
         headline = RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
+    elif "reason" in answer["evidence"]:
+        headline = f"nobody can be judged: {answer['evidence']['reason']}"
     else:
         headline = SENTENCES[answer["kind"]].format(ranks=ranks)
     console.print(f"[bold]{plain(headline)}[/]")

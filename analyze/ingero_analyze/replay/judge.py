@@ -140,11 +140,19 @@ class DetectorJudge:
             "digest": self.digest,
             "state_hash": state_hash(self.detector.memory),
             "recorded_states": self.states.summary(),
+            "small_cohorts": self._small_cohorts(),
             "job_slow": [
                 {"cohort": "/".join(filter(None, job.cohort)), "since": job.since, "severity": round(job.severity, 4)}
                 for job in self.jobs.values()
             ],
         }
+
+    def _small_cohorts(self) -> dict[str, int]:
+        """By cohort the number of its nodes, for cohorts whose nodes are too few to be compared at the end."""
+        memory = self.detector.memory
+        sizes = zip(memory.groups, memory.group("size").tolist(), strict=True)
+        fewest = self.detector.parameters.min_peers
+        return {"/".join(filter(None, key)): size for key, size in sizes if 0 < size < fewest}
 
 
 Judge = DetectorJudge | PublishedRuleJudge

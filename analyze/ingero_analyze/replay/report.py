@@ -1,6 +1,7 @@
 """Prints a replay as JSON for programs and as a table for people."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -84,15 +85,30 @@ def print_table(done: Replay, console: Console) -> None:
         allowed = about["budget"] * about["node_hours"]
         words += f"; the budget allows {allowed:.2g} false ones, {about['estimated_false_alarms']:.2g} are estimated"
     console.print(words)
+    for line in _limits(about) if about["budget"] is not None else ():
+        console.print(line)
     for job in about.get("job_slow", ()):
+        few = job["cohort"] in about["small_cohorts"]
+        why = "too few nodes to tell whose fault" if few else "a new phase or a slow job, nobody's fault"
         console.print(
-            f"{_cohort(job['cohort'])} lost {100 * job['severity']:.0f} % together, since "
-            f"{_short(job['since'], calendar)}: a new phase or a slow job, nobody's fault"
+            f"{_cohort(job['cohort'])} lost {100 * job['severity']:.0f} % {'on average' if few else 'together'}, "
+            f"since {_short(job['since'], calendar)}: {why}"
         )
     if about["digest"]:
         console.print(f"digest {about['digest']}", style="dim")
     if states := about.get("recorded_states"):
         console.print(_states_sentence(states), style="dim")
+
+
+def _limits(about: dict[str, Any]) -> Iterator[str]:
+    """Why the detector could judge nobody, or not all nodes."""
+    parameters, small = about["parameters"], about["small_cohorts"]
+    if about["ticks"] <= parameters["warmup"]:
+        yield f"the history has no more ticks than the warm-up ({parameters['warmup']}): nobody is judged"
+    if small:
+        nodes, cohorts = _counted(sum(small.values()), "node"), _counted(len(small), "cohort")
+        fewest = parameters["min_peers"]
+        yield f"{nodes} cannot be judged, in {cohorts} with fewer than {fewest} nodes to compare"
 
 
 def _states_sentence(states: dict[str, Any]) -> str:
