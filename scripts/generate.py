@@ -107,7 +107,7 @@ def configuration() -> str:
             "## Sink",
             "",
             "`ingero-sink --config sink.yaml`; a variable is `INGERO_SINK_` and the name in capitals, a flag is the",
-            "name with dashes; that of `socket_paths` is `--socket-path`, once for each socket.",
+            "name with dashes; that of `socket_paths` is `--remediate-socket`, once for each socket.",
             "",
             head,
             *rows(SinkSettings),

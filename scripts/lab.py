@@ -198,7 +198,7 @@ class Site:
     def start_sink(self, node: str) -> None:
         """Start the sink next to a node's agent."""
         self.start(
-            "sink", str(BIN / "ingero-sink"), "--socket-path", str(self.file(node, "sock")),
+            "sink", str(BIN / "ingero-sink"), "--remediate-socket", str(self.file(node, "sock")),
             "--listen", FREE, "--reconnect-delay", "0.3s", "--ports-file", str(self.file("sink", "json")),
         )  # fmt: skip
 

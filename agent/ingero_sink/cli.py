@@ -19,7 +19,7 @@ def main(file: Path | None, **flags: Any) -> None:
     Settings come from flags, then INGERO_SINK_* variables, then the file, then the defaults.
 
     \b
-    ingero-sink --socket-path /run/ingero/remediate.sock --listen :9464
+    ingero-sink --remediate-socket /run/ingero/remediate.sock --listen :9464
     """
     from ingero_kit import logs
     from ingero_sink.app import run

@@ -24,8 +24,9 @@ class SinkSettings(Settings):
     """`ingero-sink`."""
 
     socket_paths: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = Field(
-        default=(Path("/run/ingero/remediate.sock"),), min_length=1, json_schema_extra={"flag": "socket-path"}
-    )
+        default=(Path("/run/ingero/remediate.sock"),), min_length=1,
+        json_schema_extra={"flag": "remediate-socket", "old_flag": "socket-path"},
+    )  # fmt: skip
     """An agent's socket; once for `fleet-push`, once for `trace`. A variable joins several with colons."""
     listen: Endpoint = "127.0.0.1:9464"
     """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address."""

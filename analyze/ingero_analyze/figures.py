@@ -1,5 +1,6 @@
 """What every plot needs: matplotlib without a display, and a file that is written or refused in words."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,23 @@ def pyplot() -> Any:
     return plt
 
 
+def check_plot(file: Path) -> None:
+    """Raise `PlotError` for a file that cannot become a plot, before the work is done for it."""
+    pyplot()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix[1:].lower() not in known:
+        raise PlotError(f"{file}: the suffix is none of {', '.join(sorted(known))}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise PlotError(f"{file}: cannot be written")
+
+
 def save(plt: Any, figure: Any, file: Path) -> None:
-    """Write a figure as the file's suffix says, and close it; raises `PlotError` for an unknown one."""
+    """Write a figure as the file's suffix says, and close it; raises `PlotError`."""
     try:
         figure.savefig(file, dpi=110)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise PlotError(f"{file}: {error}") from None
     finally:
         plt.close(figure)

@@ -166,7 +166,7 @@ def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) ->
     if Path(file).suffix.lower() in (".parquet", ".pq"):
         yield from _parquet(file, required, optional)
     elif file == "-":
-        yield from _csv("-", sys.stdin.buffer, required, optional)
+        yield from _csv("-", standard_input(), required, optional)
     else:
         with Path(file).open("rb") as stream:
             if stream.peek(2)[:2] != _PACKED:
@@ -177,6 +177,13 @@ def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) ->
                     yield from _csv(file, unpacked, required, optional, stream.tell)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise TableError(file, f"not gzip, or cut off: {error}") from None
+
+
+def standard_input() -> BinaryIO:
+    """Standard input as bytes. Raises `TableError` where it is closed."""
+    if sys.stdin is None:
+        raise TableError("-", "standard input is closed")
+    return sys.stdin.buffer
 
 
 def _wanted(file: str, names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> list[str]:

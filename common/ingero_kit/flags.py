@@ -112,7 +112,8 @@ def default_text(field: FieldInfo) -> str:
 def settings_flags(model: type[BaseModel]) -> Callable[[Command], Command]:
     """A decorator that gives a command one flag for each setting; a flag that is not given is `None`.
 
-    A setting's flag is its name with dashes, or `flag` of its `json_schema_extra`. A tuple's flag can be repeated.
+    A setting's flag is its name with dashes, or `flag` of its `json_schema_extra`; an `old_flag` works too. A tuple's
+    flag can be repeated.
     """
 
     def decorate(command: Command) -> Command:
@@ -123,16 +124,31 @@ def settings_flags(model: type[BaseModel]) -> Callable[[Command], Command]:
     return decorate
 
 
+class RenamedOption(click.Option):
+    """An option that also has an older name, which works and is not shown."""
+
+    def __init__(self, *args: Any, old: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._old = old
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser know both names."""
+        shown, self.opts = self.opts, [*self.opts, self._old]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
+
+
 def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     flag = str(extra.get("flag", name.replace("_", "-")))
     text = " ".join((field.description or "").replace("`", "").split())
     default = default_text(field)
+    renamed: dict[str, Any] = {"cls": RenamedOption, "old": f"--{extra['old_flag']}"} if "old_flag" in extra else {}
     if field.annotation is bool:
         return click.option(f"--{flag}/--no-{flag}", name, default=None, help=text)
     help_text = f"{text}  [default: {default}]" if default else text
     if get_origin(field.annotation) is tuple:
         return click.option(
-            f"--{flag}", name, multiple=True, callback=lambda *found: found[2] or None, help=help_text
+            f"--{flag}", name, multiple=True, callback=lambda *found: found[2] or None, help=help_text, **renamed
         )
-    return click.option(f"--{flag}", name, default=None, help=help_text)
+    return click.option(f"--{flag}", name, default=None, help=help_text, **renamed)

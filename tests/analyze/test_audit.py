@@ -257,7 +257,7 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
 
     assert run(file, "--plot", tmp_path / "fleet.png").exit_code == 0
     assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
-    assert run(file, "--plot", tmp_path / "fleet.nothing").exit_code == 1
+    assert run(file, "--plot", tmp_path / "fleet.nothing").exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_timeline_that_is_too_short_is_not_called_healthy(tmp_path: Path) -> N
     rows = [f"{rank},gemm,compute,{step},{0.5 if rank else 0.9},{step}" for step in range(3) for rank in range(4)]
     file.write_text("\n".join(["rank,op,kind,start,duration,step", *rows]))
 
-    done = CliRunner().invoke(main, ["diagnose", str(file), "--format", "table", "--quiet"])
+    done = CliRunner().invoke(main, ["diagnose", str(file), "--table", "--quiet"])
 
     assert done.exit_code == 0
     assert done.stdout.startswith("nobody can be judged: too few ranks or steps")

@@ -39,7 +39,7 @@ def test_the_slow_nic_is_the_answer_of_the_command(tmp_path: Path) -> None:
 
     assert (answer["kind"], answer["ranks"], answer["network"]["kind"]) == ("network", [], "nic")
     assert answer["network"]["elements"] == [{"kind": "nic", "name": job.name}]
-    table = CliRunner().invoke(main, ["diagnose", timeline, "--topology", topology, "--format", "table", "--quiet"])
+    table = CliRunner().invoke(main, ["diagnose", timeline, "--topology", topology, "--table", "--quiet"])
     assert f"slow: nic {job.name}" in table.stdout
     assert "network" not in diagnose(timeline)
 

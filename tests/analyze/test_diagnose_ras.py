@@ -53,7 +53,7 @@ def ask(folder: Path, *statuses: str) -> dict[str, Any]:
         file = folder / f"{place}.json"
         file.write_text(content)
         arguments += ["--ras", str(file)]
-    done = CliRunner().invoke(main, ["diagnose", *arguments, "--format", "json"])
+    done = CliRunner().invoke(main, ["diagnose", *arguments, "--json"])
     assert done.exit_code == 0, done.output
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -165,5 +165,5 @@ def test_a_file_that_is_no_status_ends_with_two(tmp_path: Path, content: str) ->
 def test_the_table_has_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "status.json"
     file.write_text(status(communicator("0xa", [rank(0, 0, 9)], [gone(1, 1, dead=True)])))
-    done = CliRunner().invoke(main, ["diagnose", "--ras", str(file), "--format", "table"])
+    done = CliRunner().invoke(main, ["diagnose", "--ras", str(file), "--table"])
     assert "the process of rank 1 is dead" in done.stdout

@@ -64,7 +64,7 @@ def serving(service: RasService) -> Iterator[str]:
 
 
 def ask(*arguments: str) -> tuple[dict[str, Any], str, int]:
-    done = CliRunner().invoke(main, ["diagnose", *arguments, "--format", "json"])
+    done = CliRunner().invoke(main, ["diagnose", *arguments, "--json"])
     return json.loads(done.stdout) if done.exit_code == 0 else {}, done.stderr, done.exit_code
 
 

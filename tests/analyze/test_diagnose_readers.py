@@ -426,7 +426,7 @@ def test_where_waits_name_no_rank_a_throttled_gpu_is_shown(tmp_path: Path) -> No
 def test_pages_can_be_judged_alone_and_as_a_table(tmp_path: Path) -> None:
     (tmp_path / "dcgm.prom").write_text(page("node-1", reasons=0x80))
 
-    done = CliRunner().invoke(main, ["diagnose", "--dcgm", str(tmp_path / "dcgm.prom"), "--format", "table"])
+    done = CliRunner().invoke(main, ["diagnose", "--dcgm", str(tmp_path / "dcgm.prom"), "--table"])
 
     assert done.exit_code == 0
     assert "GPU 0 of node-1: hw_power_brake" in done.stdout

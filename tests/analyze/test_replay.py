@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
+from ingero_analyze.tables import TableError, read_batches
 from ingero_fleet.cli import main
 
 
@@ -35,7 +36,7 @@ def run(*arguments: str | Path, text: str | None = None) -> Result:
 
 
 def replay(*arguments: str | Path, text: str | None = None) -> dict[str, Any]:
-    done = run(*arguments, "--format", "json", text=text)
+    done = run(*arguments, "--json", text=text)
     assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -295,12 +296,41 @@ def test_a_row_one_tick_late_is_still_taken(tmp_path: Path) -> None:
     assert [episode["node"] for episode in replay(written(tmp_path, lines))["episodes"]] == ["n2"]
 
 
-def test_a_plot_of_no_known_kind_is_refused_in_words(tmp_path: Path) -> None:
-    done = run(written(tmp_path, rows()), "--plot", tmp_path / "plot.xyz")
+@pytest.mark.parametrize(
+    ("name", "words"), [("plot.xyz", "plot.xyz: the suffix is none of"), ("none/plot.png", "cannot be written")]
+)
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_read(
+    tmp_path: Path, name: str, words: str
+) -> None:
+    done = run("no-such-history.csv", "--plot", tmp_path / name)
 
-    assert done.exit_code == 1
-    assert "plot.xyz: Format 'xyz' is not supported" in done.stderr
-    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 2
+    assert words in done.stderr.replace("\n", "")
+    assert "no-such-history" not in done.stderr
+
+
+def test_a_plot_that_fails_in_the_end_takes_no_result_away(tmp_path: Path) -> None:
+    (tmp_path / "plot.png").symlink_to("/dev/full")
+
+    done = run(written(tmp_path, rows()), "--json", "--plot", tmp_path / "plot.png")
+
+    assert (done.exit_code, len(json.loads(done.stdout)["episodes"])) == (1, 1)
+    assert "plot.png: [Errno 28]" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [["--json"], ["--format", "json"], ["--format=table", "--json"]])
+def test_json_has_one_flag_and_its_old_name_still_works(tmp_path: Path, flags: list[str]) -> None:
+    done = run(written(tmp_path, rows()), *flags)
+
+    assert json.loads(done.stdout)["episodes"]
+    assert "--format" not in run("--help").stdout
+
+
+def test_standard_input_that_is_closed_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+
+    with pytest.raises(TableError, match="standard input is closed"):
+        next(read_batches("-", ("time",), ()))
 
 
 @pytest.mark.parametrize(

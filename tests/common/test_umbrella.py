@@ -3,7 +3,9 @@
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -71,3 +73,28 @@ def test_bash_completes_the_flags_of_a_nested_command() -> None:
     )
 
     assert done.stdout == "plain,--ports-file\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["sink", "--socket-path", "/a", "--remediate-socket", "/b"], "socket_paths", ("/a", "/b")),
+        (["agent", "annotate", "step=1", "--socket", "/a"], "path", Path("/a")),
+        (["fleet", "rates", "update", "--output", "/a"], "output", Path("/a")),
+        (["fleet", "replay", "x.csv", "--format", "json"], "as_json", True),
+        (["fleet", "diagnose", "x.csv", "--format", "table"], "as_json", False),
+    ],
+)
+def test_older_names_of_flags_work_and_are_not_shown(words: list[str], name: str, value: object) -> None:
+    command: click.Command = umbrella.main
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words[0])
+        assert found is not None
+        command, words = found, words[1:]
+
+    context = command.make_context("test", list(words))
+
+    assert context.params[name] == value
+    old = next(word for word in words if word.startswith("--"))
+    assert f"{old} " not in command.get_help(context)

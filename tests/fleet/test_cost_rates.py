@@ -168,7 +168,7 @@ def test_update_replaces_the_file_and_says_what_changes(tmp_path: Path) -> None:
     source.write_text(GOOD)
     output.write_text(GOOD.replace("0.5", "0.4"))
 
-    status, words = run("update", "--from", source.as_uri(), "--output", str(output))
+    status, words = run("update", "--from", source.as_uri(), "--to", str(output))
 
     assert (status, output.read_text()) == (0, GOOD)
     assert "home: NVIDIA L4: 0.4 -> 0.5" in words
@@ -185,7 +185,7 @@ def test_a_table_that_is_wrong_leaves_the_old_one(tmp_path: Path, content: str) 
 
     assert (status, output.read_text()) == (2, GOOD)
     assert "is as it was" in words
-    assert run("update", "--from", "http://127.0.0.1/rates", "--output", str(output))[0] == 2
+    assert run("update", "--from", "http://127.0.0.1/rates", "--to", str(output))[0] == 2
 
 
 def test_show_and_check_agree_about_fleet_s_own_table(tmp_path: Path) -> None:

@@ -501,7 +501,7 @@ def test_the_command_judges_with_fleets_own_settings(tmp_path: Path) -> None:
     config.write_text(json.dumps({"processors": {"ingero": processor.model_dump(mode="json")}}))
 
     done = subprocess.run(
-        [BIN / "ingero-fleet", "replay", "--config", config, tmp_path / "record.csv", "--format", "json"],
+        [BIN / "ingero-fleet", "replay", "--config", config, tmp_path / "record.csv", "--json"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
 

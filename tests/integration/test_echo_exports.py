@@ -68,7 +68,7 @@ def test_exported_scores_are_replayed_and_name_the_slow_node(database: str, tmp_
     file = str(tmp_path / "scores.parquet")
     run(ingero_echo, "export", "--database", database, "--to", file, "--scores")
 
-    (episode,) = json.loads(run(ingero_fleet, "replay", file, "--format", "json"))["episodes"]
+    (episode,) = json.loads(run(ingero_fleet, "replay", file, "--json"))["episodes"]
 
     assert (episode["cluster"], episode["node"], episode["kind"]) == ("c", "n2", "slow")
     assert episode["end"] - episode["start"] == pytest.approx(200, abs=30)
@@ -81,7 +81,7 @@ def test_an_exported_timeline_is_diagnosed(
     file = str(tmp_path / "timeline.parquet")
     run(ingero_echo, "export", "--database", database, "--to", file, "--timeline", "--cluster", cluster)
 
-    found = json.loads(run(ingero_fleet, "diagnose", file, "--format", "json"))
+    found = json.loads(run(ingero_fleet, "diagnose", file, "--json"))
 
     assert (found["kind"], found["ranks"]) == (kind, ranks)
     assert found["evidence"]["steps"] == 100

@@ -63,7 +63,7 @@ def test_every_page_is_clean(tmp_path: Path) -> None:
         wait_until((tmp_path / "socket").exists, "the socket", 60)
         stack.enter_context(
             process(
-                tmp_path / "sink.log", str(BIN / "ingero-sink"), "--socket-path", str(tmp_path / "socket"),
+                tmp_path / "sink.log", str(BIN / "ingero-sink"), "--remediate-socket", str(tmp_path / "socket"),
                 "--listen", "127.0.0.1:0", "--ports-file", str(tmp_path / "sink.json"),
             )
         )  # fmt: skip

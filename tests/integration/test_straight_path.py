@@ -51,7 +51,7 @@ def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path, pro
         ports = tmp_path / "sink.json"
         sink = stack.enter_context(
             process(
-                tmp_path / "sink.log", str(BIN / "ingero-sink"), "--socket-path", str(tmp_path / "slow.sock"),
+                tmp_path / "sink.log", str(BIN / "ingero-sink"), "--remediate-socket", str(tmp_path / "slow.sock"),
                 "--listen", "127.0.0.1:0", "--reconnect-delay", "100ms", "--ports-file", str(ports),
             )
         )  # fmt: skip

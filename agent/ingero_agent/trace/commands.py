@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from ingero_agent.trace.settings import TraceSettings, read_settings
-from ingero_kit.flags import exit_with_reason
+from ingero_kit.flags import RenamedOption, exit_with_reason
 from ingero_kit.settings import parse_duration
 
 PROGRAM: Final = "ingero-agent"
@@ -163,7 +163,10 @@ def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> Non
 @click.command("annotate")
 @click.argument("labels", nargs=-1, required=True, metavar="KEY=VALUE...")
 @click.option("--pid", type=int, help="The process that this is about; without it the one that runs this command.")
-@click.option("--socket", "path", type=click.Path(path_type=Path), help="Path that the tracer listens on.")
+@click.option(
+    "--annotate-socket", "path", type=click.Path(path_type=Path), cls=RenamedOption, old="--socket",
+    help="Path that the tracer listens on.",
+)  # fmt: skip
 def annotate(labels: tuple[str, ...], pid: int | None, path: Path | None) -> None:
     """Send the tracer labels of what a process is doing, such as its current step.
 

@@ -3,13 +3,17 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from ingero_analyze.figures import PlotError
+from ingero_analyze.flags import plot_flag
 from ingero_kit.flags import FiniteRange
 
 ROLES = (
@@ -63,7 +67,7 @@ ROLES = (
     "--at", metavar="TIME", help="Time of this audit for the ledger (RFC 3339).  [default: latest in FILE, or now]"
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (PNG).")
+@plot_flag
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def command(
     files: tuple[str, ...],
@@ -90,7 +94,8 @@ def command(
     A chip is slow if it is an outlier among all chips of its model over its runs. A node most of whose chips are slow
     is one finding. Populations that are too small are refused with the reason.
 
-    Exit status 0 whether or not anything is named, 2 when a file cannot be used.
+    Exit status 0 whether or not anything is named, 1 when the plot cannot be written, 2 when a flag or a file cannot
+    be used.
 
     \b
     ingero-fleet audit gemm.csv
@@ -113,8 +118,13 @@ def command(
         except OSError as error:
             _end(2, f"{ledger}: {error.strerror or error}")
     if files:
-        answer = _audit(files, fdr, min_loss, chosen, lower, run_effects, ledger, moment, plot, quiet)
+        answer, draw = _audit(files, fdr, min_loss, chosen, lower, run_effects, ledger, moment, quiet)
         _show(answer, as_json)
+        try:
+            if plot:
+                draw(plot)
+        except PlotError as error:
+            _end(1, str(error))
 
 
 def _columns(given: tuple[str, ...]) -> dict[str, str]:
@@ -146,14 +156,13 @@ def _audit(
     run_effects: bool,
     ledger: Path | None,
     moment: float | None,
-    plot: Path | None,
     quiet: bool,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Callable[[Path], None]]:
+    """The answer, and what draws it."""
     from ingero_analyze.audit import plot as plots
     from ingero_analyze.audit.ledger import read_ledger
     from ingero_analyze.audit.measurements import Measurements, ReadingOptions
     from ingero_analyze.audit.report import to_json
-    from ingero_analyze.figures import PlotError
     from ingero_analyze.file_progress import progress_over_files
     from ingero_detect.audit import audit
 
@@ -168,12 +177,7 @@ def _audit(
         if ledger is not None:
             known = read_ledger(ledger)
             answer["summary"]["ledger"] = _record(known, ledger, answer, measured, inputs, moment)
-        try:
-            if plot:
-                plots.draw(result, inputs, plot)
-        except PlotError as error:
-            _end(1, str(error))
-    return answer
+    return answer, partial(plots.draw, result, inputs)
 
 
 def _record(

@@ -15,7 +15,7 @@ MOST_LABELS: Final = 12
 
 
 def draw(result: AuditResult, inputs: Sequence[AuditInput], file: Path) -> None:
-    """Write a PNG. `PlotError` without matplotlib or without anything to draw, `OSError` as usual."""
+    """Write the plot. Raises `PlotError`."""
     plt = pyplot()
     shown = [number for number, found in enumerate(result.populations) if not found.refused][:MOST_POPULATIONS]
     if not shown:

@@ -6,14 +6,13 @@ import io
 import json
 import math
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_analyze.tables import TableError, read_batches
+from ingero_analyze.tables import TableError, read_batches, standard_input
 
 Row = dict[str, str]
 MAX_BYTES: Final = 1 << 30
@@ -51,7 +50,7 @@ def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Ite
     """
     if Path(file).suffix.lower() in (".parquet", ".pq"):
         return _parquet(file, advance)
-    data = sys.stdin.buffer.read(MAX_BYTES + 1) if file == "-" else _unpacked(file)
+    data = standard_input().read(MAX_BYTES + 1) if file == "-" else _unpacked(file)
     if len(data) > MAX_BYTES:
         raise TableError(file, f"more than {MAX_BYTES >> 20} MiB")
     try:

@@ -8,6 +8,7 @@ from typing import Any, Final, NoReturn
 import click
 from rich.console import Console
 
+from ingero_analyze.flags import json_flag
 from ingero_analyze.terminal import plain
 from ingero_kit.flags import FiniteRange
 
@@ -51,9 +52,7 @@ SENTENCES: Final = {
 @click.option(
     "--topology", metavar="FILE", help="Nodes, NICs and switches (YAML or JSON): which part of the network is slow."
 )
-@click.option(
-    "--format", "form", type=click.Choice(["json", "table"]), help="[default: table on a terminal, else json]"
-)
+@json_flag("--json/--table", "[default: a table on a terminal, else JSON]")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def command(
     files: tuple[str, ...],
@@ -64,7 +63,7 @@ def command(
     wait: float,
     dcgm: tuple[str, ...],
     topology: str | None,
-    form: str | None,
+    as_json: bool | None,
     quiet: bool,
 ) -> None:
     """Say who holds a synchronised job back: a rank, its partition into stages, its sequence lengths, or nobody.
@@ -87,7 +86,7 @@ def command(
     ingero-fleet diagnose timeline.parquet
     ingero-fleet diagnose --flight-recorder /tmp/nccl_traces/
     ingero-fleet diagnose --ras localhost:28028 --wait 30
-    ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --format json | jq '.ranks'
+    ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --json | jq '.ranks'
     """
     from ingero_analyze.diagnose.ras_client import is_address
 
@@ -109,7 +108,7 @@ def command(
     )  # fmt: skip
     if files and dcgm:
         answer |= _others("", given, dcgm, answer)
-    if form == "json" or (form is None and not sys.stdout.isatty()):
+    if as_json or (as_json is None and not sys.stdout.isatty()):
         print(json.dumps(answer))
     else:
         _table(answer, Console(highlight=False))

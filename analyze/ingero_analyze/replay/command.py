@@ -8,6 +8,8 @@ from typing import Any, Literal
 import click
 from rich.console import Console
 
+from ingero_analyze.figures import PlotError
+from ingero_analyze.flags import json_flag, plot_flag
 from ingero_detect.parameters import Parameters
 from ingero_kit.flags import FiniteRange
 
@@ -44,8 +46,8 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
     "--rule", type=click.Choice(["ingero", "mad"]), default="ingero", show_default=True,
     help="The detector, or the published rule for comparison.",
 )  # fmt: skip
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a plot (PNG).")
+@json_flag("--json", "One JSON object.")
+@plot_flag
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def command(
     files: tuple[str, ...],
@@ -54,7 +56,7 @@ def command(
     warmup: int | None,
     budget: float | None,
     rule: Literal["ingero", "mad"],
-    form: str,
+    as_json: bool | None,
     plot: Path | None,
     quiet: bool,
 ) -> None:
@@ -64,33 +66,33 @@ def command(
     by time. Columns: `time` (seconds or RFC 3339), `node`, and one of `score` (0 to 1), `rate` (larger is better) or
     `step_seconds`; optional `cluster`, `cohort`, `state` (active, idle, calibrating). Others are ignored.
 
-    Exit status 0 whether or not somebody is accused, 2 when a file cannot be used.
+    Exit status 0 whether or not somebody is accused, 1 when the plot cannot be written, 2 when a flag or a file
+    cannot be used.
 
     \b
     ingero-fleet replay history.csv
     ingero-fleet replay --tick 60 --plot week.png week.parquet
-    ingero-fleet replay history.csv.gz --format json | jq '.episodes[].node'
+    ingero-fleet replay history.csv.gz --json | jq '.episodes[].node'
     """
-    from ingero_analyze.figures import PlotError
     from ingero_analyze.file_progress import progress_over_files
     from ingero_analyze.replay import judge, report
     from ingero_analyze.replay import plot as plots
     from ingero_analyze.replay.recorded_history import RecordedHistory
 
-    try:
-        with progress_over_files("replay", files, "judging", quiet) as advance:
-            parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
-            history = RecordedHistory(files, parameters.tick_seconds, advance)
-            done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
-            if plot:
-                plots.draw(done, plot)
-    except PlotError as error:
-        click.echo(f"ingero-fleet replay: {error}", err=True)
-        sys.exit(1)
+    with progress_over_files("replay", files, "judging", quiet) as advance:
+        parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
+        history = RecordedHistory(files, parameters.tick_seconds, advance)
+        done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
     if history.tick_seconds != parameters.tick_seconds:
         asked = parameters.tick_seconds
         click.echo(f"the rows are {history.tick_seconds:g} s apart, so that is the tick, not {asked:g} s", err=True)
-    if form == "json":
+    if as_json:
         report.print_json(done)
     else:
         report.print_table(done, Console(highlight=False))
+    try:
+        if plot:
+            plots.draw(done, plot)
+    except PlotError as error:
+        click.echo(f"ingero-fleet replay: {error}", err=True)
+        sys.exit(1)

@@ -18,7 +18,7 @@ CURVES: Final = 3
 
 
 def draw(done: Replay, file: Path) -> None:
-    """Write a PNG. `PlotError` without matplotlib, `OSError` as usual."""
+    """Write the plot. Raises `PlotError`."""
     plt = pyplot()
     watch = done.watch
     if watch is None or not watch.times:

@@ -75,7 +75,7 @@ def print_table(done: Replay, console: Console) -> None:
     else:
         console.print("nobody was accused")
     if len(done.episodes) > MOST_ROWS:
-        console.print(f"and {len(done.episodes) - MOST_ROWS} more; --format json has them all")
+        console.print(f"and {len(done.episodes) - MOST_ROWS} more; --json has them all")
     about = done.summary()
     words = (
         f"{_counted(about['nodes'], 'node')}, {_counted(about['ticks'], 'tick')} of {done.history.tick_seconds:g} s, "

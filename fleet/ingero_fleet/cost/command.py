@@ -11,7 +11,7 @@ import click
 import httpx
 
 from ingero_kit.files import replace_file
-from ingero_kit.flags import CommandGroup
+from ingero_kit.flags import CommandGroup, RenamedOption
 from ingero_kit.gpu_rates import MAX_BYTES, RatesError, RateTable, builtin_text, canonical_provider, doubts, parse
 
 FETCH_SECONDS: Final = 30.0
@@ -86,13 +86,16 @@ def check(source: Path, strict: bool) -> None:
 
 @rates.command()
 @click.option("--from", "origin", help="https:// address or file to take; Fleet's own table without it.")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("gpu_rates.yaml"), show_default=True)
+@click.option(
+    "--to", "output", type=click.Path(path_type=Path), default=Path("gpu_rates.yaml"), show_default=True,
+    cls=RenamedOption, old="--output",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check and compare, write nothing.")
 def update(origin: str | None, output: Path, dry_run: bool) -> None:
     """Replace a table by a checked one, at once or not at all.
 
     \b
-    ingero-fleet rates update --from https://prices.example.org/gpu_rates.yaml --output /etc/ingero/gpu_rates.yaml
+    ingero-fleet rates update --from https://prices.example.org/gpu_rates.yaml --to /etc/ingero/gpu_rates.yaml
     """
     try:
         text = obtain(origin)

@@ -180,7 +180,7 @@ def test_senders_are_bounded(tmp_path: Path) -> None:
 
 def test_the_command_says_it_of_the_process_that_runs_it(tmp_path: Path) -> None:
     with listening(tmp_path) as server:
-        good = CliRunner().invoke(main, ["annotate", "step=7", "phase=a=b", "--socket", str(server.path)])
+        good = CliRunner().invoke(main, ["annotate", "step=7", "phase=a=b", "--annotate-socket", str(server.path)])
         bad = CliRunner().invoke(main, ["annotate", "a b=7", "--socket", str(server.path)])
         found = server.take()
 

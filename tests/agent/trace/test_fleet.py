@@ -19,7 +19,7 @@ RANKS, STEPS, LATE, EXTRA_US = 4, 40, 2, 40_000
 
 def diagnose(file: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [BIN / "ingero-fleet", "diagnose", file, "--format", "json", "--quiet"],
+        [BIN / "ingero-fleet", "diagnose", file, "--json", "--quiet"],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
