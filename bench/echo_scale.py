@@ -36,6 +36,7 @@ from ingero_testing.processes import echo as start_echo  # noqa: E402
 
 TOOLS = ROOT / ".tools"
 CLIENT = httpx.Client(timeout=120, trust_env=False)
+MERGED = "ingero_echo_maintenance_merged_files_total"
 EACH_ONCE = "SELECT count(*), count(DISTINCT event_id) FROM events"
 
 START_POSTGRES = """
@@ -168,6 +169,7 @@ def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -
 
         polling = threading.Thread(target=poll)
         polling.start()
+        merged = 0.0
         for number in range(times):
             time.sleep(dice.uniform(0.5, 7))
             if number % 5 == 4:
@@ -175,6 +177,7 @@ def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -
                 postgres.start()
             killed = dice.choice((["0"], ["1"], ["0", "1"]))
             for name in killed:
+                merged += page(running[name], MERGED)
                 os.kill(running[name].process.pid, signal.SIGKILL)
             for name in killed:
                 running[name].process.wait()
@@ -191,12 +194,12 @@ def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -
         ).json()["rows"][0]  # fmt: skip
         seals, writers = "ingero_echo_seals_total", running.values()
         wait_until(lambda: all(page(writer, seals) > 0 for writer in writers), "a seal of each writer")
-        runs = sum(page(writer, "ingero_echo_maintenance_runs_total") for writer in writers)
+        merged += sum(page(writer, MERGED) for writer in writers)
     sent, acknowledged = (sum(one[name] for one in facts) for name in ("sent", "acknowledged"))
     lost, twice = max(0, acknowledged - different), everything - different
     row(
-        f"{times} kill -9 of one or both of two shards that maintain the tables ({runs:.0f} runs since), every fifth "
-        f"also of PostgreSQL; {acknowledged:,} acknowledged, {different:,} in a reader: lost, doubled",
+        f"{times} kill -9 of one or both of two shards that maintain the tables ({merged:,.0f} files merged), every "
+        f"fifth also of PostgreSQL; {acknowledged:,} acknowledged, {different:,} in a reader: lost, doubled",
         f"{lost}, {twice}", "0, 0", not lost and not twice and different <= sent,
     )  # fmt: skip
     row(f"{polls[0]:,} polls of the reader meanwhile: with a row twice", str(doubled[0]), "0", not doubled[0])
@@ -213,10 +216,13 @@ def shard(table: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def sender(one: dict[str, Any], cluster: str) -> subprocess.Popen[str]:
-    """Events of one cluster to one writer, until SIGINT; the facts are printed."""
+    """Events of one cluster to one writer, until SIGINT; the facts are printed.
+
+    Files are merged once their day has ended, so the events are some days old.
+    """
     command = [
         str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint", one["ingest"]["http_endpoint"],
-        "--nodes", "4", "--events", "1000000", "--batch", "50", "--cluster", cluster, "--json",
+        "--nodes", "4", "--events", "1000000", "--batch", "50", "--cluster", cluster, "--age", "72", "--json",
     ]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

@@ -27,6 +27,7 @@ from scripts.controlplane import PLAYED, ControlPlane, control_plane
 from scripts.demo import LEARNT
 from scripts.demo_pods import PodStory
 from scripts.demo_pods_ha import SharedLogStory
+from scripts.demo_pods_tables import TablesStory
 from scripts.lab import BIN, FREE, Lab, LabFailed, Site, certificate, laboratory
 
 NAMESPACE = "ingero"
@@ -387,6 +388,9 @@ def main() -> int:
     parser.add_argument(
         "--ha", action="store_true", help="with real nodes: three Fleets on NATS; one of each is deleted"
     )
+    parser.add_argument(
+        "--tables", action="store_true", help="with real nodes: Echo's shared tables, two writers and two readers"
+    )
     parser.add_argument("--interval", type=int, default=2, help="with real nodes: seconds between pushes (default 2)")
     flags = parser.parse_args()
     context = flags.context
@@ -395,14 +399,16 @@ def main() -> int:
         if not simulated:
             print("Real nodes: every component is the pod that the operator makes.", flush=True)
             with laboratory("demo-cluster") as lab:
-                if flags.ha:
+                if flags.tables:
+                    demo_pods.run(lab, TablesStory)
+                elif flags.ha:
                     demo_pods.run(lab, SharedLogStory, interval=flags.interval)
                 else:
                     demo_pods.run(lab, PodStory, secure=not flags.plain, interval=flags.interval)
             print("\nevery row is as expected")
             return 0
-        if flags.ha:
-            raise LabFailed(f"--ha needs real nodes: {simulated}")
+        if flags.ha or flags.tables:
+            raise LabFailed(f"--ha and --tables need real nodes: {simulated}")
         print(f"Simulated nodes ({simulated}): kwok plays the kubelets.", flush=True)
         with (
             laboratory("demo-cluster") as lab,

@@ -131,14 +131,16 @@ def _client(command: Any) -> Any:
 @click.option("--events", default=250, show_default=True, type=click.IntRange(1), help="Events of each sender.")
 @click.option("--batch", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Events of a request.")
 @click.option("--seconds", default=0.0, help="Begin no request after this time; 0 sends all events.")
+@click.option("--age", default=0.0, show_default=True, help="Hours before now at which events happened.")
+@click.option("--give-up", default=60.0, show_default=True, help="Seconds for which a request is tried again.")
 @click.option("--cluster", default="stress", show_default=True, help="Cluster that the events belong to.")
 @click.option("--api", default="", help="Address of the JSON API: afterwards every event is searched by its id.")
 @click.option("--tls/--no-tls", default=False, help="Speak TLS.")
 @_client
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON object.")
 def stress(
-    endpoint: str, protocol: Any, nodes: int, events: int, batch: int, seconds: float, cluster: str, api: str,
-    tls: bool, token_file: Path | None, ca_file: Path | None, as_json: bool,
+    endpoint: str, protocol: Any, nodes: int, events: int, batch: int, seconds: float, age: float, give_up: float,
+    cluster: str, api: str, tls: bool, token_file: Path | None, ca_file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Push numbered events as fast as they are acknowledged, then check that each of them is stored.
 
@@ -152,7 +154,7 @@ def stress(
 
     plan = Plan(
         endpoint=endpoint, protocol=protocol, nodes=nodes, events=events, batch=batch, seconds=seconds,
-        cluster=cluster, api=api, token=_token(token_file),
+        age_seconds=3600 * age, give_up_seconds=give_up, cluster=cluster, api=api, token=_token(token_file),
         tls=ClientTls(ca_file=ca_file).context() if tls else None,
         ca=ca_file.read_bytes() if ca_file else None,
     )  # fmt: skip

@@ -31,7 +31,8 @@ PAGE: Final = 10_000
 class Plan:
     """What to send. `endpoint` is host:port; `api` the address of the JSON API for the check, or empty.
 
-    No new request is started after `seconds` (if set), or once `stop` is set, even if events are left.
+    No new request is started after `seconds` (if set), or once `stop` is set, even if events are left. Events
+    happened `age_seconds` before they are sent.
     """
 
     endpoint: str
@@ -47,6 +48,7 @@ class Plan:
     api: str = ""
     give_up_seconds: float = 60.0
     seconds: float = 0.0
+    age_seconds: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -111,7 +113,7 @@ class RequestSource:
 
     def request(self, count: int) -> tuple[dict[str, str], bytes]:
         """One request of so many events; also their ids and chains."""
-        now = time.time_ns()
+        begin = time.time_ns() - int(self._plan.age_seconds * 1e9)
         ids: dict[str, str] = {}
         parts: list[bytes] = []
         random = uuid.uuid4().hex
@@ -119,7 +121,7 @@ class RequestSource:
             one = f"{random[:8]}-{random[8:12]}-{random[12:16]}-{random[16:20]}-{number:012x}"
             chain, before, middle, after = self._records[number % len(self._records)]
             ids[one] = chain
-            parts += [before, struct.pack("<Q", now + number), middle, one.encode(), after]
+            parts += [before, struct.pack("<Q", begin + number), middle, one.encode(), after]
         scope = _field(2, b"".join(parts))
         return ids, _field(1, self._head + scope)
 
