@@ -11,7 +11,7 @@ import click
 import yaml
 
 from ingero_kit.files import write_ports_file
-from ingero_kit.flags import CONTEXT, CommandGroup, config_flag, ports_file_flag, set_flag
+from ingero_kit.flags import CONTEXT, CommandGroup, FiniteRange, config_flag, ports_file_flag, set_flag
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_ECHO_"
@@ -130,9 +130,16 @@ def _client(command: Any) -> Any:
 @click.option("--nodes", default=8, show_default=True, type=click.IntRange(1, 1000), help="Senders.")
 @click.option("--events", default=250, show_default=True, type=click.IntRange(1), help="Events of each sender.")
 @click.option("--batch", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Events of a request.")
-@click.option("--seconds", default=0.0, help="Begin no request after this time; 0 sends all events.")
-@click.option("--age", default=0.0, show_default=True, help="Hours before now at which events happened.")
-@click.option("--give-up", default=60.0, show_default=True, help="Seconds for which a request is tried again.")
+@click.option(
+    "--seconds", type=FiniteRange(0), default=0.0, help="Begin no request after this time; 0 sends all events."
+)
+@click.option(
+    "--age", type=FiniteRange(0), default=0.0, show_default=True, help="Hours before now at which events happened."
+)
+@click.option(
+    "--give-up", type=FiniteRange(0), default=60.0, show_default=True,
+    help="Seconds for which a request is tried again.",
+)  # fmt: skip
 @click.option("--cluster", default="stress", show_default=True, help="Cluster that the events belong to.")
 @click.option("--api", default="", help="Address of the JSON API: afterwards every event is searched by its id.")
 @click.option("--tls/--no-tls", default=False, help="Speak TLS.")
@@ -161,6 +168,8 @@ def stress(
     signal.signal(signal.SIGINT, lambda *_: plan.stop.set())
     outcome = run(plan)
     facts = outcome.facts()
+    if outcome.problem:
+        click.echo(f"ingero-echo: {outcome.problem}", err=True)
     if as_json:
         click.echo(json.dumps(facts))
     else:

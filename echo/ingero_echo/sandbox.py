@@ -94,7 +94,9 @@ def _tree(text: str, connection: Any) -> Any:
         raise _refuse(f"it is nested deeper than {MAX_DEPTH} levels")
     tree = orjson.loads(row[0])
     if tree.get("error"):
-        raise _refuse(f"it is not one SELECT that can be parsed: {str(tree.get('error_message'))[:300]}")
+        reason = str(tree.get("error_message"))[:300]
+        # What DuckDB says of every other statement is about its JSON.
+        raise _refuse("only SELECT is allowed" if "serialized" in reason else f"it cannot be parsed: {reason}")
     statements = tree.get("statements") or []
     if len(statements) != 1:
         raise _refuse(f"exactly one statement is allowed, not {len(statements)}")

@@ -1,7 +1,7 @@
 """Load generator: nodes push numbered events as fast as they are acknowledged, then each is looked up by its id."""
 
-import contextlib
 import http.client
+import socket
 import ssl
 import struct
 import threading
@@ -66,11 +66,13 @@ class StressResult:
     doubled: int = 0
     wrong_chain: int = 0
     latencies: list[float] = field(default_factory=list)
+    problem: str = ""
+    """Why the sending ended early: the receiver refuses it, or answers nothing."""
 
     @property
     def clean(self) -> bool:
         """Nothing failed, and if it was checked, nothing is missing, doubled or changed."""
-        return not (self.failed or self.missing or self.doubled or self.wrong_chain)
+        return not (self.failed or self.missing or self.doubled or self.wrong_chain or self.problem)
 
     def facts(self) -> dict[str, Any]:
         """For people and machines."""
@@ -184,6 +186,11 @@ def run(plan: Plan) -> StressResult:
     expected: dict[str, str] = {}
     lock = threading.Lock()
 
+    def end(problem: str) -> None:
+        """Stop all senders: nothing that they send will be acknowledged."""
+        outcome.problem = outcome.problem or f"{plan.endpoint}: {problem}"
+        plan.stop.set()
+
     def work(node: int) -> None:
         source = RequestSource(plan, node)
         sender = GrpcSender(plan) if plan.protocol == "grpc" else HttpSender(plan)
@@ -192,18 +199,24 @@ def run(plan: Plan) -> StressResult:
             count = min(plan.batch, left)
             ids, body = source.request(count)
             sent = time.perf_counter()
-            acknowledged, retries = _deliver(sender, body, plan.give_up_seconds)
+            try:
+                acknowledged, retries = _deliver(sender, body, plan.give_up_seconds)
+            except OSError as error:
+                end(str(error))
+                return
             took = time.perf_counter() - sent
+            left -= count
             with lock:
                 outcome.sent += count
                 outcome.retries += retries
                 outcome.latencies.append(took)
-                if acknowledged:
-                    outcome.acknowledged += count
-                    expected.update(ids)
-                else:
-                    outcome.failed += count
-            left -= count
+                outcome.acknowledged += count * acknowledged
+                outcome.failed += count * (not acknowledged)
+                silent = not outcome.acknowledged
+            if acknowledged:
+                expected.update(ids)
+            elif silent:
+                end(f"no answer within {plan.give_up_seconds:g} s")
 
     began = time.perf_counter()
     threads = [threading.Thread(target=work, args=(node,)) for node in range(plan.nodes)]
@@ -218,12 +231,19 @@ def run(plan: Plan) -> StressResult:
 
 
 def _deliver(sender: HttpSender | GrpcSender, body: bytes, give_up_seconds: float) -> tuple[bool, int]:
-    """Send the same bytes until they are acknowledged, so that a repeat is recognised."""
+    """Send the same bytes until they are acknowledged, so that a repeat is recognised.
+
+    Raises `OSError` where no later try can succeed.
+    """
     deadline, retries = time.monotonic() + give_up_seconds, 0
     while True:
-        with contextlib.suppress(ConnectionError, TimeoutError, http.client.HTTPException):
+        try:
             if sender.send(body):
                 return True, retries
+        except (PermissionError, socket.gaierror, ssl.SSLCertVerificationError):
+            raise
+        except (OSError, http.client.HTTPException):
+            pass
         if time.monotonic() > deadline:
             return False, retries
         retries += 1

@@ -1,7 +1,10 @@
 """`ingero`: the other commands under one name, with what is missing said, and completion for shells."""
 
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -98,3 +101,36 @@ def test_older_names_of_flags_work_and_are_not_shown(words: list[str], name: str
     assert context.params[name] == value
     old = next(word for word in words if word.startswith("--"))
     assert f"{old} " not in command.get_help(context)
+
+
+def commands(command: click.Command, context: click.Context) -> Iterator[click.Command]:
+    """A command and all below it."""
+    yield command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                yield from commands(below, click.Context(below, parent=context))
+
+
+def test_every_example_in_the_help_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("prod.yaml", "new.yaml", "old.yaml"):
+        Path(file).touch()
+    lines = {
+        line.strip()
+        for command in commands(umbrella.main, click.Context(umbrella.main))
+        for line in (command.help or "").partition("\b")[2].splitlines()
+    }
+    examples = [found for line in lines if (found := re.match(r"(?:[A-Z_]+=\S+ )?ingero(?:-(\w+))? (.+)", line))]
+    for program, rest in (example.groups() for example in examples):
+        words = shlex.split(re.split(r" \| | > |   +", rest)[0])
+        command: click.Command = umbrella.main
+        words = [program, *words] if program else words
+        while isinstance(command, click.Group):
+            below = command.get_command(click.Context(command), words[0])
+            assert below is not None, rest
+            command, words = below, words[1:]
+        with command.make_context("test", words):
+            pass
+
+    assert len(examples) > 40

@@ -27,6 +27,8 @@ from ingero_echo.middleware import (
 from ingero_echo.query_service import TOOLS
 from ingero_echo.settings import StoreConfig
 from ingero_echo.store import Store, compact
+from ingero_echo.stress import Plan
+from ingero_echo.stress import run as run_stress
 from ingero_testing import telemetry
 from ingero_testing.processes import Running
 from ingero_testing.processes import echo as start_echo
@@ -332,6 +334,21 @@ def test_a_copy_of_a_database_that_is_not_in_use_has_no_free_blocks(tmp_path: Pa
 
     assert rows == [(100, 4950.0)]
     assert (tmp_path / "small.duckdb").stat().st_size < large.stat().st_size / 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"), [("", "HTTP 401"), ("127.0.0.1:1", "no answer within 0.1 s"), ("no.such.invalid:1", "")]
+)
+def test_the_load_generator_ends_with_the_reason_when_nothing_can_be_sent(
+    guarded: Running, endpoint: str, words: str
+) -> None:
+    endpoint = endpoint or f"127.0.0.1:{guarded.ports['otlp/http']}"
+    plan = Plan(endpoint=endpoint, protocol="http", nodes=2, events=5, token="wrong", give_up_seconds=0.1)
+
+    outcome = run_stress(plan)
+
+    assert not outcome.clean
+    assert outcome.problem.startswith(f"{endpoint}: ") and words in outcome.problem
 
 
 @pytest.mark.parametrize(("tokens", "who"), [("", "callers without tokens together"), ("t name=t\n", "this token")])

@@ -184,8 +184,13 @@ def test_a_table_that_is_wrong_leaves_the_old_one(tmp_path: Path, content: str) 
     status, words = run("update", "--from", str(source), "--output", str(output))
 
     assert (status, output.read_text()) == (2, GOOD)
+    assert words.startswith(f"ingero-fleet: {source}: ")
     assert "is as it was" in words
+    assert run("check", str(source))[1].startswith(f"ingero-fleet: {source}: ")
     assert run("update", "--from", "http://127.0.0.1/rates", "--to", str(output))[0] == 2
+    assert run("update", "--to", str(tmp_path / "none" / "rates.yaml"))[1].startswith(
+        f"ingero-fleet: {tmp_path}/none/rates.yaml: No such file or directory; it is as it was"
+    )
 
 
 def test_show_and_check_agree_about_fleet_s_own_table(tmp_path: Path) -> None:

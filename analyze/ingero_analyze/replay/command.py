@@ -60,7 +60,9 @@ def command(
     plot: Path | None,
     quiet: bool,
 ) -> None:
-    """Judge a recorded history exactly as Fleet would have judged it live.
+    """Judge a recorded history by Fleet's detector, with --config exactly as Fleet would have judged it live.
+
+    Without --config a tick is 5 s, and 3 nodes are enough to be compared (Fleet's defaults: 10 s, 5 nodes).
 
     FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input; several files are merged
     by time. Columns: `time` (seconds or RFC 3339), `node`, and one of `score` (0 to 1), `rate` (larger is better) or

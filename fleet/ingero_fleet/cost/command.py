@@ -39,7 +39,7 @@ def show(source: Path | None, provider: str | None, as_json: bool, as_yaml: bool
     ingero-fleet rates show --provider aws
     ingero-fleet rates show --yaml > gpu_rates.yaml
     """
-    text, table = _read(source)
+    text, table = _read(str(source) if source else None)
     if as_yaml:
         click.echo(text.rstrip())
         return
@@ -74,7 +74,7 @@ def show(source: Path | None, provider: str | None, as_json: bool, as_yaml: bool
 @click.option("--strict", is_flag=True, help="Doubts count as errors.")
 def check(source: Path, strict: bool) -> None:
     """Check a table; exit status 2 when it cannot be used. Names that nvidia-smi never prints are doubted."""
-    _, table = _read(source)
+    _, table = _read(str(source))
     found = doubts(table)
     for doubt in found:
         click.echo(f"doubt: {doubt}", err=True)
@@ -97,14 +97,13 @@ def update(origin: str | None, output: Path, dry_run: bool) -> None:
     \b
     ingero-fleet rates update --from https://prices.example.org/gpu_rates.yaml --to /etc/ingero/gpu_rates.yaml
     """
+    text, table = _read(origin, f"; {output} is as it was")
     try:
-        text = obtain(origin)
-        table = parse(text)
         before = output.read_text() if output.exists() else None
         if not dry_run:
             replace_file(output, text.encode())
-    except (RatesError, OSError, UnicodeDecodeError) as error:
-        _fail(f"{error}; {output} is as it was")
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(f"{output}: {error.strerror if isinstance(error, OSError) else error}; it is as it was")
     for doubt in doubts(table):
         click.echo(f"doubt: {doubt}", err=True)
     for line in changes(before, table):
@@ -174,12 +173,15 @@ def _decoded(body: bytes) -> str:
     return body.decode()
 
 
-def _read(source: Path | None) -> tuple[str, RateTable]:
+def _read(source: str | None, consequence: str = "") -> tuple[str, RateTable]:
+    """A table and its text. Ends the program, with the place, if it cannot be used."""
     try:
-        text = obtain(str(source) if source else None)
+        text = obtain(source)
         return text, parse(text)
     except (RatesError, OSError, UnicodeDecodeError) as error:
-        _fail(str(error))
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        place = f"{source}: " if source and not reason.startswith(source) else ""
+        _fail(f"{place}{reason}{consequence}")
 
 
 def _fail(reason: str) -> NoReturn:
