@@ -19,6 +19,7 @@ from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_agent.state_writer import StateWriter
+from ingero_kit.addresses import without_user
 from ingero_kit.clock import steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
@@ -89,7 +90,8 @@ async def fleet_push(config: AgentSettings) -> None:
     if config.state_file:
         health.after_decision = StateWriter(config.state_file, config, health, client, clock).write
     api, servers, ports = NodeApi(config, health, client), list[PageServer](), dict[str, int]()
-    log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=config.fleet_endpoint)
+    endpoint = without_user(config.fleet_endpoint)
+    log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=endpoint)
     try:
         if config.metrics_listen:
             servers.append(serve_pages(config, health, client, socket, clock, api.pages(config.metrics_listen)))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from ingero_agent.trace.settings import CONFIG_VARIABLE, SECTION
+from ingero_agent.trace.settings import CONFIG_VARIABLE, SECTION, Pattern
 from ingero_agent.trace.settings import PREFIX as TRACE_PREFIX
 from ingero_kit.addresses import OptionalEndpoint, is_local_name, parse_listen
 from ingero_kit.health_report import check_name
@@ -90,9 +90,9 @@ class AgentSettings(Settings):
     """Constant made-up signals."""
     stub_script: Path | None = None
     """Made-up signals from a scenario file."""
-    watch_pid: tuple[int, ...] = ()
+    watch_pid: tuple[PositiveInt, ...] = ()
     """Processes whose CPU time stands for work."""
-    watch_command: str = ""
+    watch_command: Pattern = ""
     """Pattern over command lines of processes to watch."""
     watch_cgroup: Path | None = None
     """Cgroup (version 2) folder to watch."""

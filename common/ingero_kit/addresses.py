@@ -1,6 +1,7 @@
 """Parses addresses to listen on or to connect to. Pure."""
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -35,6 +36,11 @@ Endpoint = Annotated[str, AfterValidator(_checked)]
 
 OptionalEndpoint = Annotated[str, AfterValidator(lambda text: text and _checked(text))]
 """`Endpoint`, or empty for none."""
+
+
+def without_user(text: str) -> str:
+    """A text without the users and passwords of the addresses in it, for logs and errors."""
+    return re.sub(r"(?<=//)[^/@\s]*@", "", text)
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
+from ingero_kit.addresses import without_user
 from ingero_kit.yaml_documents import DuplicateKeyError, YamlError, load_yaml
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -186,5 +187,6 @@ def explain(error: ValidationError, source: str, origin: Mapping[str, str] = Map
         else:
             message = problem["msg"].removeprefix("Value error, ")
             # Without a path several settings together are wrong, and the input is all of them.
-            lines.append(f"{place}: {path}: {message} (got {problem['input']!r:.80})" if path else message)
+            given = without_user(repr(problem["input"]))
+            lines.append(f"{place}: {path}: {message} (got {given:.80})" if path else message)
     return "\n".join(lines)

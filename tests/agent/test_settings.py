@@ -94,3 +94,19 @@ def test_the_sink_reads_flags_variables_and_a_file_in_the_same_order(
     assert (found.listen, found.readiness_window, found.max_tracked_nodes) == (":2", 6.0, 7)
     assert found.socket_paths == (Path("/a.sock"), Path("/b.sock"))
     assert read_sink_settings({"socket_paths": ("/c.sock",)}).socket_paths == (Path("/c.sock"),)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--watch-command", "["], "watch_command: [: unterminated"),
+        (["--watch-pid", "-5"], "greater than 0 (got '-5')"),
+    ],
+)
+def test_a_workload_that_cannot_be_watched_is_refused(flags: list[str], words: str) -> None:
+    needed = ["--fleet-endpoint", "localhost:1", "--fleet-cluster-id", "c"]
+
+    done = CliRunner().invoke(main, ["fleet-push", *needed, *flags])
+
+    assert done.exit_code == 2
+    assert words in done.stderr

@@ -9,11 +9,13 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed, procfs
@@ -79,6 +81,40 @@ def test_a_process_that_is_gone_is_no_work_and_no_error() -> None:
 
     assert observation is not None
     assert (observation.rate, observation.launches) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"pids": (2**22 - 1,)}, "no such process: 4194303"),
+        ({"pattern": "no such workload [0-9]"}, "no command line matches 'no such workload [0-9]'"),
+    ],
+)
+def test_a_workload_that_is_not_there_is_logged_once_and_again_when_it_comes(
+    tmp_path: Path, target: dict[str, Any], words: str
+) -> None:
+    steps = tmp_path / "steps"
+    source = ProcfsSource(WatchTarget(**target, progress_file=steps))
+    with capture_logs() as logs:
+        for now in (0.0, 1.0, 2.0):
+            source.read(now)
+        steps.write_text("3")
+        source.read(3.0)
+
+    reasons = [line["reason"] for line in logs if line["event"] == "workload_absent"]
+    assert [reason.startswith(words) for reason in reasons] == [True, True]
+    assert ["holds no number of steps" in reason for reason in reasons] == [True, False]
+
+
+def test_a_workload_that_comes_is_logged(tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    source = ProcfsSource(WatchTarget(progress_file=steps))
+    with capture_logs() as logs:
+        source.read(0.0)
+        steps.write_text("3")
+        source.read(1.0)
+
+    assert [line["event"] for line in logs] == ["workload_absent", "workload_present"]
 
 
 def test_a_scenario_plays_its_stages_and_stays_in_the_last(tmp_path: Path) -> None:

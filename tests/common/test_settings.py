@@ -104,6 +104,13 @@ def test_a_wrong_assignment_is_named(assignment: str, words: str) -> None:
     assert words in str(error.value)
 
 
+def test_an_error_shows_no_password_of_an_address() -> None:
+    with pytest.raises(SettingsError) as error:
+        load(Outer, assignments=["inner.k=http://user:secret@host:1"])
+
+    assert "(got 'http://host:1')" in str(error.value)
+
+
 def test_an_address_of_ipv6_needs_no_quotes() -> None:
     assert load(Outer, assignments=["name=[::1]:4317"]).name == "[::1]:4317"
 

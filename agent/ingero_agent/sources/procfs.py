@@ -13,6 +13,9 @@ from typing import Final
 from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed
 from ingero_kit.clock import Every
+from ingero_kit.logs import get
+
+log = get(__name__)
 
 MAX_PROCESSES: Final = 4096
 
@@ -95,6 +98,7 @@ class ProcfsSource:
         self._used = 0.0
         self._found: list[int] = []
         self._search_due = Every(SEARCH_SECONDS)
+        self._absent = ""
 
     def read(self, now: float) -> SignalReading | None:
         """Compare with the last poll; `None` on the first."""
@@ -102,8 +106,9 @@ class ProcfsSource:
             used = self._cpu_seconds(now)
             steps = self._steps()
             busy, memory = self._load.read()
+            self._note_absent(self._no_process(), steps)
         except (OSError, ValueError, KeyError, IndexError) as error:
-            raise ReadFailed(f"/proc could not be read: {error}") from None
+            raise ReadFailed(f"the workload could not be read: {error}") from None
         before, self._before = self._before, (now, steps)
         if before is None or now <= before[0]:
             return None
@@ -119,6 +124,26 @@ class ProcfsSource:
             cpu=1.0 - busy,
             launches=round(rate * elapsed) if rate * elapsed >= 1 else int(rate > 0.01),
         )
+
+    def _no_process(self) -> str:
+        """Why no process is watched; empty if one is."""
+        target = self._target
+        if self._seconds or not (target.pids or target.pattern):
+            return ""
+        if target.pattern:
+            return f"no command line matches {target.pattern!r} (watch_command)"
+        return f"no such process: {', '.join(map(str, target.pids[:8]))} (watch_pid)"
+
+    def _note_absent(self, no_process: str, steps: float | None) -> None:
+        """Log once what of the workload is not there; without it the node counts as idle."""
+        file = self._target.progress_file
+        no_steps = f"{file} holds no number of steps (progress_file)" if file and steps is None else ""
+        absent = "; ".join(filter(None, (no_process, no_steps)))
+        if absent and absent != self._absent:
+            log.warning("workload_absent", reason=absent)
+        elif self._absent and not absent:
+            log.info("workload_present")
+        self._absent = absent
 
     def pids(self) -> list[int]:
         """The processes of the last poll; those of a cgroup as of now."""

@@ -27,6 +27,7 @@ from ingero_agent.trace.stats import (
 )
 from ingero_contract import attributes, headers, metrics
 from ingero_contract.verdicts import VerdictLine, parse_verdict
+from ingero_kit.addresses import without_user
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import ClientConfig, make_client
 from ingero_kit.otlp_encode import VERSION, Attributes, MetricBatch, pairs, point, to_json
@@ -230,7 +231,7 @@ class TraceExporter:
         result = self._loop.run_until_complete(self._client.send(Signal.METRICS, body))
         failed = result.failure is not None
         if failed and not self._failed:
-            log.warning("export_failed", endpoint=self._config.endpoint, reason=result.detail)
+            log.warning("export_failed", endpoint=without_user(self._config.endpoint), reason=result.detail)
         line = result.headers.get(headers.VERDICT.lower())
         self.verdict = parse_verdict(line) if line and not failed else None
         self._failed = failed
