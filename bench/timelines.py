@@ -50,6 +50,7 @@ def as_timeline(table: Table) -> Timeline:
         instance=np.where(collective, meeting.ravel(), -1),
         stage=columns["stage"].astype(np.int64) if "stage" in columns else unknown,
         data_parallel=columns["data_parallel"].astype(np.int64) if "data_parallel" in columns else unknown,
+        work=columns["work"].astype(float) if "work" in columns else None,
     )  # fmt: skip
 
 
@@ -105,6 +106,32 @@ def pipeline(
                   **shared)  # fmt: skip
         table.add(op="grads-sync", kind="collective", start=begin + pace + clock, duration=end - begin - pace,
                   group=np.char.add("stage", stage.astype(str)), seq=step, **shared)  # fmt: skip
+        begin = end
+    return table
+
+
+def varying(
+    rng: np.random.Generator, ranks: int = 8, steps: int = 50, late: float = 0.0, jitter: float = 0.01,
+    culprit: int = 0, spread: float = 0.3, memory: float = 0.0, quadratic: float = 0.0, skew: float = 0.0,
+) -> Table:  # fmt: skip
+    """A ring whose ranks get sequences of different length in each step; the amount of work is given.
+
+    Lengths are lognormal with deviation `spread`. `memory` is the correlation of a rank's lengths from step to step.
+    The last rank has `skew` more. The time grows with the length, and with its square where `quadratic` is not 0. The
+    culprit computes `late` longer.
+    """
+    clock, begin, table = rng.uniform(-CLOCKS, CLOCKS, ranks), 100.0, Table()
+    rank, state = np.arange(ranks), rng.normal(size=ranks)
+    for step in range(steps):
+        state = memory * state + np.sqrt(1 - memory**2) * rng.normal(size=ranks)
+        work = np.exp(spread * state) * np.where(rank == ranks - 1, 1 + skew, 1.0)
+        own = (0.1 + 0.7 * work + quadratic * work**2) * (1 + jitter * rng.normal(size=ranks))
+        own *= np.where(rank == culprit, 1 + late, 1.0)
+        end = begin + own.max() + 0.2
+        table.add(rank=rank, op="forward-backward", kind="compute", start=begin + clock, duration=own, step=step,
+                  group="", seq="", work=np.round(4096 * work))  # fmt: skip
+        table.add(rank=rank, op="all-reduce", kind="collective", start=begin + own + clock,
+                  duration=end - begin - own, step=step, group="dp", seq=step, work=np.nan)  # fmt: skip
         begin = end
     return table
 

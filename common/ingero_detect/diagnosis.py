@@ -6,7 +6,7 @@ Only durations, and differences on one rank's own clock, are used. Three kinds o
 - lag: in a collective all ranks wait for the last one, so the late rank is the one that blocks least
   (`lag = median(blocked) - blocked`); a victim blocks longest and is never named;
 - if the excess belongs to a stage, or to a step and not to a rank, the cause is the job's partition or its data, not
-  a node.
+  a node. Where the work of operations is known, what it explains is removed before ranks are compared.
 
 A rank is named when its excess is significant, exceeds the usual spread between ranks, and costs time.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.imbalance import Cause, Diagnosis, sequence_imbalance, stage_imbalance
+from ingero_detect.imbalance import SMALLEST_IMBALANCE, Cause, Diagnosis, sequence_imbalance, stage_imbalance
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.timeline import (
@@ -28,6 +28,7 @@ from ingero_detect.timeline import (
     well_covered_steps,
 )
 from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags
+from ingero_detect.work import with_equal_work
 
 
 def diagnose(line: Timeline) -> Diagnosis:
@@ -35,6 +36,9 @@ def diagnose(line: Timeline) -> Diagnosis:
     period = step_period(line)
     if line.ranks < 2 or line.steps < FEWEST_STEPS or not period > 0:
         return Diagnosis(Cause.NONE, evidence={"reason": "too few ranks or steps", "steps": line.steps})
+    given = with_equal_work(line)
+    if given is not None:
+        line = given.line
     stage = most_common_by_rank(line, line.stage)
     replica = most_common_by_rank(line, line.data_parallel)
     compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
@@ -54,11 +58,14 @@ def diagnose(line: Timeline) -> Diagnosis:
             found.append(suspect)
     if lags is not None:
         found = [_supported(item, lags) for item in found]
+    if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
+        uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
+        found.append(uneven)
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
     if worst is None or worst.cause is Cause.NONE:
         return Diagnosis(Cause.NONE, evidence=facts)
-    others = [
-        {"kind": str(item.cause), "seconds_lost_per_step": item.seconds_lost_per_step}
+    others: list[dict[str, Any]] = [
+        {"kind": str(item.cause), "ranks": list(item.ranks), "seconds_lost_per_step": item.seconds_lost_per_step}
         for item in found
         if item is not worst and item.cause is not Cause.NONE
     ]

@@ -15,7 +15,8 @@ class Timeline:
     """Operations by row. Numbers count from 0; -1 in `stage`, `data_parallel` and `step` means not known.
 
     `start` and `duration` in seconds, `start` on the rank's own clock; `instance` numbers the collectives: ranks that
-    took part in the same one share it, -1 for compute.
+    took part in the same one share it, -1 for compute. `work` is the amount of work of an operation in any
+    unit, such as tokens; NaN where it is not known.
     """
 
     ranks: int
@@ -29,6 +30,7 @@ class Timeline:
     instance: Ints
     stage: Ints
     data_parallel: Ints
+    work: Floats | None = None
 
 
 def most_common_by_rank(line: Timeline, values: Ints) -> Ints:

@@ -13,7 +13,7 @@ from ingero_fleet.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, grid, interleaved, pipeline, ring
+from timelines import Table, grid, interleaved, pipeline, ring, varying
 
 
 def diagnose(folder: Path, table: Table, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -101,6 +101,46 @@ def test_the_larger_of_two_causes_is_the_verdict_and_the_other_is_reported(tmp_p
 
     assert (found["kind"], found["ranks"]) == ("node", [13])
     assert [other["kind"] for other in found["evidence"]["also"]] == ["stage_imbalance"]
+
+
+@pytest.mark.parametrize("change", [{}, {"memory": 0.98}, {"skew": 0.5}, {"skew": 3.0}, {"quadratic": 0.3}])
+def test_what_longer_sequences_explain_is_no_ranks_lateness(tmp_path: Path, change: dict[str, float]) -> None:
+    healthy = diagnose(tmp_path, varying(rng(), **change))  # type: ignore[arg-type]
+    late = diagnose(tmp_path, varying(rng(), culprit=3, late=0.08, **change))  # type: ignore[arg-type]
+
+    assert (healthy["kind"], healthy["ranks"]) == ("sequence_imbalance", [])
+    assert healthy["evidence"]["by"] == "work" and "also" not in healthy["evidence"]
+    assert late["kind"] == "sequence_imbalance"
+    assert [(other["kind"], other["ranks"]) for other in late["evidence"]["also"]] == [("node", [3])]
+
+
+def test_a_rank_whose_work_is_unknown_is_not_compared_with_scaled_times(tmp_path: Path) -> None:
+    columns = varying(rng(), skew=0.5).arrays()
+    work = np.where((columns["rank"] == 7) & (columns["kind"] == "compute"), np.nan, columns["work"].astype(float))
+
+    without = diagnose(tmp_path, Table({name: [column] for name, column in columns.items()}), ("work",))
+    partly = diagnose(tmp_path, Table({name: [column] for name, column in {**columns, "work": work}.items()}))
+
+    assert partly == without
+
+
+def test_a_late_rank_beside_uneven_work_is_named_to_people_too(tmp_path: Path) -> None:
+    file = tmp_path / "timeline.csv"
+    file.write_text(varying(rng(), culprit=3, late=0.08).csv())
+
+    done = CliRunner().invoke(main, ["diagnose", "--table", str(file)])
+
+    assert "besides, rank 3 delays the job" in done.stdout
+
+
+@pytest.mark.parametrize("value", ["-1", "inf", "many"])
+def test_work_that_is_no_amount_is_refused_with_its_place(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "timeline.csv"
+    file.write_text(f"rank,op,kind,start,duration,work\n0,f,compute,0,1,5\n1,f,compute,0,1,{value}\n")
+
+    done = CliRunner().invoke(main, ["diagnose", str(file)])
+
+    assert done.exit_code == 2 and "row 3, column work" in done.stderr
 
 
 @pytest.mark.parametrize(("tensor", "data"), [(2, 2), (4, 2), (2, 8), (4, 4), (8, 8)])

@@ -70,8 +70,9 @@ def command(
 
     FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input, with a row for every
     operation: `rank`, `op`, `kind` (compute or collective), `start` and `duration` in seconds; optional `step`,
-    `group` (communicator), `seq`, `stage`, `data_parallel`. Clocks of ranks need not agree: only durations and
-    differences on one clock are used.
+    `group` (communicator), `seq`, `stage`, `data_parallel`, and `work` of compute (such as tokens, in any one unit),
+    with which longer sequences are no lateness. Clocks of ranks need not agree: only durations and differences on one
+    clock are used.
 
     Instead of FILE, what other tools have written: one of --flight-recorder and --ras (where does the job hang),
     --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
@@ -232,6 +233,11 @@ def _table(answer: dict[str, Any], console: Console) -> None:
         console.print(
             f"every step loses {lost:.4g} s; the job takes {answer['slowdown']:.3f} times as long as it could"
         )
+    for other in answer["evidence"].get("also", ()):
+        if other["ranks"]:
+            console.print(
+                f"besides, {plain(SENTENCES[other['kind']].format(ranks=', '.join(map(str, other['ranks']))))}"
+            )
     for name, value in answer["evidence"].items():
         if name == "collectives":
             for front in value:

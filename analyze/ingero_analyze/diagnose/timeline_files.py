@@ -16,6 +16,7 @@ from ingero_detect.timeline import FEWEST_STEPS, Timeline
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
+WORK: Final = "work"
 KINDS: Final = {"compute": False, "collective": True}
 
 
@@ -32,11 +33,11 @@ class RecordedTimeline:
 def read_timeline(files: Sequence[str], progress: Callable[[int], None] = lambda _: None) -> RecordedTimeline:
     """Read files as one timeline. `TableError` names the place of what cannot be used."""
     vocabulary: dict[str, dict[str, int]] = {name: {} for name in (*REQUIRED, *OPTIONAL)}
-    parts: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL)}
+    parts: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL, WORK)}
     rows = 0
     for file in files:
         consumed = 0
-        for batch in read_batches(file, REQUIRED, OPTIONAL):
+        for batch in read_batches(file, REQUIRED, (*OPTIONAL, WORK)):
             if batch.rows:
                 for name, column in _columns(batch, vocabulary).items():
                     parts[name].append(column)
@@ -52,7 +53,10 @@ def read_timeline(files: Sequence[str], progress: Callable[[int], None] = lambda
 def assemble(
     vocabulary: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[Any]], rows: int
 ) -> RecordedTimeline:
-    """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds."""
+    """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds.
+
+    The column `work` need not be there.
+    """
     ranks, rank = _ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
     stages, stage = _ordered(vocabulary["stage"], columns["stage"])
@@ -70,6 +74,7 @@ def assemble(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
         start=columns["start"], duration=columns["duration"],
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
+        work=columns.get(WORK),
     )  # fmt: skip
     return RecordedTimeline(line, ranks, stages, rows)
 
@@ -84,6 +89,10 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
     for name in ("excess_share_of_step", "lag_seconds"):
         if name in evidence:
             evidence[name] = {str(recorded.ranks[int(rank)]): value for rank, value in evidence[name].items()}
+    if "also" in evidence:
+        evidence["also"] = [
+            {**one, "ranks": [recorded.ranks[rank] for rank in one["ranks"]]} for one in evidence["also"]
+        ]
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
     return {
@@ -121,6 +130,11 @@ def _columns(batch: TableBatch, vocabulary: dict[str, dict[str, int]]) -> dict[s
         if len(long):
             raise batch.error(int(long[0]), name, f"{values[long[0]]:g} is too large: seconds are expected")
         found[name] = values
+    work = batch.numbers(WORK) if WORK in batch.columns else np.full(batch.rows, np.nan)
+    wrong = np.flatnonzero(np.isinf(work) | (work < 0))
+    if len(wrong):
+        raise batch.error(int(wrong[0]), WORK, "a finite number was expected that is not negative")
+    found[WORK] = work
     for name in OPTIONAL:
         given = name in batch.columns
         found[name] = _codes(batch, name, vocabulary[name]) if given else np.full(batch.rows, -1, np.int64)
