@@ -106,6 +106,22 @@ def test_a_workload_that_is_not_there_is_logged_once_and_again_when_it_comes(
     assert ["holds no number of steps" in reason for reason in reasons] == [True, False]
 
 
+def test_a_command_line_that_starts_an_agent_is_no_workload(tmp_path: Path) -> None:
+    """As that of sudo, timeout or a shell, which holds the pattern too."""
+    for pid, words in ((7, "sudo ingero-agent fleet-push --watch-command train.py"), (8, "python train.py --lr 1")):
+        folder = tmp_path / str(pid)
+        (folder / "task").mkdir(parents=True)
+        (folder / "cmdline").write_bytes(words.replace(" ", "\0").encode())
+        (folder / "stat").write_text(f"{pid} (x) S {' '.join(['1'] * 48)}")
+    (tmp_path / "stat").write_text("cpu 1 0 1 1 1 0 0 0 0 0")
+    (tmp_path / "meminfo").write_text("MemTotal: 2 kB\nMemAvailable: 1 kB")
+    source = ProcfsSource(WatchTarget(pattern=r"train\.py"), tmp_path)
+
+    source.read(0.0)
+
+    assert source.pids() == [8]
+
+
 def test_a_workload_that_comes_is_logged(tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     source = ProcfsSource(WatchTarget(progress_file=steps))

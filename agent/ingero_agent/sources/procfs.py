@@ -22,6 +22,9 @@ MAX_PROCESSES: Final = 4096
 SEARCH_SECONDS: Final = 5.0
 """How often all command lines are searched; between two searches the processes found are polled."""
 
+OWN_FLAG: Final = b"--watch-command"
+"""Shows a command line that starts an agent, such as that of sudo or a shell: it has the pattern and is no work."""
+
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -204,6 +207,7 @@ class ProcfsSource:
                     command = (self._proc / entry.name / "cmdline").read_bytes().replace(b"\0", b" ")
                 except OSError:
                     continue
-                if pattern.search(command.decode("utf-8", "replace")) and int(entry.name) != os.getpid():
+                own = int(entry.name) == os.getpid() or OWN_FLAG in command
+                if not own and pattern.search(command.decode("utf-8", "replace")):
                     found.append(int(entry.name))
         return found
