@@ -1,5 +1,6 @@
 """Reads YAML with libyaml, and refuses what it does not: a key twice in a mapping, and very deep nesting. Pure."""
 
+import re
 from typing import Any, Final
 
 import yaml
@@ -9,6 +10,7 @@ MAX_DEPTH: Final = 64
 
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER: Final[Any] = yaml.SafeLoader("")
+_SOURCE: Final = re.compile(r' in "<(?:unicode|byte) string>", ')
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
@@ -41,7 +43,8 @@ def load_yaml_documents(content: str | bytes) -> list[Any]:
 def _explained(error: Exception) -> YamlError:
     if isinstance(error, YamlError):
         return error
-    return YamlError(f"is not YAML: {' '.join(str(error).split()) or type(error).__name__}")
+    text = _SOURCE.sub(" in ", " ".join(str(error).split()))
+    return YamlError(f"is not YAML: {text or type(error).__name__}")
 
 
 class _Mapping:

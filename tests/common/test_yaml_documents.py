@@ -48,6 +48,14 @@ def test_several_documents_are_read_and_each_may_have_the_keys_of_the_others() -
         load_yaml_documents("a: 1\n---\na: 2\na: 3\n")
 
 
+@pytest.mark.parametrize("text", ["a: 1\n\tb: 2\n", b"a: 1\n\tb: 2\n"], ids=["text", "bytes"])
+def test_an_error_of_syntax_has_its_line_and_no_name_of_the_parser_s(text: str | bytes) -> None:
+    with pytest.raises(YamlError, match=r"^is not YAML: .* in line 2, column 1") as error:
+        load_yaml(text)
+
+    assert "string>" not in str(error.value)
+
+
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
 def test_nesting_that_is_too_deep_is_refused_with_its_line(opening: str) -> None:
     with pytest.raises(YamlError, match=f"line 1: more than {MAX_DEPTH} lists and mappings"):
