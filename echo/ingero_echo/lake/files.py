@@ -9,7 +9,7 @@ import duckdb
 from ingero_echo.lake.layout import DAY, SQL_TYPES, lake_columns, range_rows, sort_order
 from ingero_echo.window import literal
 
-ROW_GROUP: Final = 122_880
+ROW_GROUP: Final = 61_440
 """Rows of a row group; fixed, so that the same rows give the same file."""
 
 _CHUNK_ROWS: Final = 50_000
