@@ -70,14 +70,16 @@ def main_job(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
     return max((one for one in found if one.job_id == job_id), key=lambda one: (one.nodes, one.node_rank is not None))
 
 
+def slurm_job_of(pid: int, proc: Path = Path("/proc")) -> SlurmJob | None:
+    """The job of a process; `None` without one, or when the process is gone or cannot be read."""
+    cgroups = _read(proc / str(pid) / "cgroup").decode(errors="replace")
+    return parse_slurm_job(cgroups, parse_environment(_read(proc / str(pid) / "environ")))
+
+
 def find_slurm_job(pids: Iterable[int], proc: Path = Path("/proc")) -> SlurmJob | None:
     """The job of these processes. Processes that are gone or cannot be read are left out."""
-    found = []
-    for pid in sorted(pids)[:MAX_PROCESSES]:
-        cgroups = _read(proc / str(pid) / "cgroup").decode(errors="replace")
-        job = parse_slurm_job(cgroups, parse_environment(_read(proc / str(pid) / "environ")))
-        found += [job] if job else []
-    return main_job(found)
+    found = (slurm_job_of(pid, proc) for pid in sorted(pids)[:MAX_PROCESSES])
+    return main_job(job for job in found if job)
 
 
 def _read(file: Path) -> bytes:

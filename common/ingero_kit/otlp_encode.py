@@ -70,7 +70,12 @@ class MetricBatch:
 
 def point(value: int | float, time_ns: int, keys: Attributes, start_ns: int = 0) -> NumberDataPoint:
     """A data point, integer or double as the value is."""
-    made = NumberDataPoint(time_unix_nano=time_ns, start_time_unix_nano=start_ns, attributes=pairs(keys))
+    return number_point(value, time_ns, pairs(keys), start_ns)
+
+
+def number_point(value: int | float, time_ns: int, keys: Iterable[KeyValue], start_ns: int = 0) -> NumberDataPoint:
+    """A data point with attributes that are encoded already."""
+    made = NumberDataPoint(time_unix_nano=time_ns, start_time_unix_nano=start_ns, attributes=keys)
     if isinstance(value, int):
         made.as_int = value
     else:

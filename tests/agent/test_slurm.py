@@ -22,6 +22,7 @@ from ingero_agent.slurm import (
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_agent.sources.trace_db import DatabaseSource
+from ingero_agent.trace.places import Place, ProcessPlaces
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.tls import ClientTls
@@ -147,3 +148,23 @@ def test_the_pushed_identity_follows_the_jobs_and_each_job_is_learnt_anew(tasks:
     asyncio.run(work())
 
     assert seen == [("", 0, None, 2), ("41", 2, 1, 4), ("41", 2, 1, 6), ("42", 2, 1, 2)]
+
+
+def test_the_tracer_knows_the_job_of_each_process_and_keeps_that_of_the_node_when_it_has_ended(
+    tasks: list[int],
+) -> None:
+    places, gone = ProcessPlaces(detect_slurm=True), 2**22 - 1
+
+    assert [places.place_of(pid).job for pid in (*tasks, gone)] == ["41", "42", ""]
+    assert places.refresh([tasks[1], gone])[1] == {tasks[1]: "42", gone: ""}
+    assert places.job == "42"
+    assert places.refresh([gone])[1] == {gone: ""}
+    assert places.job == "42"
+
+
+def test_the_tracer_leaves_slurm_alone_where_a_user_says_so(tasks: list[int]) -> None:
+    places = ProcessPlaces(detect_slurm=False)
+
+    assert places.place_of(tasks[0]) == Place()
+    assert set(places.refresh(tasks)[1].values()) == {""}
+    assert places.job == ""

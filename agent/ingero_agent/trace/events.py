@@ -139,11 +139,19 @@ def lags(collectives: Iterable[Collective]) -> dict[tuple[str, int], list[float]
     return dict(found)
 
 
-def sample_mask(mask: int, events_per_second: float, limit: float = 1000.0) -> int:
-    """The next sampling mask: twice as coarse above the limit, twice as fine below a quarter of it.
+MAX_EVENTS: Final = 1000.0
+"""Events a second above which collectives are sampled whatever they cost."""
 
-    Masks nest, so ranks with different masks all send the instances of the coarser mask.
+FEW_EVENTS: Final = 200.0
+"""Events a second that are never sampled: with fewer, a late rank is found later."""
+
+
+def sample_mask(mask: int, events_per_second: float, load: float) -> int:
+    """The next sampling mask: twice as coarse when events are too many or too expensive, finer when they are neither.
+
+    `load`: the agent's own processor time as a part of its budget. Masks nest, so ranks with different masks all send
+    the instances of the coarser mask.
     """
-    if events_per_second > limit:
+    if events_per_second > (FEW_EVENTS if load > 1 else MAX_EVENTS):
         return min(mask * 2 + 1, 0xFFFF)
-    return mask >> 1 if events_per_second < limit / 4 else mask
+    return mask >> 1 if events_per_second < MAX_EVENTS / 4 and load < 0.5 else mask

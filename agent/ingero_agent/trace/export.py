@@ -1,11 +1,10 @@
-"""Exports what was traced as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` and
+"""Exports what was traced as OTLP/HTTP protobuf, as the published trace agent does, with our `nccl.seq` and
 `nccl.message.size` in addition."""
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -15,6 +14,7 @@ from ingero_agent.sources.trace_db import LAUNCHES
 from ingero_agent.throttle_metrics import add_throttling
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.gpu_stats import GpuSample, GpuStats
+from ingero_agent.trace.places import Place
 from ingero_agent.trace.probes.table import HOST, SCHED_SWITCH
 from ingero_agent.trace.stats import (
     COPY_BOUNDS_MS,
@@ -30,7 +30,7 @@ from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_kit.addresses import without_user
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import ClientConfig, make_client
-from ingero_kit.otlp_encode import VERSION, Attributes, MetricBatch, pairs, point, to_json
+from ingero_kit.otlp_encode import VERSION, Attributes, MetricBatch, number_point, pairs
 from ingero_kit.otlp_signal import Signal
 
 log = get(__name__)
@@ -68,12 +68,13 @@ def collective_attributes(one: Collective) -> Attributes:
 
 
 def build_request(
-    stats: TraceStats, collectives: Iterable[tuple[str, Collective]], host: HostSnapshot | None, node: str,
+    stats: TraceStats, collectives: Iterable[tuple[Place, Collective]], host: HostSnapshot | None, node: str,
     cluster: str, now_ns: int, start_ns: int, job: str = "",
 ) -> ExportMetricsServiceRequest:  # fmt: skip
     """Build one export. Sums are cumulative since `start_ns`; a collective's points carry its time of arrival.
 
-    Each collective comes with the pod of its process, which is a resource of its own; empty for none.
+    Each collective comes with the place of its process. A pod, and a job other than the node's, is a resource of its
+    own.
     """
     identity = {
         "service.name": "ingero", "service.version": VERSION, attributes.NODE_ID: node,
@@ -88,11 +89,12 @@ def build_request(
     _add_processes(batch, stats)
     _add_gpus(batch, stats.gpus)
     _add_own(batch, stats.status)
-    by_pod: dict[str, list[Collective]] = defaultdict(list)
-    for pod, one in collectives:
-        by_pod[pod].append(one)
-    for pod, found in by_pod.items():
-        part = MetricBatch({**identity, attributes.POD_NAME: pod}, "ingero", now_ns, start_ns) if pod else batch
+    by_place: dict[Place, list[Collective]] = defaultdict(list)
+    for place, one in collectives:
+        by_place[Place(place.pod, place.job or job)].append(one)
+    for (pod, own_job), found in by_place.items():
+        own = {**identity, attributes.POD_NAME: pod or None, attributes.JOB_ID: own_job or None}
+        part = batch if (pod, own_job) == ("", job) else MetricBatch(own, "ingero", now_ns, start_ns)
         _add_collectives(part, found)
         if part is not batch:
             batch.request.resource_metrics.extend(part.request.resource_metrics)
@@ -167,10 +169,10 @@ def _add_gpus(batch: MetricBatch, gpus: GpuStats) -> None:
 
 
 def _add_collectives(batch: MetricBatch, collectives: Iterable[Collective]) -> None:
-    singles = [(one, collective_attributes(one)) for one in collectives]
+    singles = [(one, pairs(collective_attributes(one))) for one in collectives]
     for name, unit, read in _COLLECTIVE_GAUGES:
         found = ((read(one), one.arrival_ns, keys) for one, keys in singles)
-        batch.gauge(name, (point(value, at, keys) for value, at, keys in found if value is not None), unit)
+        batch.gauge(name, (number_point(value, at, keys) for value, at, keys in found if value is not None), unit)
 
 
 def _add_own(batch: MetricBatch, status: TracerStatus) -> None:
@@ -187,20 +189,22 @@ class TraceExporter:
     """
 
     def __init__(self, config: ClientConfig, node: str, job: str = "") -> None:
-        self._config, self._node, self._job = replace(config, encoding="json"), node, job
+        self._config, self._node = config, node
+        self.job = job
+        """The job of the node in the next export."""
         self._client = make_client(self._config)
         self._worker = ThreadPoolExecutor(1, "export")
         self._loop = asyncio.new_event_loop()
         self._post_under_way: Future[None] | None = None
-        self._waiting: list[tuple[str, Collective]] = []
-        self._flying: list[tuple[str, Collective]] = []
+        self._waiting: list[tuple[Place, Collective]] = []
+        self._flying: list[tuple[Place, Collective]] = []
         self._failed = False
         self.given_up = 0
         self.verdict: VerdictLine | None = None
         """Fleet's verdict on this node, of the last answer."""
 
-    def keep(self, collectives: Iterable[tuple[str, Collective]]) -> None:
-        """Queue single collectives, each with the pod of its process, for the next export."""
+    def keep(self, collectives: Iterable[tuple[Place, Collective]]) -> None:
+        """Queue single collectives, each with the place of its process, for the next export."""
         self._waiting.extend(collectives)
         excess = len(self._waiting) - MAX_POINTS
         if excess > 0:
@@ -217,8 +221,8 @@ class TraceExporter:
         self._flying, self._waiting = self._waiting, []
         with stats.lock:
             cluster = self._config.cluster
-            request = build_request(stats, self._flying, host, self._node, cluster, now_ns, start_ns, self._job)
-            body = to_json(request)
+            request = build_request(stats, self._flying, host, self._node, cluster, now_ns, start_ns, self.job)
+            body = request.SerializeToString()
         self._post_under_way = self._worker.submit(self._post, body)
 
     def close(self) -> None:

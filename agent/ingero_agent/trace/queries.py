@@ -37,7 +37,8 @@ _STEPS: Final = 10_000
 """Steps of SQLite between two checks of the time."""
 
 OPERATIONS: Final = (
-    "process", "pid", "source", "operation", "calls", "total_ms", "mean_us", "max_us", "megabytes", "container", "pod"
+    "process", "pid", "source", "operation", "calls", "total_ms", "mean_us", "max_us", "megabytes",
+    "container", "pod", "job",
 )  # fmt: skip
 COLLECTIVES: Final = (
     "time", "pid", "operation", "communicator", "rank", "nranks", "seq", "exact", "bytes", "enqueue_us", "blocked_ms"
@@ -78,29 +79,34 @@ def open_database(file: Path, budget: float | None = None) -> Iterator[sqlite3.C
         raise sqlite3.DatabaseError(f"{file}: {error}") from None
 
 
-def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
-    """Rows of `OPERATIONS`: calls by process and operation, most time first. Raises as `open_database`."""
-    table = "event_aggregates_5s" if wanted.end - wanted.begin <= 300 else "event_aggregates"
-    query = (
+def _operations_query(table: str, with_jobs: bool) -> str:
+    """Calls by process and operation; a database of an older agent has no jobs."""
+    job, joined = ("j.job_id", "LEFT JOIN process_jobs j ON j.pid = a.pid ") if with_jobs else ("NULL", "")
+    return (
         f"SELECT n.name, a.pid, a.source, a.op, SUM(a.count), SUM(a.sum_dur), MAX(a.max_dur), SUM(a.sum_arg0), "
-        "m.container_id, m.namespace, m.pod_name "
+        f"m.container_id, m.namespace, m.pod_name, {job} "
         f"FROM {table} a LEFT JOIN process_names n ON n.pid = a.pid LEFT JOIN process_cgroups c ON c.pid = a.pid "
-        "LEFT JOIN cgroup_metadata m ON m.cgroup_id = c.cgroup_id "
+        f"LEFT JOIN cgroup_metadata m ON m.cgroup_id = c.cgroup_id {joined}"
         "WHERE a.bucket > ? AND a.bucket <= ? AND (? IS NULL OR a.pid = ?) "
         "GROUP BY a.pid, a.source, a.op ORDER BY 6 DESC, 5 DESC"
     )
+
+
+def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
+    """Rows of `OPERATIONS`: calls by process and operation, most time first. Raises as `open_database`."""
+    table = "event_aggregates_5s" if wanted.end - wanted.begin <= 300 else "event_aggregates"
     bounds = (wanted.begin - WIDTHS[table], wanted.end, wanted.pid, wanted.pid)
     with open_database(file) as database:
-        found = database.execute(query, bounds).fetchall()
+        found = database.execute(_operations_query(table, has_table(database, "process_jobs")), bounds).fetchall()
     rows = []
-    for name, pid, source, op, count, spent, most, size, container, namespace, pod in found:
+    for name, pid, source, op, count, spent, most, size, container, namespace, pod, job in found:
         operation = OPERATION_NAMES.get((source, op), str(op))
         if wanted.operation.lower() in operation.lower():
             rows.append(
                 (
                     name or "", pid, SOURCE_NAMES.get(source, str(source)), operation, count, round(spent / 1e6, 3),
                     round(spent / count / 1e3, 3), round(most / 1e3, 3), round(size / 1e6, 3),
-                    (container or "")[:12], "/".join(part for part in (namespace, pod) if part),
+                    (container or "")[:12], "/".join(part for part in (namespace, pod) if part), job or "",
                 )
             )  # fmt: skip
     return rows[: wanted.limit]

@@ -24,12 +24,12 @@ from ingero_agent.trace.gpus import GpuPoller
 from ingero_agent.trace.host import (
     OwnCpu,
     command_of,
-    container_of,
     environment_of,
     host_snapshot,
     nccl_processes,
     own_rss,
 )
+from ingero_agent.trace.places import ProcessPlaces
 from ingero_agent.trace.problems import TerminationLog, find_problems
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
@@ -83,7 +83,7 @@ class TraceService:
         self._calibration_due = Every(CALIBRATION_SECONDS, now + CALIBRATION_SECONDS)
         self._level, self._mask, self._seen_events = 0, 0, 0
         self._named: set[int] = set()
-        self._pods: dict[int, str] = {}
+        self._places = ProcessPlaces(detect_slurm=settings.detect_slurm and not settings.job_id)
         self._counting = False
         self._termination_log = TerminationLog(settings.termination_log)
         tracer.scheduler.budget = settings.budget
@@ -190,7 +190,7 @@ class TraceService:
         if self._recorder:
             self._record(collectives)
         if self._exporter:
-            self._exporter.keep((self._pod_of(one.pid), one) for one in collectives)
+            self._exporter.keep((self._places.place_of(one.pid), one) for one in collectives)
         if self._sampler and self._exporter:
             self._sample(self._sampler, self._exporter, collectives, now)
         with self.stats.lock:
@@ -206,13 +206,6 @@ class TraceService:
             with suppress(sqlite3.OperationalError):
                 self._store.stacks(stacks)
         self.stats.status.samplings = dict(sampler.outcomes)
-
-    def _pod_of(self, pid: int) -> str:
-        """The pod of a process; empty where there is none."""
-        if pid not in self._pods:
-            found = container_of(pid)
-            self._pods[pid] = found.pod if found else ""
-        return self._pods[pid]
 
     def _new_names(self) -> dict[int, str]:
         """Names of processes that were not there at the last poll."""
@@ -284,12 +277,13 @@ class TraceService:
     def _slow_round(self, seconds: float) -> None:
         status = self.stats.status
         status.own_cpu, status.own_rss = self._own.share(), own_rss()
-        self._level = governor.reader_level(self._level, status.own_cpu, self._settings.own_budget)
-        if not self._recorder:
-            mask = sample_mask(self._mask, self._seen_events / seconds)
-            if mask != self._mask:
-                self._mask = mask
-                self._tracer.sample(mask)
+        load = status.own_cpu / self._settings.own_budget
+        mask = self._mask if self._recorder else sample_mask(self._mask, self._seen_events / seconds, load)
+        if mask != self._mask:
+            self._mask = mask
+            self._tracer.sample(mask)
+        else:
+            self._level = governor.reader_level(self._level, status.own_cpu, self._settings.own_budget)
         self._seen_events = 0
         self._tracer.scheduler.adjust(time.monotonic())
         self._aux.save_gpus(time.time())
@@ -298,14 +292,14 @@ class TraceService:
         with self.stats.lock:
             self.stats.nccl_processes = nccl_processes(dict(self._tracer.found))
             status.database_bytes, status.pruned_rows = self._store.size, self._store.pruned_rows
+        containers, jobs = self._places.refresh(self._tracer.found)
         with suppress(OSError, sqlite3.OperationalError):
             self._latest = host_snapshot(self._host)
             self._store.snapshot(self._latest, time.time())
-            places = {pid: container_of(pid) for pid in self._tracer.found}
-            self._pods = {pid: one.pod for pid, one in places.items() if one}
-            self._store.containers({pid: one for pid, one in places.items() if one}, time.time())
+            self._store.places(containers, jobs, time.time())
 
     def _export(self) -> None:
         if self._exporter:
             self.stats.status.unexported = self._exporter.given_up
+            self._exporter.job = self._settings.job_id or self._places.job
             self._exporter.send(self.stats, self._latest, time.time_ns(), self._started_ns)

@@ -64,8 +64,8 @@ class TraceSettings(Settings):
     """End by itself after this long."""
     budget: float = Field(default=DEFAULT_BUDGET, ge=0.0001, le=1)
     """Share of one processor that tracing may cost a traced process."""
-    own_budget: float = Field(default=0.01, ge=0.001, le=1)
-    """Share of one processor that the agent itself may use; above it, it polls less often."""
+    own_budget: float = Field(default=0.03, ge=0.001, le=1)
+    """Share of one processor for the agent itself; above it, it samples collectives, or polls less often."""
     max_db: ByteSize = Field(default=MAX_DB_BYTES, ge=0, json_schema_extra={"default_in_words": "10g"})
     """Largest database; the oldest rows are removed first."""
     keep: Duration = Field(default=KEEP_SECONDS, ge=0, json_schema_extra={"default_in_words": "7d"})
@@ -87,7 +87,10 @@ class TraceSettings(Settings):
     cluster: str = ""
     """The cluster that this node belongs to."""
     job_id: str = ""
-    """The job, as `fleet-push --fleet-job-id` names it."""
+    """The job, as `fleet-push --fleet-job-id` names it. Without it, the Slurm job of each process, if it
+    has one."""
+    detect_slurm: bool = True
+    """Take the job of each process from Slurm where `job_id` is not set."""
     record: Path | None = None
     """Write every operation of every rank to this CSV or Parquet file, for `ingero-fleet diagnose`."""
     attach: Literal["auto", "multi", "perf"] = "auto"

@@ -35,6 +35,7 @@ count INTEGER NOT NULL, PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT R
     "pauses": "(begun_at INTEGER NOT NULL, ended_at INTEGER NOT NULL)",
     "process_names": "(pid INTEGER PRIMARY KEY, name TEXT, seen_at INTEGER)",
     "process_cgroups": "(pid INTEGER PRIMARY KEY, cgroup_id INTEGER, seen_at INTEGER)",
+    "process_jobs": "(pid INTEGER PRIMARY KEY, job_id TEXT, seen_at INTEGER)",
     "cgroup_metadata": """(cgroup_id INTEGER PRIMARY KEY, container_id TEXT, cgroup_path TEXT, pod_name TEXT,
 namespace TEXT, pod_uid TEXT, seen_at INTEGER)""",
     "events": """(id TEXT PRIMARY KEY, timestamp INTEGER, pid INTEGER, tid INTEGER, source INTEGER, op INTEGER,
@@ -75,7 +76,7 @@ COLLECTIVE_COLUMNS: Final = {
 
 _TIME_COLUMNS: Final = {
     "bucket": (1, ("event_aggregates", "event_aggregates_5s", HISTOGRAM_TABLE)),
-    "seen_at": (1, ("process_names", "process_cgroups", "cgroup_metadata")),
+    "seen_at": (1, ("process_names", "process_cgroups", "process_jobs", "cgroup_metadata")),
     "ended_at": (10**9, ("pauses",)),
     "timestamp": (10**9, ("events", "system_snapshots", "collectives", "annotations", "gpu_samples", "stacks")),
 }
@@ -221,8 +222,8 @@ class TraceStore:
             )
             _insert(database, "", f"gpu_samples ({columns})", [_gpu(one, int(now * _NS)) for one in found])
 
-    def containers(self, found: Mapping[int, Container], now: float) -> None:
-        """Store the containers of processes."""
+    def places(self, found: Mapping[int, Container], jobs: Mapping[int, str], now: float) -> None:
+        """Store the containers and the Slurm jobs of processes."""
         with self._database as database:
             processes = [(pid, one.cgroup, int(now)) for pid, one in found.items()]
             _insert(database, "OR REPLACE", "process_cgroups (pid, cgroup_id, seen_at)", processes)
@@ -234,6 +235,8 @@ class TraceStore:
                     for one in found.values()
                 ],
             )  # fmt: skip
+            known = [(pid, job, int(now)) for pid, job in jobs.items()]
+            _insert(database, "OR REPLACE", "process_jobs (pid, job_id, seen_at)", known)
 
     def snapshot(self, host: HostSnapshot, now: float) -> None:
         """Store the state of the host at `now`."""

@@ -1,7 +1,6 @@
 """Single collectives, from the call in an unmodified process to database, page, export and recording."""
 
 import csv
-import json
 import re
 import sqlite3
 import urllib.request
@@ -11,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.trace.containers import parse_environment, parse_rank, rank_of
 from ingero_agent.trace.events import Collective, decode, lags, sample_mask
@@ -105,15 +105,16 @@ def test_a_rank_that_is_late_on_the_host_is_named_end_to_end(tmp_path: Path) -> 
     assert min(waits, key=lambda rank: waits[rank]) == max(work, key=lambda rank: work[rank]) == LATE
 
     points = [
-        {pair["key"]: next(iter(pair["value"].values())) for pair in point["attributes"]}
+        {pair.key: pair.value for pair in point.attributes}
         for body in bodies
-        for metric in json.loads(body)["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
-        if metric["name"] == "nccl.collective.barrier_wait_ms"
-        for point in metric["gauge"]["dataPoints"]
+        for metric in ExportMetricsServiceRequest.FromString(body).resource_metrics[0].scope_metrics[0].metrics
+        if metric.name == "nccl.collective.barrier_wait_ms"
+        for point in metric.gauge.data_points
     ]
     sent = [
-        (int(point["nccl.rank"]), int(point["nccl.seq"])) for point in points if point["nccl.comm_id_hash"] == mine
-    ]
+        (point["nccl.rank"].int_value, point["nccl.seq"].int_value)
+        for point in points if point["nccl.comm_id_hash"].string_value == mine
+    ]  # fmt: skip
     assert sorted(sent) == [(rank, seq) for rank in range(RANKS) for seq in range(1, STEPS + 1)]
 
 
@@ -148,9 +149,14 @@ def test_rubbish_in_the_ring_is_no_event(record: bytes) -> None:
 def test_sampling_grows_coarser_under_load_and_fine_again_and_masks_nest() -> None:
     masks = [0]
     for rate in (5000, 5000, 500, 100, 100, 100):
-        masks.append(sample_mask(masks[-1], rate))
+        masks.append(sample_mask(masks[-1], rate, load=0.2))
 
     assert masks == [0, 1, 3, 3, 1, 0, 0]
+
+
+def test_collectives_that_cost_too_much_are_sampled_unless_they_are_few() -> None:
+    assert [sample_mask(0, rate, load=1.5) for rate in (100, 150, 250, 5000)] == [0, 0, 1, 1]
+    assert [sample_mask(1, 100, load=load) for load in (1.5, 0.8, 0.4)] == [1, 1, 0]
 
 
 def test_a_timeline_splits_a_ranks_time_into_computing_and_communicating() -> None:

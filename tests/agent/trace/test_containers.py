@@ -1,5 +1,7 @@
 """Where a process runs: cgroup, container, pod."""
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -52,13 +54,26 @@ def test_anything_is_read(cgroups: str, environment: bytes) -> None:
     assert found is None or 0 <= found.cgroup < 2**63
 
 
-def test_a_query_shows_container_and_pod(tmp_path: Path) -> None:
+def test_a_query_shows_container_pod_and_job(tmp_path: Path) -> None:
     store = TraceStore(tmp_path / "a.db")
     store.add([CallCount(FUNCTIONS[0], pid, 3) for pid in (7, 8)], 1000.0, {7: "train"})
-    store.containers({7: Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")}, 1000.0)
+    store.places({7: Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")}, {8: "4711"}, 1000.0)
     store.close()
     rows = [
         dict(zip(OPERATIONS, row, strict=True)) for row in operations(tmp_path / "a.db", Filter(begin=900, end=1100))
     ]
 
-    assert {(row["pid"], row["container"], row["pod"]) for row in rows} == {(7, "ab" * 6, "ml/train-0"), (8, "", "")}
+    assert {(row["pid"], row["container"], row["pod"], row["job"]) for row in rows} == {
+        (7, "ab" * 6, "ml/train-0", ""), (8, "", "", "4711"),
+    }  # fmt: skip
+
+
+def test_a_database_of_an_older_agent_has_no_jobs(tmp_path: Path) -> None:
+    store = TraceStore(tmp_path / "a.db")
+    store.add([CallCount(FUNCTIONS[0], 7, 3)], 1000.0, {7: "train"})
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        database.execute("DROP TABLE process_jobs")
+    (row,) = operations(tmp_path / "a.db", Filter(begin=900, end=1100))
+
+    assert dict(zip(OPERATIONS, row, strict=True))["job"] == ""

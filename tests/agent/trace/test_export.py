@@ -3,10 +3,9 @@
 import asyncio
 from pathlib import Path
 
-import orjson
-
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.export import TraceExporter, build_request
+from ingero_agent.trace.places import Place
 from ingero_agent.trace.stats import TraceStats
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
@@ -45,8 +44,8 @@ def test_an_export_carries_token_and_cluster_and_one_that_is_refused_is_made_up_
         return authenticator.refused
 
     assert asyncio.run(asyncio.wait_for(work(), 60)) == 1
-    assert (taken[0].cluster, taken[0].encoding) == ("a b", "json")
-    assert b"ingero.node.id" in orjson.dumps(orjson.loads(taken[0].body))
+    assert (taken[0].cluster, taken[0].encoding) == ("a b", "protobuf")
+    assert b"ingero.node.id" in taken[0].body
 
 
 def _collective(pid: int) -> Collective:
@@ -57,7 +56,7 @@ def _collective(pid: int) -> Collective:
 
 
 def test_collectives_of_a_pod_are_a_resource_that_names_node_cluster_and_pod() -> None:
-    collectives = [("job-0", _collective(1)), ("", _collective(2)), ("job-0", _collective(3))]
+    collectives = [(Place("job-0"), _collective(1)), (Place(), _collective(2)), (Place("job-0"), _collective(3))]
     request = build_request(TraceStats(), collectives, None, "n", "c", 10, 0)
     found = {}
     for block in request.resource_metrics:
@@ -70,3 +69,21 @@ def test_collectives_of_a_pod_are_a_resource_that_names_node_cluster_and_pod() -
             for pair in point.attributes if pair.key == "pid"
         ]  # fmt: skip
     assert found == {None: [2], "job-0": [1, 3]}
+
+
+def test_collectives_of_another_job_than_the_nodes_are_a_resource_of_their_own() -> None:
+    jobs = [("41", 1), ("42", 2), ("", 3)]
+    collectives = [(Place("", job), _collective(pid)) for job, pid in jobs]
+    request = build_request(TraceStats(), collectives, None, "n", "c", 10, 0, "41")
+    found: dict[str, set[int]] = {}
+    for block in request.resource_metrics:
+        keys = {pair.key: pair.value.string_value for pair in block.resource.attributes}
+        points = [
+            point for one in block.scope_metrics[0].metrics if one.name.startswith("nccl.collective.")
+            for point in one.gauge.data_points
+        ]  # fmt: skip
+        found[keys["ingero.job.id"]] = {
+            pair.value.int_value for point in points for pair in point.attributes if pair.key == "pid"
+        }
+
+    assert found == {"41": {1, 3}, "42": {2}}

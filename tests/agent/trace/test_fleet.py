@@ -41,8 +41,23 @@ def counts(bodies: list[bytes]) -> dict[str, int]:
     return found
 
 
+def jobs_of_collectives(bodies: list[bytes]) -> set[str]:
+    """The jobs that the resources of collectives name; empty where one names none."""
+    found = set()
+    for body in bodies:
+        for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+            names = {metric.name for scope in resource.scope_metrics for metric in scope.metrics}
+            keys = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+            if metrics.COLLECTIVE_BARRIER_WAIT in names:
+                found.add(keys.get(attributes.JOB_ID, ""))
+    return found
+
+
 @pytest.mark.ebpf
-def test_fleet_takes_every_point_and_a_recording_names_the_late_rank(tmp_path: Path) -> None:
+def test_fleet_takes_every_point_and_a_recording_names_the_late_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
     program, recorded = build_job(tmp_path), tmp_path / "run.csv"
     libraries = tmp_path / "libcudart.so.12", tmp_path / "libnccl.so.2"
     lab = Lab(tmp_path)
@@ -70,6 +85,7 @@ def test_fleet_takes_every_point_and_a_recording_names_the_late_rank(tmp_path: P
 
     assert counts(bodies)["cudaStreamSynchronize"] >= RANKS * STEPS
     assert metrics.OPERATION_DURATION in counts(bodies)
+    assert jobs_of_collectives(bodies) == {"4711"}
     assert not re.search(r"^ingero_fleet_(rejected_points|malformed_pushes)_total\S* [1-9]", telemetry, re.MULTILINE)
     found = diagnose(recorded)
     assert (found["kind"], found["ranks"]) == ("node", [LATE])
