@@ -36,7 +36,7 @@ collector: ## build an OpenTelemetry Collector with Go for its quickstart and th
 cosign: ## build cosign with Go for the signatures of a release; four minutes the first time
 	@test -x .tools/bin/cosign || GOBIN=$(CURDIR)/.tools/bin go install github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 
-deb: setup ## Debian packages of agent and Fleet, with systemd units, into dist/ (minutes); NAMES=agent for one
+deb: setup ## Debian packages of agent, Fleet and operator, with systemd units, into dist/ (minutes); NAMES=agent for one, SUITE=noble for that release
 	@scripts/deb
 
 release: setup ## packages, chart, images, SBOMs, checksums and signature into dist/release-VERSION; publishes nothing

@@ -27,7 +27,7 @@ from scripts.release_signature import SigningKey, bundle, new_key, provenance, p
 ROOT: Final = Path(__file__).parents[1]
 BASE_IMAGE: Final = "docker.io/library/debian:bookworm-slim"
 IMAGES: Final = ("operator", "fleet", "echo", "sink", "agent")
-PACKAGES: Final = ("agent", "fleet")
+PACKAGES: Final = ("agent", "fleet", "operator")
 """Of Debian."""
 _LIBRARY: Final = re.compile(r"/([^/]+)-([^/-]+)\.dist-info/$", re.MULTILINE)
 SUMS: Final = "SHA256SUMS"

@@ -101,14 +101,17 @@ def slurm_missing() -> str:
 
 
 @contextlib.contextmanager
-def real_slurm(folder: Path) -> Iterator[Path]:
-    """slurmctld and two slurmd on this machine; yields the configuration file when both nodes are idle."""
+def real_slurm(folder: Path, more: str = "") -> Iterator[Path]:
+    """slurmctld and two slurmd on this machine; yields the configuration file when both nodes are idle.
+
+    `more` is added to the configuration.
+    """
     host = os.uname().nodename.split(".")[0]
     (folder / "spool").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o400)
     file = folder / "slurm.conf"
-    file.write_text(CONFIGURATION.format(host=host, folder=folder, ports=[free_port() for _ in range(3)]))
+    file.write_text(CONFIGURATION.format(host=host, folder=folder, ports=[free_port() for _ in range(3)]) + more)
     munge = [
         "munged", "--force", "--foreground", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock",
         f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed",
