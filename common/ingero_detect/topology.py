@@ -2,6 +2,9 @@
 
 A topology has `nics` (a list of `node`, `nic`, `ranks` or `gpus`, and optionally `switch`) and `switches` (every
 switch and the one above it). A GPU of a node, such as GPU0, is the rank `NODE:GPU0`.
+
+Where the NICs are not known, `nodes` has the nearest switch of each node instead. All NICs of a node then count as
+one, `network`, and the rank `NODE:` stands for all GPUs of the node.
 """
 
 from collections.abc import Iterable
@@ -10,6 +13,8 @@ from typing import Any, Final
 from ingero_detect.links import RankPort
 
 MAX_TIERS: Final = 8
+WHOLE_NODE: Final = "network"
+"""Name of all NICs of a node."""
 
 
 class TopologyError(ValueError):
@@ -18,11 +23,15 @@ class TopologyError(ValueError):
 
 def ports_of(tree: Any) -> dict[str, RankPort]:
     """The ports in a parsed topology."""
-    if not isinstance(tree, dict) or not isinstance(tree.get("nics"), list):
-        raise TopologyError("nics: a list was expected")
+    if not isinstance(tree, dict) or ("nics" in tree) == ("nodes" in tree):
+        raise TopologyError("either nics or nodes were expected")
     above = tree.get("switches", {})
     if not isinstance(above, dict):
         raise TopologyError("switches: every switch and the one above it were expected")
+    if "nodes" in tree:
+        return _ports_of_nodes(tree["nodes"], above)
+    if not isinstance(tree["nics"], list):
+        raise TopologyError("nics: a list was expected")
     ports: dict[str, RankPort] = {}
     for place, nic in enumerate(tree["nics"]):
         ranks, gpus = (nic.get(name, []) for name in ("ranks", "gpus")) if isinstance(nic, dict) else (None, None)
@@ -31,7 +40,7 @@ def ports_of(tree: Any) -> dict[str, RankPort]:
         node, name = _text(nic.get("node"), 253), _text(nic.get("nic"), 100)
         if not node or not name:
             raise TopologyError(f"nics[{place}]: node and nic: names were expected")
-        port = RankPort(node, name, _tiers(nic.get("switch"), above, place))
+        port = RankPort(node, name, _tiers(nic.get("switch"), above, f"nics[{place}]"))
         if not all(type(gpu) is str for gpu in gpus):
             raise TopologyError(f"nics[{place}].gpus: names were expected, such as GPU0")
         for rank in (*ranks, *(f"{node}:{gpu}" for gpu in gpus)):
@@ -45,6 +54,18 @@ def ports_of(tree: Any) -> dict[str, RankPort]:
     return ports
 
 
+def _ports_of_nodes(nodes: Any, above: dict[Any, Any]) -> dict[str, RankPort]:
+    if not isinstance(nodes, dict):
+        raise TopologyError("nodes: every node and its nearest switch were expected")
+    ports: dict[str, RankPort] = {}
+    for node, switch in nodes.items():
+        name = _text(node, 253)
+        if not name:
+            raise TopologyError("nodes: names were expected")
+        ports[f"{name}:"] = RankPort(name, WHOLE_NODE, _tiers(switch, above, f"nodes.{name}"))
+    return ports
+
+
 def nearest_switches(ports: Iterable[RankPort]) -> dict[str, str]:
     """By node the nearest switch above all of its NICs; nodes whose NICs share none are left out."""
     shared: dict[str, tuple[str, ...]] = {}
@@ -54,12 +75,12 @@ def nearest_switches(ports: Iterable[RankPort]) -> dict[str, str]:
     return {node: switches[0] for node, switches in shared.items() if switches}
 
 
-def _tiers(switch: Any, above: dict[Any, Any], place: int) -> tuple[str, ...]:
+def _tiers(switch: Any, above: dict[Any, Any], place: str) -> tuple[str, ...]:
     found: list[str] = []
     while switch is not None:
         name = _text(switch)
         if not name:
-            raise TopologyError(f"nics[{place}]: a switch's name was expected")
+            raise TopologyError(f"{place}: a switch's name was expected")
         if name in found or len(found) == MAX_TIERS:
             raise TopologyError(f"switches: {name[:100]}: a ring, or more than {MAX_TIERS} tiers")
         found.append(name)

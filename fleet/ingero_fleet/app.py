@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from ingero_fleet import api
 from ingero_fleet.collectives.collector import COLLECTIVES
 from ingero_fleet.collectives.polling import poll_between_ticks
+from ingero_fleet.collectives.topology_file import follow_topology
 from ingero_fleet.collectors import ENGINE, LISTENERS, TRAFFIC, FindingsCollector
 from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from ingero_fleet.replication.replica import Replica
 
 log = get(__name__)
+
+TOPOLOGY_SECONDS: Final = 5.0
+"""Time between two checks of the topology file, where this process judges alone."""
 
 DRAIN_SECONDS = 5.0
 """How long a stop waits for pending requests, seconds."""
@@ -86,8 +90,12 @@ class Fleet:
             self._ticking = [asyncio.create_task(self._replica.run())]
             return
         self._ticking = [asyncio.create_task(engine.run())]
+        nccl = config.processors.nccl
+        if nccl.topology_file:
+            follow = follow_topology(nccl.topology_file, self._collectives.use_topology, TOPOLOGY_SECONDS)
+            self._ticking.append(asyncio.create_task(follow))
         if machine.polls:
-            often = config.processors.nccl.poll_interval
+            often = nccl.poll_interval
             self._ticking.append(asyncio.create_task(poll_between_ticks(self._collectives, engine.clock, often)))
 
     def _alone(self, clock: SlewedClock) -> tuple[Engine, ScoreTable, Observe]:

@@ -1,6 +1,8 @@
 """Slow parts of a network from the collectives that Fleet takes: what `diagnose` names, and no node."""
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,12 +18,16 @@ from ingero_detect.topology import nearest_switches, ports_of
 from ingero_fleet.collectives.batch import POINT
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.excuses import Claim
+from ingero_fleet.collectives.gpu_states import GpuStates
 from ingero_fleet.collectives.long_waits import long_waits
 from ingero_fleet.collectives.migrations import with_transfer_times
-from ingero_fleet.collectives.points import CommKey
+from ingero_fleet.collectives.points import CommKey, PointReader, PointSource
+from ingero_fleet.collectives.slow_network import NetworkVerdict, SlowNetwork
 from ingero_fleet.collectives.slow_transfers import slowed_communicators
+from ingero_fleet.collectives.topology_file import TopologyFile
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.collectives.transfer_times import MAX_SERIES, MAX_SERIES_OF_COMMUNICATOR, TICKS, TransferTimes
+from ingero_fleet.collectives.window import CommunicatorWindow
 from ingero_fleet.processor_settings import NcclConfig, ProcessorsConfig
 from ingero_fleet.receivers.messages import encode_push
 from ingero_fleet.replication.log_bodies import Marker
@@ -269,7 +275,9 @@ def test_fleets_with_different_topologies_do_not_judge_together(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "place"),
     [("nics: [", "line 2, column 1"), ("nics: [{node: n, nic: a}]", "nics[0]: node, nic and ranks or gpus"),
-     ("nics: [{node: n, nic: a, gpus: [1]}]", "nics[0].gpus"), ("\0", "control characters"),
+     ("nics: [{node: n, nic: a, gpus: [1]}]", "nics[0].gpus"), ("nodes: [n]", "nodes: every node"),
+     ("nodes: {n: 1}", "nodes.n: a switch's name"), ("nodes: {}\nnics: []", "either nics or nodes"),
+     ("\0", "control characters"),
      ("- " * 100_000, "line 1: more than 64 lists")],
 )  # fmt: skip
 def test_a_topology_that_cannot_be_used_is_an_error_with_its_place(tmp_path: Path, content: str, place: str) -> None:
@@ -335,3 +343,80 @@ def test_the_nearest_switch_above_all_nics_of_a_node() -> None:
     ]
 
     assert nearest_switches(ports) == {"a": "leaf-0", "b": "spine"}
+
+
+LEAVES, NODES_OF_LEAF, SLOW_LEAF = 4, 4, 1
+
+
+def node_topology(nodes: int) -> dict[str, Any]:
+    leaves = {f"n{node}": f"spine/leaf-{node // NODES_OF_LEAF}" for node in range(nodes)}
+    return {"nodes": leaves, "switches": dict.fromkeys(leaves.values(), "spine")}
+
+
+def pairs_of_nodes(slow: Callable[[int, int], bool], ports: dict[str, RankPort], gpu: str) -> NetworkVerdict | None:
+    """The verdict on pairs of nodes in and between leaves, of which some are slow."""
+    nodes = LEAVES * NODES_OF_LEAF
+    rings = [(one, other) for step in (1, NODES_OF_LEAF) for one in range(nodes) for other in [(one + step) % nodes]]
+    reader = PointReader(1000, 1000, GpuStates(1, 1.0))
+    communicators, times, network = Communicators(reader), TransferTimes(), SlowNetwork(ports)
+    for number, ring in enumerate(rings):
+        reader.comms.append(CommKey("c", f"{number:016x}", len(ring)))
+        reader.sources += [PointSource("c", f"n{node}", "pod", gpu) for node in ring]
+        members = np.arange(len(reader.sources) - len(ring), len(reader.sources), dtype=np.int32)
+        communicators.windows[number] = CommunicatorWindow(len(ring), members, 0.0)
+    random, count = np.random.default_rng(0), np.arange(len(rings))
+    usual = np.array([1.3 if slow(*ring) else 1.0 for ring in rings])
+    for step in range(STEPS):
+        times.next_tick()
+        seconds = usual * random.lognormal(0, 0.01, len(rings))
+        times.add(reader.comms, ["send"], count, 0 * count, 0 * count + 8, seconds)
+        network.tick(communicators, times, 5.0 * step)
+    return network.now.get("c")
+
+
+@pytest.mark.parametrize("gpu", ["GPU3", ""])
+def test_nearest_switches_of_nodes_suffice_to_name_a_switch(gpu: str) -> None:
+    ports = ports_of(node_topology(LEAVES * NODES_OF_LEAF))
+    under = range(SLOW_LEAF * NODES_OF_LEAF, (SLOW_LEAF + 1) * NODES_OF_LEAF)
+
+    leaf = pairs_of_nodes(lambda one, other: one in under or other in under, ports, gpu)
+    node = pairs_of_nodes(lambda one, other: 6 in (one, other), ports, gpu)
+
+    assert leaf and pairs(leaf["elements"]) == {("switch", f"spine/leaf-{SLOW_LEAF}")}
+    assert node and node["kind"] in ("nic", "unknown")
+    causes = node["possible"] or [node["elements"]]
+    assert {re.split("[/:]", item["name"])[0] for cause in causes for item in cause} == {"n6"}
+    assert pairs_of_nodes(lambda one, other: False, ports, gpu) is None
+
+
+@pytest.mark.parametrize("fault", ["nothing", "nic", "leaf", "link"])
+def test_without_nics_a_fault_of_one_rail_names_nothing_that_is_healthy(fault: str, tmp_path: Path) -> None:
+    job = job_of(fault)
+    file = tmp_path / "topology.yaml"
+    nodes = {nic["node"]: nic["switch"].rpartition("-")[0] for nic in gpu_topology(job)["nics"]}
+    file.write_text(json.dumps({"nodes": nodes, "switches": dict.fromkeys(nodes.values(), "spine")}))
+    tracker = CollectivesTracker(NcclConfig(topology_file=file))
+
+    play(tracker, job)
+
+    assert all(verdict["kind"] == "unknown" for verdict in verdicts(tracker))
+
+
+def test_a_changed_topology_is_used_and_a_broken_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "topology.yaml"
+    file.write_text("nodes: {}")
+    topology, tracker = TopologyFile(file), CollectivesTracker(NcclConfig(topology_file=file))
+    assert topology.changed() is None and tracker.answer("c", BEGIN)["network"] == []
+
+    file.write_text(json.dumps(gpu_topology(job_of("leaf"))))
+    ports = topology.changed()
+    assert ports
+    tracker.use_topology(ports)
+    play(tracker, job_of("leaf"))
+
+    (verdict,) = verdicts(tracker)
+    assert ("switch", job_of("leaf").name) in pairs([item for cause in verdict["possible"] for item in cause])
+    file.write_text("nodes: [")
+    assert topology.changed() is None
+    file.unlink()
+    assert topology.changed() is None

@@ -24,9 +24,12 @@ def read_topology(file: str) -> dict[str, RankPort]:
     except YamlError as error:
         raise SourceError(f"{file}: {str(error)[:200]}") from None
     try:
-        return ports_of(tree)
+        ports = ports_of(tree)
     except TopologyError as error:
         raise SourceError(f"{file}: {error}") from None
+    if "nics" not in tree:
+        raise SourceError(f"{file}: nodes: a recording does not name the nodes of ranks; list nics with their ranks")
+    return ports
 
 
 def with_network(answer: dict[str, Any], recorded: RecordedTimeline, ports: dict[str, RankPort]) -> dict[str, Any]:

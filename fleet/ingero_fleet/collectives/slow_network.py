@@ -49,7 +49,7 @@ class SlowNetwork:
     """The verdict on each cluster's network, and the one that waits for its confirmation."""
 
     def __init__(self, ports: Mapping[str, RankPort]) -> None:
-        self.ports = ports
+        self.use(ports)
         self.now: dict[str, NetworkVerdict] = {}
         """Confirmed verdicts, by cluster."""
         self.compared: dict[str, int] = {}
@@ -59,6 +59,10 @@ class SlowNetwork:
         self._before: dict[str, NetworkVerdict | None] = {}
         self._sent: dict[str, NetworkVerdict] = {}
         self._ticks = 0
+
+    def use(self, ports: Mapping[str, RankPort]) -> None:
+        """Place ranks by these ports from now on."""
+        self.ports = ports
         counted: dict[str, set[RankPort]] = {}
         for port in ports.values():
             counted.setdefault(port.node, set()).add(port)
@@ -125,8 +129,10 @@ class SlowNetwork:
         return {"compared": self.compared.get(cluster, 0), "verdict": self.now.get(cluster)}
 
     def port(self, source: PointSource) -> RankPort | None:
-        """The NIC of a sender: that of its GPU, or the only one of its node."""
-        return self.ports.get(f"{source.node}:{source.gpu}") if source.gpu else self._single.get(source.node)
+        """The NIC of a sender: that of its GPU, the only one of its node, or all of its node as one."""
+        if not source.gpu:
+            return self._single.get(source.node)
+        return self.ports.get(f"{source.node}:{source.gpu}") or self.ports.get(f"{source.node}:")
 
     def state(self) -> dict[str, Any]:
         """Everything that later ticks depend on."""

@@ -1,12 +1,17 @@
-"""Reads the file that says which NIC every GPU uses and how the switches are connected."""
+"""Reads the file that says which NIC every GPU uses and how the switches are connected, and reads it again."""
 
+import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from ingero_detect.links import RankPort
 from ingero_detect.topology import TopologyError, ports_of
+from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_kit.yaml_documents import load_yaml
+
+log = get(__name__)
 
 MAX_BYTES: Final = 64 << 20
 """A longer file is refused."""
@@ -24,3 +29,41 @@ def read_topology(file: Path | None) -> dict[str, RankPort]:
         return ports_of(load_yaml(content))
     except (OSError, ValueError) as error:
         raise SettingsError(f"processors.nccl.topology_file {file}: {str(error)[:300]}") from None
+
+
+class TopologyFile:
+    """The file as it was read last."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen = self._signature()
+
+    def changed(self) -> dict[str, RankPort] | None:
+        """The NICs if the file changed; `None` if it did not, or if it cannot be used, which is logged."""
+        seen = self._signature()
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        try:
+            return read_topology(self._file)
+        except SettingsError as error:
+            log.warning("topology_refused", reason=str(error), hint="the one before stays in use")
+            return None
+
+    def _signature(self) -> tuple[int, int, int] | None:
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+async def follow_topology(file: Path, use: Callable[[Mapping[str, RankPort]], None], every: float) -> None:
+    """Give a changed topology to `use`, until cancelled."""
+    topology = TopologyFile(file)
+    while True:
+        await asyncio.sleep(every)
+        ports = await asyncio.to_thread(topology.changed)
+        if ports is not None:
+            use(ports)
+            log.info("topology_changed", nics=len(set(ports.values())))

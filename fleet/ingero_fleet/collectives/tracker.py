@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_contract.identifiers import NodeKey
+from ingero_detect.links import RankPort
 from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import PointBatch, renumbered
@@ -71,10 +72,10 @@ class CollectivesTracker:
         self.transfers = TransferTimes()
         self._matcher = CollectiveMatcher(
             Communicators(self.reader), config, attribution, lags=wanted,
-            transfers=self.transfers if self.network.ports else None,
+            transfers=self.transfers if config.topology_file else None,
         )  # fmt: skip
         self._shown = self._matcher.communicators
-        self._stragglers = StragglerRanks(self.transfers if self.network.ports else None)
+        self._stragglers = StragglerRanks(self.transfers if config.topology_file else None)
         self._throttling = ThrottleDetector()
         self._export = export
         self._export_logs = export_logs
@@ -121,6 +122,11 @@ class CollectivesTracker:
                 return
             self.reader.read(push, self._batch, now)
             self.points += len(self._batch) - before
+
+    def use_topology(self, ports: Mapping[str, RankPort]) -> None:
+        """Judge the network by another topology from the next tick on."""
+        with self._findings:
+            self.network.use(ports)
 
     def judge(self, now: float) -> None:
         """Group the points that came in, find late ranks, and forget what is old."""
