@@ -141,7 +141,6 @@ def resource(kind: str, namespace: str, name: str, spec: dict[str, Any], **metad
 def lab(plane: ControlPlane, namespace: str, fleet_double: Fleets) -> Iterator[Lab]:
     found = Lab(plane, namespace, fleet_double.of(namespace, "prod"))
     yield found
-    plane.delete("fc", "prod", namespace)
-    wait_until(lambda: plane.read("-n", namespace, "fc", "prod") is None, "the FleetCluster to go")
+    found.delete()
     for name in found.names:
         plane.delete("node", name)

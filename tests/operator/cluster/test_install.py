@@ -154,8 +154,7 @@ def test_without_the_node_policy_no_node_is_tainted_until_it_is_back(lab: Lab, s
         lab.plane.apply(installed("ValidatingAdmissionPolicyBinding", GUARD))
         wait_until(lambda: lab.marked() == {lab.names[0]}, "the taint once the policy is back")
         assert instance.page()["ingero_operator_node_policy_missing"] == 0
-        lab.plane.delete("fc", "prod", lab.namespace)
-        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+        lab.delete()
 
 
 def fleet_cluster(namespace: str) -> dict[str, Any]:

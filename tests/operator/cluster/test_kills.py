@@ -42,8 +42,7 @@ def test_killed_anywhere_it_converges_without_a_second_event_or_a_stray_taint(la
 
     assert len(lab.events("Tainted")) == 2 and len(lab.events("TaintOverridden")) == 0
     with start():
-        lab.plane.delete("fc", "prod", lab.namespace)
-        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+        lab.delete()
 
 
 def test_the_lease_has_one_holder_and_passes_on(lab: Lab, start: Any) -> None:
@@ -62,6 +61,7 @@ def test_the_lease_has_one_holder_and_passes_on(lab: Lab, start: Any) -> None:
             lab.says.stragglers = set()
             wait_until(lambda: lab.marked() == set(), "the release")
             assert lab.events("TaintOverridden") == []
+            lab.delete()
 
 
 def test_an_outage_of_the_api_server_is_survived(lab: Lab, start: Any) -> None:
@@ -77,3 +77,4 @@ def test_an_outage_of_the_api_server_is_survived(lab: Lab, start: Any) -> None:
 
         wait_until(lambda: lab.marked() == set(), "the release", 60)
         assert operator.running.process.poll() is None
+        lab.delete()

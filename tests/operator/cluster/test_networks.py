@@ -63,8 +63,7 @@ def test_a_release_whose_answer_is_lost_is_our_own_and_nobodys_no(lab: Lab, prox
         assert proxied.network.lost >= 1 and lab.events("TaintOverridden") == []
         assert not any("handsOffUntil" in row for row in lab.status()["taints"].get("nodes", []))
         proxied.network.fate = lambda method, path: "pass"
-        lab.plane.delete("fc", "prod", lab.namespace)
-        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+        lab.delete()
 
 
 def test_neither_a_status_that_cannot_be_written_nor_another_node_holds_up_a_release(
@@ -85,8 +84,7 @@ def test_neither_a_status_that_cannot_be_written_nor_another_node_holds_up_a_rel
         assert proxied.network.failed >= 2
         proxied.network.fate = lambda method, path: "pass"
         wait_until(lambda: lab.marked() == set(), "the other release")
-        lab.plane.delete("fc", "prod", lab.namespace)
-        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+        lab.delete()
 
 
 def test_a_release_waits_for_no_secret_that_cannot_be_read(lab: Lab, proxied: Proxied) -> None:
@@ -102,8 +100,7 @@ def test_a_release_waits_for_no_secret_that_cannot_be_read(lab: Lab, proxied: Pr
 
         wait_until(lambda: lab.marked() == set(), "the release")
         proxied.network.fate = lambda method, path: "pass"
-        lab.plane.delete("fc", "prod", lab.namespace)
-        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+        lab.delete()
 
 
 def test_a_child_that_lost_its_label_is_ours_again_at_once(

@@ -50,9 +50,7 @@ def test_an_idle_node_is_not_released_and_deleting_the_resource_releases_it(lab:
     operator.settle(2)
     assert lab.taint(victim) is not None
 
-    lab.plane.delete("fc", "prod", lab.namespace)
-
-    wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+    lab.delete()
     assert lab.marked() == set() and lab.others_untouched()
 
 
@@ -196,8 +194,7 @@ def test_the_condition_says_who_straggles_without_a_taint_and_goes_with_the_reso
 
     lab.says.stragglers = set()
     wait_until(lambda: conditions()[victim] == "False", "the recovery")
-    lab.plane.delete("fc", "prod", lab.namespace)
-    wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+    lab.delete()
     assert conditions() == {}
 
 

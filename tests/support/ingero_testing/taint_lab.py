@@ -53,6 +53,11 @@ class Lab:
         body = {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
         self.plane.apply(body)
 
+    def delete(self) -> None:
+        """Delete the FleetCluster and wait until it is gone; one with taints needs an operator for that."""
+        self.plane.delete("fc", "prod", self.namespace)
+        wait_until(lambda: self.plane.read("-n", self.namespace, "fc", "prod") is None, "the FleetCluster to go")
+
     def taint(self, name: str) -> dict[str, str] | None:
         taints = self.plane.read("node", name)["spec"].get("taints", [])
         return next((item for item in taints if item["key"] == KEY), None)
