@@ -117,7 +117,7 @@ class Echo:
             self.config.ingest.max_decoded_body_size, lambda now: clock.now(now, time.monotonic_ns()) - age
         )
         source = NatsSource(self.config.source.nats, store, writer, sealer, limits, self.config.table.every)
-        self._source = source.stats
+        self._source = sealer.counters.source = source.stats
         self._tasks.append(asyncio.create_task(source.run()))
 
     def _sealing(self) -> SealCounters | None:

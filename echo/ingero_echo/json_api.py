@@ -67,6 +67,8 @@ class Sealing(Described):
     """Data files added since the start."""
     failure: SealFailure | None
     """Why the last seal failed; null after one that succeeded."""
+    source_away_since: float | None
+    """Unix time since when the stream of `source` cannot be read; null while it can, and without one."""
 
 
 class Health(Described):
@@ -234,7 +236,13 @@ def make_api(
     def health() -> Health:
         """Whether the API serves, the database is open, how full its volume is, and how far its events are sealed."""
         found = sealing()
-        sealed = Sealing(until=found.until, files=found.files, failure=found.failure) if found else None
+        sealed = (
+            Sealing(
+                until=found.until, files=found.files, failure=found.failure,
+                source_away_since=found.source.away_since if found.source else None,
+            )
+            if found else None
+        )  # fmt: skip
         return Health(status="ok", ready=ready(), volume_used=service.volume_used(), sealing=sealed)
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)

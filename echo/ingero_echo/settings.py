@@ -46,6 +46,8 @@ class TableConfig(Settings):
     shard: str = Field(default="0", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
     """Name of this writer among those that share the tables. A database keeps its name; another database, also one
     that replaces a lost volume, takes a new name."""
+    former_shard: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
+    """The name that this database had before it took this one. What it sealed under it is not sealed again."""
     every: Duration = Field(default=60.0, gt=0)
     """Time between two seals."""
     max_rows: int = Field(default=1_000_000, ge=1)

@@ -95,6 +95,8 @@ class EchoStores:
         if spec.table:
             place = "spec.table.credentialsSecret"
             await referenced.value(key[1], spec.table.credentials_secret, place, errors)
+        if spec.source:
+            await referenced.nats(key[1], spec.source.nats, "spec.source.nats", errors)
         if spec.readers:
             await referenced.value(key[1], spec.readers.token_secret, "spec.readers.tokenSecret", errors)
         tls = await self._tls(key[1], key[2], spec, errors)

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from ingero_operator import status
 from ingero_operator.api.base import SecretKey, seconds
-from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
+from ingero_operator.api.nats import NatsStream
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Mode, Source
 from ingero_operator.cache import OwnerKey
 from ingero_operator.children import ApplyResult, ChildPlan
 from ingero_operator.conditions import Condition
@@ -33,7 +34,7 @@ from ingero_operator.kinds import HTTP_ROUTE, SERVICE_MONITOR, Manifest
 from ingero_operator.network_health import network_healthy
 from ingero_operator.plan import ChildKey, plan
 from ingero_operator.referenced import TlsSecret, missing
-from ingero_operator.render import desired, fleet, receivers
+from ingero_operator.render import desired, fleet, receivers, topology
 from ingero_operator.render.common import digest
 from ingero_operator.render.shards import shard_of
 from ingero_operator.resources import (
@@ -63,6 +64,8 @@ class Referenced:
     tls: TlsSecret
     files: str
     """Digest of the price files."""
+    topology: str
+    """Fleet's topology from labels of nodes."""
 
     @property
     def authority(self) -> str | None:
@@ -146,8 +149,10 @@ class FleetClusters:
             errors.append(missing("spec.tokenSecret", "Secret", spec.token_secret))
         tls = await self._tls(namespace, name, spec, errors)
         forward = fleet_spec.forward
+        await read.nats(namespace, fleet_spec.log.nats, "spec.fleet.log.nats", errors)
         if forward:
             await read.value(namespace, forward.token_secret, "spec.fleet.forward.tokenSecret", errors)
+            await read.nats(namespace, forward.nats, "spec.fleet.forward.nats", errors)
         api = spec.agents.api
         if api:
             await read.value(namespace, api.token_secret, "spec.agents.api.tokenSecret", errors)
@@ -160,15 +165,42 @@ class FleetClusters:
             errors.append(
                 ReconcileError("EchoStoreMissing", f"spec.fleet.forward.echoStore: {message}", stalls=False)
             )
+        elif forward and forward.nats and _source(self._echo_store(namespace, spec)) is None:
+            message = (
+                f"EchoStore {store} has no spec.source; set it there. Meanwhile Fleet sends to the pod of the store"
+            )
+            errors.append(
+                ReconcileError("EchoStoreWithoutSource", f"spec.fleet.forward.nats: {message}", stalls=False)
+            )
         texts = [
             (await read.value(namespace, source, f"spec.fleet.cost.{name}", errors)).decode()
             for name, source in (("rates", fleet_spec.cost.rates), ("providers", fleet_spec.cost.providers))
             if source
         ]
-        topology = fleet_spec.collectives.topology
-        if topology:
-            texts.append((await read.value(namespace, topology, "spec.fleet.collectives.topology", errors)).decode())
-        return Referenced(errors=errors, token=token, tls=tls, files=digest(texts) if texts else "")
+        wires = fleet_spec.collectives.topology
+        if wires:
+            texts.append((await read.value(namespace, wires, "spec.fleet.collectives.topology", errors)).decode())
+        return Referenced(
+            errors=errors, token=token, tls=tls, files=digest(texts) if texts else "",
+            topology=self._topology(spec, errors),
+        )  # fmt: skip
+
+    def _topology(self, spec: FleetClusterSpec, errors: list[ReconcileError]) -> str:
+        """The topology file from labels of the watched nodes, where labels are named."""
+        keys = spec.fleet.collectives.topology_labels
+        if not keys:
+            return ""
+        watched = self.context.informer.watched(spec.agents.node_selector).values()
+        found = topology.topology_of(((node.name, node.labels) for node in watched), keys)
+        message = ""
+        if not found:
+            message = f"no node that spec.agents.nodeSelector selects has the label {keys[0]}"
+        elif len(found) > topology.MAX_BYTES:
+            message = f"{len(found)} bytes of names do not fit into a ConfigMap; use fewer labels, or topology"
+        if message:
+            field = "spec.fleet.collectives.topologyLabels"
+            errors.append(ReconcileError("TopologyUnusable", f"{field}: {message}", stalls=False))
+        return "" if message else found
 
     async def _tls(
         self, namespace: str, name: str, spec: FleetClusterSpec, errors: list[ReconcileError]
@@ -237,7 +269,9 @@ class FleetClusters:
         return fleet.FleetInputs(
             echo_authority=str((store.get("spec") or {}).get("tlsSecret") or ""),
             echo_shard=shard_of(spec.cluster_id, routed_shards(store)),
+            echo_stream=_source(store),
             file_digest=referenced.files,
+            topology=referenced.topology,
             provider="" if spec.fleet.cost.default_provider else self._provider(spec),
         )
 
@@ -374,6 +408,12 @@ class FleetClusters:
         self.context.status.forget(key)
         self.context.pods.forget(key)
         self.taints.forget(key)
+
+
+def _source(store: Manifest) -> NatsStream | None:
+    """The stream that an EchoStore reads."""
+    spec = parse(EchoStoreSpec, store) if store else None
+    return spec.source.nats if isinstance(spec, EchoStoreSpec) and spec.source else None
 
 
 def _has_references(spec: FleetClusterSpec) -> bool:

@@ -83,12 +83,22 @@ def forward_available(forward: Forward | None, state: Forwarding | None) -> Cond
 
 
 def _target(forward: Forward) -> str:
-    return f"EchoStore {forward.echo_store}" if forward.echo_store else str(forward.endpoint)
+    store = f"EchoStore {forward.echo_store}" if forward.echo_store else str(forward.endpoint)
+    return f"the stream of {store}" if forward.nats else store
 
 
 def _cure(forward: Forward, failure: str) -> tuple[str, str]:
     """Reason of the condition, and what helps."""
     match failure:
+        case "unreachable" | "timeout" if forward.nats:
+            cure = (
+                "see whether the servers in spec.source of the EchoStore run and accept what spec.fleet.forward.nats "
+                f"names, and the conditions of EchoStore {forward.echo_store}, which makes the stream"
+            )
+            return "ReceiverUnreachable", cure
+        case "busy" if forward.nats:
+            full = "the stream is full, or its servers elect a leader"
+            return "ReceiverBusy", f"{full}: see SealingCurrent of EchoStore {forward.echo_store}"
         case "unauthenticated":
             source = "spec.fleet.forward.tokenSecret"
             owner = f"spec.tokenSecret of EchoStore {forward.echo_store}" if forward.echo_store else "the receiver"

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ingero_kit.clock import Clock
 from ingero_operator.api.base import ConfigMapKey, SecretKey
+from ingero_operator.api.nats import NatsAccess
 from ingero_operator.api_client import ApiClient
 from ingero_operator.certificates import certificate_errors, judge_certificate
 from ingero_operator.conditions import Condition
@@ -62,6 +63,19 @@ class ReferencedObjects:
         if found is None:
             errors.append(missing(path, "Secret" if isinstance(source, SecretKey) else "ConfigMap", source))
         return found or b""
+
+    async def nats(self, namespace: str, access: NatsAccess | None, path: str, errors: list[ReconcileError]) -> None:
+        """See whether the Secrets of a client of NATS exist."""
+        if access is None:
+            return
+        await self.value(namespace, access.credentials_secret, f"{path}.credentialsSecret", errors)
+        if access.tls and access.tls.ca_secret:
+            authority = SecretKey(name=access.tls.ca_secret, key="ca.crt")
+            await self.value(namespace, authority, f"{path}.tls.caSecret", errors)
+        if access.tls and access.tls.client_secret:
+            for key in ("tls.crt", "tls.key"):
+                part = SecretKey(name=access.tls.client_secret, key=key)
+                await self.value(namespace, part, f"{path}.tls.clientSecret", errors)
 
     async def tls(
         self, namespace: str, name: str | None, servers: Iterable[str], errors: list[ReconcileError]

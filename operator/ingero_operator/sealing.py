@@ -49,6 +49,7 @@ class _SealingAnswer(BaseModel):
     until: Annotated[float, Field(ge=0, le=4e9, allow_inf_nan=False)]
     files: Annotated[int, Field(ge=0, le=10**15)]
     failure: Annotated[str, Field(max_length=64)] | None = None
+    source_away_since: Annotated[float, Field(ge=0, le=4e9, allow_inf_nan=False)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class SealingReport:
     """Data files that were added since the writer started."""
     failure: str | None
     """Why the last attempt failed."""
+    unread_since: int | None = None
+    """Unix time since when the stream cannot be read, once that has lasted for a step."""
 
 
 def parse_sealing(response: Any, now: float) -> SealingReport | None:
@@ -71,9 +74,11 @@ def parse_sealing(response: Any, now: float) -> SealingReport | None:
         found = _SealingAnswer.model_validate(response.get(echo.SEALING) if isinstance(response, dict) else None)
     except ValidationError:
         return None
+    away = found.source_away_since
     return SealingReport(
         until=int(found.until) // STEP * STEP, lag=int(max(0.0, now - found.until)) // STEP * STEP,
         files=found.files, failure=found.failure,
+        unread_since=int(away) if away is not None and now - away >= STEP else None,
     )  # fmt: skip
 
 
@@ -104,6 +109,14 @@ def sealing_current(
             "until they are sealed or older than spec.retention"
         )
         return no(SEALED, reason, message)
+    unread = [report.unread_since for report in reports if report and report.unread_since is not None]
+    if unread:
+        message = (
+            f"a writer cannot read its stream since {timestamp_seconds(min(unread))}, and what Fleet publishes stays "
+            "there: see whether the servers in spec.source.nats run and accept its credentialsSecret and tls, and "
+            "`log_away` in the log of the pod"
+        )
+        return no(SEALED, "StreamUnreadable", message)
     if all(reports):
         return yes(SEALED, "Sealing", f"events are sealed into {table.warehouse}")
     return before or unknown(

@@ -385,6 +385,7 @@ def test_under_a_new_name_a_database_does_not_seal_again_what_it_sealed(tmp_path
     second.put(telemetry.numbered(3)[1])
     with open_reader(tmp_path, tables, {"new": second}) as reader, reader.store.pinned(Window()) as sources:
         before = reader.store.cursor().execute(f"SELECT count(*) FROM {sources.tables['events']}").fetchall()
+        assert sources.missing == () and [*(sources.as_of or ())] == ["new"]
     second.seal()
     second.close()
 
@@ -393,6 +394,38 @@ def test_under_a_new_name_a_database_does_not_seal_again_what_it_sealed(tmp_path
     assert before == [(8,)]
     assert sorted(file.rows for file in pinned.files) == [3, 5]
     assert {name: boundary.sealed for name, boundary in pinned.boundaries.items()} == {"old": 1, "new": 2}
+
+
+@pytest.mark.parametrize("table", ["node_rollups", "verdicts", "events"])
+def test_under_a_new_name_a_database_goes_on_after_a_seal_that_landed_in_part(tmp_path: Path, table: str) -> None:
+    first = Shard(
+        tmp_path / "e.duckdb", table_config(tmp_path / "lake", "old"),
+        lambda config: Unclear(open_lake(config), "after commit", table),
+    )  # fmt: skip
+    first.put(telemetry.verdict("n1", "straggler"))
+    with pytest.raises(LakeError):
+        first.seal()
+    first.close()
+    tables = table_config(tmp_path / "lake", "new", former_shard="old")
+    second = Shard(tmp_path / "e.duckdb", tables)
+    second.put(telemetry.verdict("n2", "straggler"))
+    second.seal()
+    found = {name: seen(tables, second.store.cursor(), name, "new") for name in TABLES}
+    second.close()
+
+    assert found["events"].total() == found["verdicts"].total() == 2
+    assert sum(row[5] * times for row, times in found["node_rollups"].items()) == 2
+
+
+def test_only_what_this_database_sealed_counts_under_the_name_that_it_had() -> None:
+    known = {"old": Boundary(7, "mine")}
+
+    assert plan.sealed_formerly("old", known, "mine", 9) == 7
+    assert plan.sealed_formerly("old", known, "another", 9) == plan.NOTHING
+    assert plan.sealed_formerly("unknown", known, "mine", 9) == plan.NOTHING
+    assert plan.sealed_formerly(None, known, "mine", 9) == plan.NOTHING
+    with pytest.raises(ShardTaken, match="a newer copy"):
+        plan.sealed_formerly("old", known, "mine", 6)
 
 
 def test_retention_by_size_spares_what_is_not_sealed(shard: Shard) -> None:

@@ -32,6 +32,12 @@ from ingero_fleet.nats_exporter import NatsOtlpClient
 from ingero_kit.nats_settings import otlp_subject
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.stream_reader import end_if_cancelled
+from ingero_operator.api.nats import EchoSource
+from ingero_operator.api.v1alpha1 import FleetClusterSpec
+from ingero_operator.render import fleet as render_fleet
+from ingero_operator.render.common import Owner
+from ingero_operator.render.echo import source_config
+from ingero_operator.render.fleet import FleetInputs
 from ingero_testing import telemetry
 from ingero_testing.lakes import Shard, open_reader, seen, table_config
 from ingero_testing.processes import echo as start_echo
@@ -308,16 +314,36 @@ def test_a_stream_that_was_made_anew_is_read_from_its_begin(server: NatsServers,
     run(story)
 
 
-def test_a_killed_echo_reads_on_and_what_a_fleet_took_comes_once(server: NatsServers, tmp_path: Path) -> None:
-    lake = table_config(tmp_path / "lake", every=0.1)
-    change = {
-        "table": lake.model_dump(mode="json", exclude_none=True),
-        "source": {"nats": {"servers": server.urls, "stream": "chain", "max_bytes": 16 << 20}},
-    }
+def rendered(servers: NatsServers) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the operator renders for the second writer of a store with a stream, and for a Fleet of its shard."""
+    nats = {"servers": servers.urls, "stream": "chain", "maxSize": "16Mi"}
+    source = EchoSource.model_validate({"nats": nats}).nats
+    spec = FleetClusterSpec.model_validate(
+        {"clusterId": "c", "fleet": {"forward": {"echoStore": "prod", "nats": {}}}}
+    )
+    owner = Owner(kind="FleetCluster", namespace="ml", name="f", uid="u")
+    tree = render_fleet.config(owner, spec, FleetInputs(echo_shard=1, echo_stream=source))
     exporting = {
-        "exporters": {"nats": {"servers": server.urls, "stream": "chain", "batch_bytes": 1024}},
-        "service": {"pipelines": {"logs": {"exporters": ["nats"]}}},
+        "exporters": {"nats": tree["exporters"]["nats"] | {"batch_bytes": 1024}},
+        "service": {"pipelines": tree["service"]["pipelines"]},
     }
+    return source_config(source, 1), exporting
+
+
+def test_a_killed_echo_reads_on_and_what_a_fleet_took_comes_once(tmp_path: Path) -> None:
+    """With the settings that the operator renders; Echo starts while NATS is away."""
+    with nats_servers(tmp_path / "nats") as servers:
+        chain(servers, tmp_path)
+
+
+def chain(servers: NatsServers, tmp_path: Path) -> None:
+    lake = table_config(tmp_path / "lake", every=0.1)
+    reading, exporting = rendered(servers)
+    change = {"table": lake.model_dump(mode="json", exclude_none=True), **reading}
+
+    def away_since(service: Any) -> float | None:
+        found: dict[str, float | None] = web.get(service.url("api", echo.HEALTH)).json()[echo.SEALING]
+        return found["source_away_since"]
 
     def written(service: Any) -> float:
         page = web.get(service.url("api", echo.METRICS_PAGE)).text
@@ -334,8 +360,11 @@ def test_a_killed_echo_reads_on_and_what_a_fleet_took_comes_once(server: NatsSer
                 answer = web.post(judge.url("otlp/http", routes.OTLP_LOGS), content=body, headers=PROTOBUF)
                 assert answer.status_code == 200
 
+        servers.kill(0)
         with start_echo(tmp_path / "echo", change) as service:
             push(bodies[:30])
+            wait_until(lambda: away_since(service) is not None, "the health answer to say that the stream is away")
+            servers.start(0)
             wait_until(lambda: written(service) > 0, "the first messages")
             push(bodies[30:40])
             service.process.kill()
@@ -347,6 +376,7 @@ def test_a_killed_echo_reads_on_and_what_a_fleet_took_comes_once(server: NatsSer
                 lambda: "ingero_echo_source_waiting 0.0" in web.get(service.url("api", echo.METRICS_PAGE)).text,
                 "the end of the stream",
             )
+            assert away_since(service) is None
     assert sealed() == 60
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ingero_operator.api.base import SecretKey
+from ingero_operator.api.nats import NatsAccess
 from ingero_operator.api.v1alpha1 import Forward
 from ingero_operator.conditions import Condition
 from ingero_operator.forwarding import Forwarding, forward_available, parse_exporters
@@ -55,6 +56,20 @@ def test_what_is_not_delivered_says_since_when_what_waits_what_is_lost_and_the_c
     for words in (f"since {SINCE} (no route)", "the queue is 30% full", "10 pushes or more were dropped", cure):
         assert words in found.message
     assert stuck([found]) == []  # Ready shows it, and the verdicts stay valid
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "cure"),
+    [
+        ("unreachable", "ReceiverUnreachable", "EchoStore kept, which makes the stream"),
+        ("busy", "ReceiverBusy", "SealingCurrent of EchoStore kept"),
+    ],
+)
+def test_a_stream_that_takes_nothing_says_where_to_look(failure: str, reason: str, cure: str) -> None:
+    found = shown(failing(failure), Forward(echo_store="kept", nats=NatsAccess()))
+
+    assert (found.status, found.reason) == ("False", reason)
+    assert found.message.startswith("the stream of EchoStore kept takes nothing") and cure in found.message
 
 
 def test_a_receiver_of_another_kind_is_named_as_in_the_spec() -> None:

@@ -69,6 +69,22 @@ def test_a_taken_shard_is_reported_at_once() -> None:
     assert (found.status, found.reason) == ("False", "ShardTaken")
 
 
+def reading(away: float | None, behind: float = 40) -> SealingReport:
+    said = {"until": NOW - behind, "files": 3, "failure": None, "source_away_since": away}
+    found = parse_sealing({echo.SEALING: said}, NOW)
+    assert found
+    return found
+
+
+def test_a_stream_that_cannot_be_read_for_a_minute_is_reported_although_sealing_is_current() -> None:
+    found = sealing_current(TABLE, [reading(None), reading(NOW - 90)])
+
+    assert (found.status, found.reason) == ("False", "StreamUnreadable")
+    assert "since 2027-01-15T07:58:30Z" in found.message and "credentialsSecret" in found.message
+    assert sealing_current(TABLE, [reading(None), reading(NOW - 30)]).holds
+    assert sealing_current(TABLE, [reading(NOW - 90, behind=600)]).reason == "SealingBehind"
+
+
 def test_without_an_answer_the_last_condition_stays_or_is_unknown() -> None:
     before = yes(SEALED, "Sealing", "as it was")
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ingero_echo.settings import PASSWORD_IN_URL, SECRET_NAME, EchoConfig, cached_files
+from ingero_fleet.settings import FleetConfig
 from ingero_operator import gate
 from ingero_operator.api.shared_tables import PASSWORD_IN_ADDRESS, SECRET_PROPERTY, TableSpec
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Policy
@@ -151,11 +152,87 @@ def test_a_bucket_must_be_declared_encrypted_and_that_must_be_enough() -> None:
 
 def test_another_volume_is_another_writer_of_the_tables() -> None:
     long = Owner(kind="EchoStore", namespace="ml", name="n" * 40, uid="u")
-    names = {echo.shard(owner, uid) for owner in (STORE, long) for uid in UIDS}
+    names = {echo.shard(owner, store(), uid) for owner in (STORE, long) for uid in UIDS}
 
     assert len(names) == 4
     for name in names:
         EchoConfig.model_validate({"insecure": True, "table": {"catalog": {}, "warehouse": "s3://b", "shard": name}})
+
+
+SOURCE = {
+    "nats": {
+        "servers": ["tls://nats-0.nats:4222", "nats-1.nats:5222"], "stream": "prod", "maxSize": "1Gi",
+        "credentialsSecret": {"name": "echo-nats", "key": "seed"},
+        "tls": {"caSecret": "nats-ca", "clientSecret": "me"},
+    },
+}  # fmt: skip
+
+
+def test_each_writer_reads_a_stream_of_its_own_and_keeps_its_name_on_another_volume() -> None:
+    spec = store(shards=2, source=SOURCE)
+    found, moved = rendered(spec, volumes(*UIDS)), rendered(spec, volumes(*reversed(UIDS)))
+
+    shards = set()
+    for name, stream in (("prod-echo", "prod"), ("prod-echo-1", "prod-1")):
+        writer, other = (
+            EchoConfig.model_validate(yaml.safe_load(children["ConfigMap", name]["data"]["echo.yaml"]))
+            for children in (found, moved)
+        )
+        assert writer.source and writer.source.nats.tls and writer.table and other.table
+        assert other.source == writer.source and other.table.shard == writer.table.shard
+        source, tls = writer.source.nats, writer.source.nats.tls
+        assert (source.stream, source.max_bytes) == (stream, 1 << 30)
+        assert source.servers == ("tls://nats-0.nats:4222", "nats://nats-1.nats:5222")
+        assert {str(source.credentials_file), str(tls.ca_file)} <= files(found["StatefulSet", name])
+        mounts = found["StatefulSet", name]["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+        assert str(tls.key_file and tls.key_file.parent) in {mount["mountPath"] for mount in mounts}
+        egress = found["NetworkPolicy", name]["spec"]["egress"]
+        assert [port["port"] for port in egress[-1]["ports"]] == [4222, 5222]
+        shards.add(writer.table.shard)
+    reader = EchoConfig.model_validate(yaml.safe_load(found["ConfigMap", "prod-readers"]["data"]["echo.yaml"]))
+    assert reader.read and set(reader.read.shards) == shards and reader.source is None
+
+
+def test_a_store_that_gets_a_stream_names_the_shard_that_its_volume_had() -> None:
+    before, after = (
+        EchoConfig.model_validate(yaml.safe_load(rendered(spec)["ConfigMap", "prod-echo"]["data"]["echo.yaml"])).table
+        for spec in (store(), store(source=SOURCE))
+    )
+
+    assert before and after and before.former_shard is None
+    assert after.former_shard == before.shard != after.shard
+
+
+def test_no_stream_is_read_without_the_gate() -> None:
+    found = rendered(store(source=SOURCE), volumes(UIDS[0], encrypted=False))
+
+    assert "source" not in yaml.safe_load(found["ConfigMap", "prod-echo"]["data"]["echo.yaml"])
+    assert "source" not in str(found["StatefulSet", "prod-echo"]["spec"]["template"]["spec"]["volumes"])
+
+
+def test_fleet_publishes_to_the_stream_of_its_shard() -> None:
+    owner = Owner(kind="FleetCluster", namespace="ml", name="f", uid="u")
+    forward = {"echoStore": "prod", "nats": {"credentialsSecret": {"name": "fleet-nats", "key": "seed"}}}
+    spec = FleetClusterSpec.model_validate({"clusterId": "c", "fleet": {"forward": forward}})
+    store_spec = store(shards=2, source=SOURCE)
+    assert store_spec.source
+    around = fleet.FleetInputs(echo_shard=1, echo_stream=store_spec.source.nats)
+    found = {
+        (child["kind"], child["metadata"]["name"]): child
+        for child in desired.of_fleet_cluster(owner, spec, PLATFORM, around)
+    }
+
+    tree = yaml.safe_load(found["ConfigMap", "f-fleet"]["data"]["fleet.yaml"])
+    config = FleetConfig.model_validate(tree)
+    assert config.exporters.nats and config.exporters.otlp is None
+    assert config.exporters.nats.stream == "prod-1"
+    assert {str(config.exporters.nats.credentials_file)} == files(found["Deployment", "f-fleet"])
+    assert tree["service"]["pipelines"]["logs"] == {"exporters": ["nats"]}
+    egress = found["NetworkPolicy", "f-fleet"]["spec"]["egress"]
+    assert [port["port"] for port in egress[0]["ports"]] == [4222, 5222]
+
+    pushed = fleet.config(owner, spec, fleet.FleetInputs(echo_shard=1))
+    assert pushed["exporters"]["otlp"]["endpoint"] == "prod-echo-1.ml.svc:4317"
 
 
 def test_policies_admit_readers_to_the_writer_and_both_to_catalog_and_bucket() -> None:
@@ -204,7 +281,7 @@ def test_each_writer_has_its_own_volume_proof_name_and_service() -> None:
         assert workload["replicas"] == 1 and pod["serviceAccountName"] == name
         assert volumes_by_name["data"]["persistentVolumeClaim"] == {"claimName": name}
         assert volumes_by_name["volume-proof"]["configMap"]["name"] == f"prod-{echo.proof_name(index)}"
-        assert config.table and config.table.shard == echo.shard(STORE, UIDS[index])
+        assert config.table and config.table.shard == echo.shard(STORE, store(), UIDS[index])
         assert found["Service", name]["spec"]["selector"] == workload["selector"]["matchLabels"]
         assert {("PodDisruptionBudget", name), ("NetworkPolicy", name), ("ServiceMonitor", name)} <= set(found)
     assert echo.proof(STORE, PROOF, 1)["metadata"]["name"] == "prod-volume-proof-1"
@@ -228,8 +305,8 @@ def test_readers_ask_all_writers_and_may_reach_them() -> None:
     egress = found["NetworkPolicy", "prod-readers"]["spec"]["egress"][0]["to"]
 
     assert reader.read and reader.read.shards == {
-        echo.shard(STORE, UIDS[0]): "https://prod-echo.ml.svc:8080",
-        echo.shard(STORE, UIDS[1]): "https://prod-echo-1.ml.svc:8080",
+        echo.shard(STORE, store(), UIDS[0]): "https://prod-echo.ml.svc:8080",
+        echo.shard(STORE, store(), UIDS[1]): "https://prod-echo-1.ml.svc:8080",
     }
     assert [item["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for item in egress] == [
         "ingero-echo", "ingero-echo-1",

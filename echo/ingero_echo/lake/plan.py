@@ -131,6 +131,12 @@ def sealed_elsewhere(known: Iterable[Boundary], origin: str | None, copied: int)
     return min(sealed, copied)
 
 
+def sealed_formerly(shard: str | None, known: Mapping[str, Boundary], store: str, started_at: int) -> int:
+    """The boundary of what a database sealed under the name that it had before. Raises `ShardTaken`."""
+    found = known.get(shard or "", Boundary())
+    return first_contact(str(shard), found, store, started_at) if found.store == store else NOTHING
+
+
 def landed(shard: str, found: Boundary, expected: int, wanted: Boundary) -> bool:
     """Whether the table has the boundary that is to be committed; otherwise it has the one that it must have before.
 

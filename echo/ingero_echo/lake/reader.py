@@ -207,7 +207,12 @@ class LakeReader:
         """Times up to which each writer's events are here, and writers that do not answer."""
         as_of, missing, now = {}, [], time.monotonic()
         sealed = pin["events"].boundaries
-        for shard in sorted({*sealed, *self._writers}):
+        answering = {writer.store for writer in self._writers.values()} - {""}
+        renamed = {
+            shard for shard, boundary in sealed.items()
+            if shard not in self._writers and boundary.store in answering
+        }  # fmt: skip
+        for shard in sorted({*sealed, *self._writers} - renamed):
             writer = self._writers.get(shard)
             known = sealed[shard].as_of if shard in sealed else 0
             as_of[shard] = rfc3339(max(known, writer.as_of if writer else 0))

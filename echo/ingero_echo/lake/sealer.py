@@ -24,6 +24,7 @@ from ingero_echo.settings import TableConfig
 from ingero_echo.source_position import SourcePosition
 from ingero_echo.store import Store
 from ingero_echo.tables import TABLES
+from ingero_kit.connection_stats import ConnectionStats
 from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 
@@ -89,6 +90,8 @@ class SealCounters:
     """When all that had arrived by then was sealed last, by the monotonic clock; at first the start."""
     taken: bool = False
     """Whether another database seals under this name, so that this one has stopped."""
+    source: ConnectionStats | None = None
+    """The connection to the stream whose rows are sealed, where there is one."""
 
     @property
     def lag(self) -> float:
@@ -126,8 +129,9 @@ class Sealer:
             ).fetchall()[0]
         self._id, self._origin, self._copied = str(row[0]), row[1], int(row[2])
         self._predecessors = tuple(row[3].split())
-        self._sealed_by_origin = dict.fromkeys(TABLES, plan.NOTHING)
-        """Boundaries of the rows that this database got from a backup and the other one sealed since."""
+        self._sealed_elsewhere = dict.fromkeys(TABLES, plan.NOTHING)
+        """Boundaries of rows that the tables have under another name: by the database that a backup was made of, or
+        by this one."""
         self._continue()
         self.counters.until = self._oldest_arrival() or self.counters.until
         self._folder = store.config.path.absolute().with_name(store.config.path.name + ".seal")
@@ -234,7 +238,10 @@ class Sealer:
                 self._replace_lost(ours)
             for table, known in every.items():
                 found = known.get(self._config.shard, Boundary())
-                self._sealed_by_origin[table] = plan.sealed_elsewhere(known.values(), self._origin, self._copied)
+                self._sealed_elsewhere[table] = max(
+                    plan.sealed_elsewhere(known.values(), self._origin, self._copied),
+                    plan.sealed_formerly(self._config.former_shard, known, self._id, self._started_at),
+                )
                 if table not in self._expected:
                     self._expected[table] = plan.first_contact(
                         self._config.shard, found, self._id, self._started_at, self._predecessors
@@ -263,7 +270,7 @@ class Sealer:
     def _seal_table(
         self, lake: Lake, cursor: Any, sorting: ThreadPoolExecutor, table: str, through: int, now: int
     ) -> None:
-        after = max(self._expected[table], self._floor, self._sealed_by_origin[table])
+        after = max(self._expected[table], self._floor, self._sealed_elsewhere[table])
         shard = self._config.shard
         if after >= through:
             return

@@ -32,6 +32,7 @@ from ingero_operator.api.base import (
     Toleration,
     rules,
 )
+from ingero_operator.api.nats import EchoSource, Nats, NatsAccess
 from ingero_operator.api.shared_tables import ReadersSpec, TableSpec
 
 LEAST_SIZE: Final = "100Mi"
@@ -112,6 +113,9 @@ class Forward(Part):
     """`host:port` of any OTLP/gRPC receiver, with TLS."""
     token_secret: SecretKey | None = None
     """Bearer token to send."""
+    nats: NatsAccess | None = None
+    """Publish to the stream that the EchoStore reads (its `spec.source`) instead of sending to its pod; who Fleet is
+    there. An empty object suffices where the servers want neither credentials nor TLS."""
 
     model_config = rules(
         (
@@ -119,6 +123,7 @@ class Forward(Part):
             "spec.fleet.forward needs either echoStore or endpoint",
             "",
         ),
+        ("!has(self.nats) || has(self.echoStore)", "spec.fleet.forward.nats needs echoStore", ".nats"),
         (
             "!has(self.endpoint) || int(self.endpoint.substring(self.endpoint.lastIndexOf(':') + 1)) <= 65535",
             "spec.fleet.forward.endpoint: no port is larger than 65535",
@@ -179,6 +184,17 @@ class Collectives(Part):
     topology: ConfigMapKey | None = None
     """NICs of GPUs and the switches above them, YAML or JSON (docs/collectives.md). With it the condition
     NetworkHealthy names the slow part of the network; no node is tainted for it."""
+    topology_labels: Annotated[tuple[LabelKey, ...], Field(max_length=8)] = ()
+    """Labels of nodes that name the switches above them, the nearest first, such as
+    `network.topology.nvidia.com/leaf`, instead of `topology`. NICs are then not told apart. Not with `log`."""
+
+    model_config = rules(
+        (
+            "!has(self.topology) || !has(self.topologyLabels) || self.topologyLabels.size() == 0",
+            "spec.fleet.collectives: use either topology or topologyLabels",
+            ".topologyLabels",
+        ),
+    )
 
 
 class Snapshots(Part):
@@ -205,39 +221,6 @@ class Snapshots(Part):
     """Size of the claim, such as 1Gi (200 bytes a node are used). A pod with a volume is replaced, not rolled."""
     class_name: ObjectName | None = None
     """StorageClass; the cluster's default without it. Cannot be changed once the claim exists."""
-
-
-class NatsTls(Part):
-    """TLS to NATS."""
-
-    ca_secret: ObjectName | None = None
-    """Secret whose ca.crt is trusted; the system's authorities without it."""
-    client_secret: ObjectName | None = None
-    """Secret of type kubernetes.io/tls with the certificate that Fleet shows."""
-
-
-class Nats(Part):
-    """A NATS cluster with JetStream, which you run; `manifests/examples/nats.yaml` is one."""
-
-    servers: Annotated[
-        tuple[
-            Annotated[
-                str,
-                Field(min_length=1, max_length=253, pattern=r"^((nats|tls)://)?[A-Za-z0-9.\[\]:-]+:[1-9][0-9]{0,4}$"),
-            ],
-            ...,
-        ],
-        Field(min_length=1, max_length=16),
-    ]
-    """`host:port` of its servers."""
-    prefix: Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_-]+$")]
-    """Begins the names of everything that is stored there: another one for each FleetCluster. Cannot be changed."""
-    credentials_secret: SecretKey | None = None
-    """An NKEY seed, or the credentials file of a NATS user."""
-    tls: NatsTls | None = None
-    """TLS; plain text without it."""
-
-    model_config = rules(("self.prefix == oldSelf.prefix", "spec.fleet.log.nats.prefix cannot be changed", ".prefix"))
 
 
 class Log(Part):
@@ -379,6 +362,12 @@ class FleetSpec(Confinement):
             "!has(self.log) || !has(self.log.nats) || !has(self.snapshots) || !has(self.snapshots.size)",
             "spec.fleet.snapshots.size: with spec.fleet.log the snapshots are stored with the log",
             ".snapshots",
+        ),
+        (
+            "!has(self.log) || !has(self.log.nats) || !has(self.collectives) || "
+            "!has(self.collectives.topologyLabels) || self.collectives.topologyLabels.size() == 0",
+            "spec.fleet.collectives.topologyLabels: replicas on one log need equal files: use topology",
+            ".collectives",
         ),
         (
             "!has(self.ingress) || !has(self.gateway)",
@@ -633,6 +622,8 @@ class EchoStoreSpec(Confinement):
     """Shared tables of Apache Iceberg that events are sealed into; without it all events stay on the volume."""
     readers: ReadersSpec | None = None
     """Pods that answer from the shared tables; they need `table`."""
+    source: EchoSource | None = None
+    """What Echo reads by itself; it needs `table`."""
     shards: Annotated[int, Field(ge=1, le=16)] = 1
     """Writers, each with a volume; every cluster's events go to one of them. More than one need `table` and
     `readers`, which answer from all. It can only grow."""
@@ -656,10 +647,16 @@ class EchoStoreSpec(Confinement):
     model_config = rules(
         ("!has(self.ingress) || !has(self.gateway)", "spec.gateway: use either gateway or ingress", ".gateway"),
         ("!has(self.readers) || has(self.table)", "spec.readers need spec.table", ".readers"),
+        ("!has(self.source) || has(self.table)", "spec.source needs spec.table", ".source"),
         (
             "!has(self.shards) || self.shards == 1 || (has(self.table) && has(self.readers))",
             "spec.shards: more than one need spec.table and spec.readers",
             ".shards",
+        ),
+        (
+            "!has(oldSelf.source) || has(self.source)",
+            "spec.source cannot be removed: what is in the stream would not be read",
+            "",
         ),
         (
             "!has(oldSelf.shards) || (has(self.shards) ? self.shards : 1) >= oldSelf.shards",

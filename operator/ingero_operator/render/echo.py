@@ -7,10 +7,12 @@ from typing import Final
 
 from ingero_contract import echo as names
 from ingero_contract.kubernetes import PROOF_LABEL
+from ingero_operator.api.nats import NatsStream
 from ingero_operator.api.shared_tables import TableSpec
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import quantity
+from ingero_operator.render import nats
 from ingero_operator.render.common import (
     API,
     HEALTH,
@@ -35,7 +37,7 @@ from ingero_operator.render.common import (
     workload,
 )
 from ingero_operator.render.fleet import CONFIG, TLS, TOKEN, secret_volume
-from ingero_operator.render.shards import writer
+from ingero_operator.render.shards import stream, writer
 from ingero_operator.render.text import dump_bare
 
 DATA: Final = "/var/lib/ingero"
@@ -77,6 +79,10 @@ class EchoInputs:
         """The shared tables, where events may be sealed into them."""
         return spec.table if self.bucket_encrypted else None
 
+    def source(self, spec: EchoStoreSpec) -> NatsStream | None:
+        """The stream that is read, where what was read can be sealed."""
+        return spec.source.nats if spec.source and self.table(spec) else None
+
     def answering(self, spec: EchoStoreSpec) -> str:
         """The component that answers from the events of all writers, where one does."""
         return READERS if spec.shards > 1 and self.table(spec) and spec.readers else writer(0)
@@ -84,6 +90,7 @@ class EchoInputs:
 
 READERS: Final = "readers"
 CATALOG: Final = "/etc/ingero/catalog"
+SOURCE: Final = "source"
 
 SEAL_IDLE_MB: Final = 120
 """Memory of the clients of catalog and object storage, megabytes."""
@@ -108,10 +115,11 @@ def config(owner: Owner, spec: EchoStoreSpec, around: EchoInputs, index: int = 0
     sealed_into = {}
     if table and volume.claim_uid:
         sealer = {
-            "shard": shard(owner, volume.claim_uid), "every": table.seal_interval, "keep": table.keep,
+            "shard": shard(owner, spec, volume.claim_uid, index), **former_shard(owner, spec, volume.claim_uid),
+            "every": table.seal_interval, "keep": table.keep,
             "memory_mb": min(256, max(64, int(part))), "retention": table.retention,
         }  # fmt: skip
-        sealed_into = {"table": {**table_config(table), **sealer}}
+        sealed_into = {"table": {**table_config(table), **sealer}, **source_config(around.source(spec), index)}
     return {
         "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(part))},
         "query": {"sql_at_once": SQL_PROCESSES, "sql_memory_mb": max(64, int(part / SQL_PROCESSES))},
@@ -134,9 +142,34 @@ def access(spec: EchoStoreSpec) -> Manifest:
     }
 
 
-def shard(owner: Owner, claim_uid: str) -> str:
-    """The writer's name in shared tables: a volume keeps it, another volume has another one."""
-    return f"{re.sub('[^a-z0-9-]', '-', owner.name)[:27]}-{claim_uid[:12]}"
+def shard(owner: Owner, spec: EchoStoreSpec, claim_uid: str, index: int = 0) -> str:
+    """The writer's name in shared tables: a volume keeps it, another volume has another one.
+
+    A writer with a stream keeps its name on another volume, where it reads again what the lost one had not sealed.
+    """
+    if spec.source is None:
+        return _named_after(owner, claim_uid)
+    return _named_after(owner, digest([owner.namespace, owner.name, stream(spec.source.nats.stream, index)]))
+
+
+def former_shard(owner: Owner, spec: EchoStoreSpec, claim_uid: str) -> Manifest:
+    """The name that a writer had in shared tables before the store had a stream, as a setting."""
+    return {"former_shard": _named_after(owner, claim_uid)} if spec.source else {}
+
+
+def _named_after(owner: Owner, identity: str) -> str:
+    return f"{re.sub('[^a-z0-9-]', '-', owner.name)[:27]}-{identity[:12]}"
+
+
+def source_config(source: NatsStream | None, index: int) -> Manifest:
+    """The stream that a writer reads, as settings."""
+    if source is None:
+        return {}
+    size = {"max_bytes": int(quantity(source.max_size))} if source.max_size else {}
+    name = stream(source.stream, index)
+    return {
+        "source": {"nats": {"servers": list(source.servers), "stream": name, **size, **nats.access(SOURCE, source)}}
+    }
 
 
 def table_config(table: TableSpec) -> Manifest:
@@ -235,6 +268,7 @@ def stateful_set(
     its volume."""
     part = writer(index)
     catalog, catalog_mount = catalog_volume(around.table(spec))
+    source = nats.secrets(SOURCE, around.source(spec))
     volumes: list[Manifest] = [
         {"name": "data", "persistentVolumeClaim": {"claimName": owner.child(part)}},
         # Not optional: until the operator has seen that the volume is encrypted, no container of this pod can start.
@@ -244,6 +278,7 @@ def stateful_set(
         secret_volume("token", spec.token_secret),
         secret_volume("tls", spec.tls_secret),
         *catalog,
+        *(secret_volume(name, secret) for name, secret, _ in source),
     ]
     mounts: list[Manifest] = [
         {"name": "data", "mountPath": DATA},
@@ -253,6 +288,7 @@ def stateful_set(
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
         {"name": "tls", "mountPath": TLS, "readOnly": True},
         *catalog_mount,
+        *({"name": name, "mountPath": path, "readOnly": True} for name, _, path in source),
     ]
     # Probes use a separate listener, so that clients of the API cannot crowd out the kubelet.
     alive, serving = probe(names.LIVE, "health", period=5), probe(names.READY, "health", period=5)

@@ -5,8 +5,10 @@ from typing import Any, Final, Literal
 
 from ingero_contract import routes
 from ingero_operator.api.base import ConfigMapKey, SecretKey
-from ingero_operator.api.v1alpha1 import CostSpec, FleetClusterSpec, Forward, Nats
+from ingero_operator.api.nats import NatsStream
+from ingero_operator.api.v1alpha1 import CostSpec, FleetClusterSpec, Forward
 from ingero_operator.kinds import Manifest
+from ingero_operator.render import nats, topology
 from ingero_operator.render.common import (
     API,
     FINDINGS,
@@ -34,10 +36,11 @@ from ingero_operator.render.common import (
     unprivileged,
     workload,
 )
-from ingero_operator.render.shards import writer
+from ingero_operator.render.shards import stream, writer
 from ingero_operator.render.text import dump_bare
 
 COMPONENT: Final = "fleet"
+TOPOLOGY_PART: Final = "topology"
 CONFIG: Final = "/etc/ingero/config"
 TOKEN: Final = "/etc/ingero/token"
 TLS: Final = "/etc/ingero/tls"
@@ -47,9 +50,8 @@ STATE: Final = "/var/lib/ingero"
 RATES: Final = "/etc/ingero/rates"
 TOPOLOGY: Final = "/etc/ingero/topology"
 PROVIDERS: Final = "/etc/ingero/providers"
-LOG_CREDENTIALS: Final = "/etc/ingero/log-credentials"
-LOG_AUTHORITY: Final = "/etc/ingero/log-authority"
-LOG_CLIENT: Final = "/etc/ingero/log-client"
+LOG: Final = "log"
+STREAM: Final = "stream"
 PORTS: Final = {
     "otlp-grpc": (OTLP_GRPC, "grpc"),
     "otlp-http": (OTLP_HTTP, "http"),
@@ -80,9 +82,13 @@ class FleetInputs:
     """Secret with the ca.crt of the EchoStore that it forwards to."""
     echo_shard: int = 0
     """Writer of that EchoStore that takes the events of this cluster."""
+    echo_stream: NatsStream | None = None
+    """Stream that this EchoStore reads."""
     file_digest: str = ""
     """Digest of the ConfigMaps with rates, rules and topology: Fleet reads them at start, so a change triggers a
     rollout."""
+    topology: str = ""
+    """Topology from labels of nodes, which Fleet reads again when it changes."""
     provider: str = ""
     """Provider that every watched Node's `providerID` names."""
 
@@ -91,7 +97,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
     """Fleet's settings file."""
     tls: Manifest = {"tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"}} if spec.tls_secret else {}
     auth: Manifest = {"auth": {"bearer_token_file": f"{TOKEN}/{spec.token_secret.key}"}} if spec.token_secret else {}
-    topology = spec.fleet.collectives.topology
+    wires = _topology_file(owner, spec)
     tree: Manifest = {
         "receivers": {
             "otlp": {
@@ -117,7 +123,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
                 "actionable": spec.fleet.collectives.actionable,
                 "share": spec.fleet.collectives.least_share,
                 "time_tolerance": spec.fleet.collectives.time_tolerance,
-                **({"topology_file": f"{TOPOLOGY}/{topology.key}"} if topology else {}),
+                **({"topology_file": f"{TOPOLOGY}/{wires.key}"} if wires else {}),
             },
             **_cost(spec.fleet.cost, around),
         },
@@ -129,13 +135,15 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
         "service": {"telemetry": {"metrics": {"address": f"0.0.0.0:{VITALS}"}}},
     }
     if spec.fleet.log.nats:
-        tree["log"] = {"nats": _nats(spec.fleet.log.nats)}
+        log = spec.fleet.log.nats
+        tree["log"] = {"nats": {"servers": list(log.servers), "prefix": log.prefix, **nats.access(LOG, log)}}
     if spec.fleet.forward:
-        tree["exporters"]["otlp"] = _exporter(owner, spec.fleet.forward, around)
+        kind, exporter = _exporter(owner, spec.fleet.forward, around)
+        tree["exporters"][kind] = exporter
         tree["service"]["pipelines"] = {
-            "metrics": {"processors": ["ingero"], "exporters": ["prometheus", "otlp"]},
-            "logs": {"exporters": ["otlp"]},
-            "traces": {"exporters": ["otlp"]},
+            "metrics": {"processors": ["ingero"], "exporters": ["prometheus", kind]},
+            "logs": {"exporters": [kind]},
+            "traces": {"exporters": [kind]},
         }
     return tree
 
@@ -159,21 +167,24 @@ def _cost(cost: CostSpec, around: FleetInputs) -> Manifest:
     return {"cost": out} if out else {}
 
 
-def _nats(nats: Nats) -> Manifest:
-    out: Manifest = {"servers": list(nats.servers), "prefix": nats.prefix}
-    if nats.credentials_secret:
-        out["credentials_file"] = f"{LOG_CREDENTIALS}/{nats.credentials_secret.key}"
-    if nats.tls:
-        tls: Manifest = {}
-        if nats.tls.ca_secret:
-            tls["ca_file"] = f"{LOG_AUTHORITY}/ca.crt"
-        if nats.tls.client_secret:
-            tls |= {"cert_file": f"{LOG_CLIENT}/tls.crt", "key_file": f"{LOG_CLIENT}/tls.key"}
-        out["tls"] = tls
-    return out
+def _topology_file(owner: Owner, spec: FleetClusterSpec) -> ConfigMapKey | None:
+    """Where the topology is: in a ConfigMap of the user, or in one that is written from labels."""
+    if spec.fleet.collectives.topology_labels:
+        return ConfigMapKey(name=owner.child(TOPOLOGY_PART), key=topology.KEY)
+    return spec.fleet.collectives.topology
 
 
-def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
+def publishes_to(forward: Forward | None, around: FleetInputs) -> NatsStream | None:
+    """The stream that Fleet publishes to instead of sending to Echo."""
+    return around.echo_stream if forward and forward.nats else None
+
+
+def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> tuple[str, Manifest]:
+    """Name of the exporter and its settings."""
+    published = publishes_to(forward, around)
+    if published and forward.nats:
+        name = stream(published.stream, around.echo_shard)
+        return "nats", {"servers": list(published.servers), "stream": name, **nats.access(STREAM, forward.nats)}
     out: Manifest = {}
     if forward.echo_store:
         out["endpoint"] = f"{forward.echo_store}-{writer(around.echo_shard)}.{owner.namespace}.svc:{OTLP_GRPC}"
@@ -183,7 +194,7 @@ def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
         out["endpoint"] = forward.endpoint
     if forward.token_secret:
         out["bearer_token_file"] = f"{FORWARD_TOKEN}/{forward.token_secret.key}"
-    return out
+    return "otlp", out
 
 
 def config_digest(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> str:
@@ -197,6 +208,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
     return [
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
+        topology_map(owner, around.topology) if spec.fleet.collectives.topology_labels else None,
         claim(owner, spec) if spec.fleet.snapshots.size else None,
         service(owner, COMPONENT, ports(spec)),
         deployment(owner, spec, platform, around),
@@ -213,6 +225,12 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
     ]
 
 
+def topology_map(owner: Owner, text: str) -> Manifest:
+    """The ConfigMap with the topology from labels."""
+    data = {topology.KEY: text or '{"nodes":{}}'}
+    return manifest(owner, "v1", "ConfigMap", TOPOLOGY_PART, COMPONENT, {"data": data})
+
+
 def claim(owner: Owner, spec: FleetClusterSpec) -> Manifest:
     """The claim for the detector's snapshots; it is deleted with the resource."""
     wanted = spec.fleet.snapshots
@@ -225,7 +243,7 @@ def claim(owner: Owner, spec: FleetClusterSpec) -> Manifest:
 
 def deployment(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs) -> Manifest:
     """The Deployment. Without a shared log it has one replica: with two each would know half of the nodes."""
-    nats = spec.fleet.log.nats
+    shared = spec.fleet.log.nats
     pod_volumes, mounts = volumes(owner, spec, around)
     settings = [word for item in spec.fleet.settings for word in ("--set", f"{item.name}={item.value}")]
     scheme: Literal["HTTP", "HTTPS"] = "HTTPS" if spec.tls_secret else "HTTP"
@@ -236,7 +254,7 @@ def deployment(owner: Owner, spec: FleetClusterSpec, platform: Platform, around:
         {name: port for name, (port, _) in ports(spec).items()},
         spec.fleet.resources,
         mounts,
-        **({"env": [{"name": name, "value": value} for name, value in REPLICAS_AGREE.items()]} if nats else {}),
+        **({"env": [{"name": name, "value": value} for name, value in REPLICAS_AGREE.items()]} if shared else {}),
         startupProbe=probe(routes.FLEET_HEALTH, "health", period=1, failures=60, scheme=scheme),
         readinessProbe=probe(routes.FLEET_HEALTH, "health", period=5, scheme=scheme),
         livenessProbe=probe(routes.FLEET_HEALTH, "health", period=10, failures=6, scheme=scheme),
@@ -251,9 +269,9 @@ def deployment(owner: Owner, spec: FleetClusterSpec, platform: Platform, around:
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": selector(owner, COMPONENT)},
             }
-            for key in ("topology.kubernetes.io/zone", *(("kubernetes.io/hostname",) if nats else ()))
+            for key in ("topology.kubernetes.io/zone", *(("kubernetes.io/hostname",) if shared else ()))
         ],
-        "affinity": away_from_gpus() | (_on_one_architecture(owner) if nats else {}),
+        "affinity": away_from_gpus() | (_on_one_architecture(owner) if shared else {}),
         "containers": [server],
         "volumes": pod_volumes,
         **placed(spec.fleet.node_selector, spec.fleet.tolerations),
@@ -272,8 +290,8 @@ def deployment(owner: Owner, spec: FleetClusterSpec, platform: Platform, around:
 
 def volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[list[Manifest], list[Manifest]]:
     """Volumes of the pod and their mounts: settings, Secrets, prices, space for temporary files."""
-    forward, cost, nats = spec.fleet.forward, spec.fleet.cost, spec.fleet.log.nats
-    tls = nats.tls if nats else None
+    forward, cost = spec.fleet.forward, spec.fleet.cost
+    published = forward.nats if forward and publishes_to(forward, around) else None
     sources: list[tuple[str, SecretKey | ConfigMapKey | str | None, str]] = [
         ("token", spec.token_secret, TOKEN),
         ("tls", spec.tls_secret, TLS),
@@ -285,14 +303,9 @@ def volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[
         ),
         ("rates", cost.rates, RATES),
         ("providers", cost.providers, PROVIDERS),
-        ("topology", spec.fleet.collectives.topology, TOPOLOGY),
-        ("log-credentials", nats.credentials_secret if nats else None, LOG_CREDENTIALS),
-        (
-            "log-authority",
-            SecretKey(name=tls.ca_secret, key="ca.crt") if tls and tls.ca_secret else None,
-            LOG_AUTHORITY,
-        ),
-        ("log-client", tls.client_secret if tls else None, LOG_CLIENT),
+        ("topology", _topology_file(owner, spec), TOPOLOGY),
+        *nats.secrets(LOG, spec.fleet.log.nats),
+        *nats.secrets(STREAM, published),
     ]
     found: list[Manifest] = [
         {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},

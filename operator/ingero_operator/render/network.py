@@ -85,14 +85,16 @@ def of_fleet_cluster(
     onward: list[Manifest] = []
     if spec.fleet.forward:
         forward = spec.fleet.forward
-        if forward.echo_store:
+        published = fleet.publishes_to(forward, around)
+        if published:
+            onward = [{"ports": _ports(*published.ports)}, _dns()]
+        elif forward.echo_store:
             target = {NAME: f"ingero-{writer(around.echo_shard)}", "ingero.io/owner": forward.echo_store}
             onward = [{"to": [_pods(target)], "ports": _ports(OTLP_GRPC)}, _dns()]
         else:
             onward = [{"ports": _ports(int(str(forward.endpoint).rsplit(":", 1)[1]))}, _dns()]
     if spec.fleet.log.nats:
-        ports = sorted({int(server.rsplit(":", 1)[1]) for server in spec.fleet.log.nats.servers})
-        onward = [*onward, {"ports": _ports(*ports)}, *([] if onward else [_dns()])]
+        onward = [*onward, {"ports": _ports(*spec.fleet.log.nats.ports)}, *([] if onward else [_dns()])]
     pushes = [
         {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
         *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
@@ -170,10 +172,12 @@ def of_echo_store(
         {"from": [_monitoring(spec.network)], "ports": _ports(API)},
     ]
     onward = [*map(_destination, table.egress), _dns()] if table else []
+    source = around.source(spec)
+    to_stream = [{"ports": _ports(*source.ports)}] if source else []
     asked = [*({"from": [_peer(peer)], "ports": _ports(API)} for peer in spec.peers)]
     to_writers = {"to": [_pods(selector(owner, writer(index))) for index in around.volumes], "ports": _ports(API)}
     return [
-        *(_policy(owner, writer(index), ingress, onward) for index in around.volumes),
+        *(_policy(owner, writer(index), ingress, [*onward, *to_stream]) for index in around.volumes),
         _policy(
             owner,
             readers.COMPONENT,

@@ -59,7 +59,9 @@ def config(owner: Owner, spec: EchoStoreSpec, around: echo.EchoInputs) -> Manife
             "cache": CACHE,
             "cache_mb": int(size * CACHED_SHARE),
             "shards": {
-                echo.shard(owner, uid): f"https://{owner.child(writer(index))}.{owner.namespace}.svc:{API}"
+                echo.shard(
+                    owner, spec, uid, index
+                ): f"https://{owner.child(writer(index))}.{owner.namespace}.svc:{API}"
                 for index, uid in uids.items()
             },
             "token_file": f"{WRITER_TOKEN}/{wanted.token_secret.key}",

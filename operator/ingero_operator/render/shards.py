@@ -11,6 +11,11 @@ def writer(index: int) -> str:
     return WRITER if index == 0 else f"{WRITER}-{index}"
 
 
+def stream(first: str, index: int) -> str:
+    """Name of the stream that a writer reads."""
+    return first if index == 0 else f"{first}-{index}"
+
+
 def shard_of(cluster_id: str, shards: int) -> int:
     """The writer that takes a cluster's events: rendezvous hashing.
 

@@ -259,7 +259,26 @@ def test_a_second_shard_takes_clusters_over_once_its_own_volume_is_proven(
     assert second["shard"] == 1 and second["encryption"]["volume"] == f"{store.volume}-1"
     readers = str(plane.read("-n", store.namespace, "configmap", "store-readers")["data"])
     assert all(f"https://store-{part}.{store.namespace}.svc:8080" in readers for part in ("echo", "echo-1"))
+    plane.patch("fc", "f", {"spec": {"fleet": {"forward": {"nats": {}}}}}, store.namespace)
+    wait_until(
+        lambda: "EchoStore store has no spec.source" in str(plane.read("-n", store.namespace, "fc", "f")["status"]),
+        "the missing stream to be named",
+    )
+    source = {"nats": {"servers": ["nats.ml:4222"], "stream": "store"}}
+    plane.patch("echo", "store", {"spec": {"source": source}}, store.namespace)
+    wait_until(
+        lambda: "stream: store-1" in str(plane.read("-n", store.namespace, "cm", "f-fleet")["data"]),
+        "Fleet to publish to the stream of its shard",
+    )
+    wait_until(
+        lambda: "stream: store-1" in str(plane.read("-n", store.namespace, "cm", "store-echo-1")["data"]),
+        "the writer to read it",
+    )
     patch = ("-n", store.namespace, "patch", "echo", "store", "--type=merge", "-p")
+    renamed = '{"spec": {"source": {"nats": {"stream": "other"}}}}'
+    assert "spec.source.nats.stream cannot be changed" in plane.kubectl(*patch, renamed, check=False)
+    removed = '{"spec": {"source": null}}'
+    assert "spec.source cannot be removed" in plane.kubectl(*patch, removed, check=False)
     assert "spec.shards can only grow" in plane.kubectl(*patch, '{"spec": {"shards": 1}}', check=False)
 
 
@@ -646,6 +665,11 @@ def test_a_store_can_be_deleted_without_what_belongs_to_it(plane: ControlPlane, 
         ({"tokenSecret": None}, "spec.tokenSecret"),
         ({"readers": {"tokenSecret": {"name": "t"}}}, "spec.readers need spec.table"),
         ({"shards": 2}, "spec.shards: more than one need spec.table and spec.readers"),
+        ({"source": {"nats": {"servers": ["n:4222"], "stream": "s"}}}, "spec.source needs spec.table"),
+        (
+            {**sealing(), "source": {"nats": {"servers": ["n:4222"], "stream": "s", "maxSize": "1k"}}},
+            "spec.source.nats.maxSize must be a quantity of 1Mi or more",
+        ),
         (sealing(name="s3.secret-access-key"), "use spec.table.credentialsSecret"),
         (sealing(value="postgresql://me:mine@db/catalog"), "this address has a password"),
         ({**sealing(), "readers": {"tokenSecret": {"name": "t"}, "cache": "1Mi"}}, "must be at least 1Gi"),

@@ -302,7 +302,21 @@ def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> N
         ({"taints": {"mode": "NoExecute"}}, "spec.taints.mode"),
         ({"taints": {"budget": {"maxPercent": 100}}}, "spec.taints.budget.maxPercent"),
         ({"fleet": {"pushInterval": "5 s"}}, "spec.fleet.pushInterval"),
+        (
+            {"fleet": {"collectives": {"topology": {"name": "m", "key": "k"}, "topologyLabels": ["a/leaf"]}}},
+            "use either topology or topologyLabels",
+        ),
+        (
+            {
+                "fleet": {
+                    "collectives": {"topologyLabels": ["a/leaf"]},
+                    "log": {"nats": {"servers": ["n:1"], "prefix": "p"}},
+                }
+            },
+            "replicas on one log need equal files",
+        ),
         ({"fleet": {"forward": {}}}, "spec.fleet.forward needs either"),
+        ({"fleet": {"forward": {"endpoint": "a.b:1", "nats": {}}}}, "spec.fleet.forward.nats needs echoStore"),
         ({"fleet": {"forward": {"endpoint": "a.b:99999"}}}, "spec.fleet.forward.endpoint: no port is larger"),
         ({"fleet": {"forward": {"endpoint": "a.b:0"}}}, "spec.fleet.forward.endpoint"),
         ({"fleet": {"forward": {"endpoint": "no-port"}}}, "spec.fleet.forward.endpoint"),
@@ -492,6 +506,31 @@ def test_no_node_matches_is_said(plane: ControlPlane, operator: Any, namespace: 
     wait_until(lambda: condition(plane, namespace, "AgentsAvailable")[1] == "NoMatchingNodes", "the reason")
     wait_until(lambda: summary(plane, namespace) == "NoMatchingNodes", "the summary")
     assert f"{LABEL}=nowhere" in condition(plane, namespace, "AgentsAvailable")[2]
+
+
+def test_the_topology_comes_from_labels_of_the_watched_nodes(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    collectives = {"topologyLabels": ["example.com/leaf", "example.com/spine"]}
+    plane.apply(cluster(namespace, fleet={"collectives": collectives}))
+    wait_until(
+        lambda: "has the label example.com/leaf" in str(plane.read("-n", namespace, "fc", "prod")), "the reason"
+    )
+    assert plane.read("-n", namespace, "cm", "prod-topology")["data"] == {"topology.json": '{"nodes":{}}'}
+
+    name = f"{namespace}-labelled"
+    labels = {"example.com/leaf": "l1", "example.com/spine": "s1"}
+    plane.apply(node(name, namespace, **labels))
+    plane.patch("fc", "prod", {"spec": {"agents": {"nodeSelector": {LABEL: namespace}}}}, namespace)
+    wait_until(
+        lambda: (
+            json.loads(plane.read("-n", namespace, "cm", "prod-topology")["data"]["topology.json"])
+            == {"nodes": {name: "s1/l1"}, "switches": {"s1/l1": "s1"}}
+        ),
+        "the topology",
+    )
+    plane.delete("node", name)
 
 
 def test_a_missing_secret_is_named_and_found_later(
