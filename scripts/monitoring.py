@@ -174,6 +174,12 @@ ALERTS = (
         "database another `table.shard`. Otherwise the processor is too busy: raise its limit, or add a shard. "
         "Raise the 900 seconds where `table.every` is above five minutes.",
     ),
+    Alert(
+        "IngeroStreamUnreadable", "ingero_echo_source_away_seconds > 300", "5m", "warning",
+        "Echo at {{ $labels.instance }} has not read its stream for {{ $value | humanizeDuration }}.",
+        "Nothing is lost while the stream has room (`source.nats.max_bytes`); then Fleets fill their queues. The log "
+        "says why: mostly NATS is away, or refuses the credentials.",
+    ),
 )  # fmt: skip
 
 

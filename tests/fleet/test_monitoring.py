@@ -18,7 +18,7 @@ METRIC = re.compile(r"\bingero[_:][a-z0-9_:]+")
 def served() -> set[str]:
     """Names of all series on Fleet's two pages, the operator's and Echo's, counters with their suffix."""
     text = "".join((ROOT / "fleet/ingero_fleet" / name).read_text() for name in SOURCES)
-    text += (ROOT / "echo/ingero_echo/collector.py").read_text()
+    text += "".join((ROOT / "echo/ingero_echo" / name).read_text() for name in ("collector.py", "source_stats.py"))
     names = set(re.findall(r'"(ingero_[a-z_]+)"', text))
     page = (ROOT / "operator/ingero_operator/metrics.py").read_text()
     own = re.findall(r'^\s+\(\s*"([a-z_]+)",\s+"', page, re.M) + re.findall(r'"ingero_operator_([a-z_]+)"', page)
