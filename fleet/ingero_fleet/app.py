@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from ingero_fleet import api
 from ingero_fleet.collectives.collector import COLLECTIVES
 from ingero_fleet.collectives.polling import poll_between_ticks
-from ingero_fleet.collectives.topology_file import follow_topology
+from ingero_fleet.collectives.topology_file import TopologyFile, follow_topology
 from ingero_fleet.collectors import ENGINE, LISTENERS, TRAFFIC, FindingsCollector
 from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
@@ -92,7 +92,8 @@ class Fleet:
         self._ticking = [asyncio.create_task(engine.run())]
         nccl = config.processors.nccl
         if nccl.topology_file:
-            follow = follow_topology(nccl.topology_file, self._collectives.use_topology, TOPOLOGY_SECONDS)
+            topology = TopologyFile(nccl.topology_file, self._collectives.network.ports)
+            follow = follow_topology(topology, self._collectives.use_topology, TOPOLOGY_SECONDS)
             self._ticking.append(asyncio.create_task(follow))
         if machine.polls:
             often = nccl.poll_interval

@@ -64,6 +64,8 @@ class Referenced:
     tls: TlsSecret
     files: str
     """Digest of the price files."""
+    stream: NatsStream | None
+    """The stream that the EchoStore reads which Fleet forwards to."""
     topology: str
     """Fleet's topology from labels of nodes."""
 
@@ -159,13 +161,13 @@ class FleetClusters:
             for field in ("tls.crt", "tls.key"):
                 part = SecretKey(name=api.tls_secret, key=field)
                 await read.value(namespace, part, "spec.agents.api.tlsSecret", errors)
-        store = forward.echo_store if forward else None
+        store, stream = forward.echo_store if forward else None, _source(self._echo_store(namespace, spec))
         if store and self.context.informer.cache.get(("EchoStore", namespace, store)) is None:
             message = f"there is no EchoStore {store} in this namespace; make it, or name another"
             errors.append(
                 ReconcileError("EchoStoreMissing", f"spec.fleet.forward.echoStore: {message}", stalls=False)
             )
-        elif forward and forward.nats and _source(self._echo_store(namespace, spec)) is None:
+        elif forward and forward.nats and stream is None:
             message = (
                 f"EchoStore {store} has no spec.source; set it there. Meanwhile Fleet sends to the pod of the store"
             )
@@ -182,25 +184,23 @@ class FleetClusters:
             texts.append((await read.value(namespace, wires, "spec.fleet.collectives.topology", errors)).decode())
         return Referenced(
             errors=errors, token=token, tls=tls, files=digest(texts) if texts else "",
-            topology=self._topology(spec, errors),
+            stream=stream, topology=self._topology(key, spec, errors),
         )  # fmt: skip
 
-    def _topology(self, spec: FleetClusterSpec, errors: list[ReconcileError]) -> str:
-        """The topology file from labels of the watched nodes, where labels are named."""
-        keys = spec.fleet.collectives.topology_labels
-        if not keys:
+    def _topology(self, key: OwnerKey, spec: FleetClusterSpec, errors: list[ReconcileError]) -> str:
+        """The topology file from labels of the watched nodes, where labels are named; while these cannot be used, the
+        one that is there."""
+        labels, informer = spec.fleet.collectives.topology_labels, self.context.informer
+        if not labels:
             return ""
-        watched = self.context.informer.watched(spec.agents.node_selector).values()
-        found = topology.topology_of(((node.name, node.labels) for node in watched), keys)
-        message = ""
-        if not found:
-            message = f"no node that spec.agents.nodeSelector selects has the label {keys[0]}"
-        elif len(found) > topology.MAX_BYTES:
-            message = f"{len(found)} bytes of names do not fit into a ConfigMap; use fewer labels, or topology"
-        if message:
-            field = "spec.fleet.collectives.topologyLabels"
-            errors.append(ReconcileError("TopologyUnusable", f"{field}: {message}", stalls=False))
-        return "" if message else found
+        watched = informer.watched(spec.agents.node_selector).values()
+        try:
+            return topology.topology_of(((node.name, node.labels) for node in watched), labels)
+        except topology.TopologyUnusable as error:
+            message = f"spec.fleet.collectives.topologyLabels: {error}"
+            errors.append(ReconcileError("TopologyUnusable", message, stalls=False))
+        before = informer.cache.get(("ConfigMap", key[1], f"{key[2]}-{fleet.TOPOLOGY_PART}")) or {}
+        return str(before.get("data", {}).get(topology.KEY, ""))
 
     async def _tls(
         self, namespace: str, name: str, spec: FleetClusterSpec, errors: list[ReconcileError]
@@ -269,7 +269,7 @@ class FleetClusters:
         return fleet.FleetInputs(
             echo_authority=str((store.get("spec") or {}).get("tlsSecret") or ""),
             echo_shard=shard_of(spec.cluster_id, routed_shards(store)),
-            echo_stream=_source(store),
+            echo_stream=referenced.stream,
             file_digest=referenced.files,
             topology=referenced.topology,
             provider="" if spec.fleet.cost.default_provider else self._provider(spec),
@@ -420,9 +420,9 @@ def _has_references(spec: FleetClusterSpec) -> bool:
     forward = spec.fleet.forward
     listed = (
         spec.token_secret, spec.tls_secret, spec.agents.api, spec.fleet.cost.rates, spec.fleet.cost.providers,
-        spec.fleet.collectives.topology,
+        spec.fleet.collectives.topology, spec.fleet.log.nats,
     )  # fmt: skip
-    return any(listed) or bool(forward and forward.token_secret)
+    return any(listed) or bool(forward and (forward.token_secret or forward.nats))
 
 
 def _reading_references(key: OwnerKey) -> Operation:

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from ingero_contract import attributes, metrics
 from ingero_detect.links import RankPort, slow_elements
-from ingero_detect.topology import nearest_switches, ports_of
+from ingero_detect.topology import WHOLE_NODE, nearest_switches, ports_of
 from ingero_fleet.collectives.batch import POINT
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.excuses import Claim
@@ -405,7 +405,8 @@ def test_without_nics_a_fault_of_one_rail_names_nothing_that_is_healthy(fault: s
 def test_a_changed_topology_is_used_and_a_broken_one_is_not(tmp_path: Path) -> None:
     file = tmp_path / "topology.yaml"
     file.write_text("nodes: {}")
-    topology, tracker = TopologyFile(file), CollectivesTracker(NcclConfig(topology_file=file))
+    tracker = CollectivesTracker(NcclConfig(topology_file=file))
+    topology = TopologyFile(file, tracker.network.ports)
     assert topology.changed() is None and tracker.answer("c", BEGIN)["network"] == []
 
     file.write_text(json.dumps(gpu_topology(job_of("leaf"))))
@@ -420,3 +421,12 @@ def test_a_changed_topology_is_used_and_a_broken_one_is_not(tmp_path: Path) -> N
     assert topology.changed() is None
     file.unlink()
     assert topology.changed() is None
+
+
+def test_a_topology_that_changed_before_it_was_followed_is_used(tmp_path: Path) -> None:
+    file = tmp_path / "topology.yaml"
+    file.write_text("nodes: {}")
+    tracker = CollectivesTracker(NcclConfig(topology_file=file))
+    file.write_text(json.dumps({"nodes": {"a": "leaf"}}))
+
+    assert TopologyFile(file, tracker.network.ports).changed() == {"a:": RankPort("a", WHOLE_NODE, ("leaf",))}

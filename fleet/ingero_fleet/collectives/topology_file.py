@@ -32,23 +32,23 @@ def read_topology(file: Path | None) -> dict[str, RankPort]:
 
 
 class TopologyFile:
-    """The file as it was read last."""
+    """A topology file that is read again when it changes. `ports`: the NICs that are in use."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._seen = self._signature()
+    def __init__(self, file: Path, ports: Mapping[str, RankPort]) -> None:
+        self._file, self._ports = file, ports
+        self._seen: tuple[int, int, int] | None = (0, 0, 0)
 
-    def changed(self) -> dict[str, RankPort] | None:
-        """The NICs if the file changed; `None` if it did not, or if it cannot be used, which is logged."""
+    def changed(self) -> Mapping[str, RankPort] | None:
+        """The NICs if they changed; `None` if they did not, or if the file cannot be used, which is logged."""
         seen = self._signature()
         if seen == self._seen:
             return None
-        self._seen = seen
+        self._seen, before = seen, self._ports
         try:
-            return read_topology(self._file)
+            self._ports = read_topology(self._file)
         except SettingsError as error:
             log.warning("topology_refused", reason=str(error), hint="the one before stays in use")
-            return None
+        return self._ports if self._ports != before else None
 
     def _signature(self) -> tuple[int, int, int] | None:
         try:
@@ -58,12 +58,11 @@ class TopologyFile:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-async def follow_topology(file: Path, use: Callable[[Mapping[str, RankPort]], None], every: float) -> None:
+async def follow_topology(file: TopologyFile, use: Callable[[Mapping[str, RankPort]], None], every: float) -> None:
     """Give a changed topology to `use`, until cancelled."""
-    topology = TopologyFile(file)
     while True:
         await asyncio.sleep(every)
-        ports = await asyncio.to_thread(topology.changed)
+        ports = await asyncio.to_thread(file.changed)
         if ports is not None:
             use(ports)
             log.info("topology_changed", nics=len(set(ports.values())))

@@ -530,7 +530,13 @@ def test_the_topology_comes_from_labels_of_the_watched_nodes(
         ),
         "the topology",
     )
+    before = plane.read("-n", namespace, "cm", "prod-topology")
     plane.delete("node", name)
+    plane.patch("fc", "prod", {"spec": {"agents": {"nodeSelector": {LABEL: "nowhere"}}}}, namespace)
+    wait_until(
+        lambda: "has the label example.com/leaf" in str(plane.read("-n", namespace, "fc", "prod")), "the reason again"
+    )
+    assert plane.read("-n", namespace, "cm", "prod-topology")["data"] == before["data"]
 
 
 def test_a_missing_secret_is_named_and_found_later(
