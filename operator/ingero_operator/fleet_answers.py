@@ -140,6 +140,7 @@ class _LateRank(_Payload):
     comm: _Text = ""
     rank: _Count | None = None
     pod: _Text | None = None
+    job_id: _Text | None = None
     since: _Text | None = None
     share: _Number = 0.0
 
@@ -276,7 +277,7 @@ def _as_status(one: _LateRank) -> dict[str, Any]:
     since = moment(one.since)
     shown = LateRank(
         node=one.node_id, rank=one.rank, kind=one.kind or None, communicator=one.comm or None, pod=one.pod,
-        since=rfc3339(since) if since else None, lost_percent=float(f"{100 * one.share:.1g}"),
+        job=one.job_id, since=rfc3339(since) if since else None, lost_percent=float(f"{100 * one.share:.1g}"),
     )  # fmt: skip
     return shown.model_dump(by_alias=True, exclude_none=True)
 

@@ -167,15 +167,15 @@ def test_both_spellings_of_an_operation_are_one(written: Any, name: str) -> None
 
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])
 @pytest.mark.parametrize("seq", [True, False])
-def test_the_late_rank_is_named_with_its_node_and_pod(encoding: Encoding, seq: bool) -> None:
+def test_the_late_rank_is_named_with_its_node_pod_and_job(encoding: Encoding, seq: bool) -> None:
     tracker = CollectivesTracker(NcclConfig())
-    bodies = Job(8, late_ms={5: 5.0}, clock_seconds=10.0 if seq else 0.02).pushes(100, seq=seq)
+    bodies = Job(8, late_ms={5: 5.0}, clock_seconds=10.0 if seq else 0.02).pushes(100, seq=seq, job="4711")
 
     feed(tracker, [as_json(body) for body in bodies] if encoding == "json" else bodies, BEGIN, encoding)
     tracker.judge(BEGIN + 1)
 
     finding = tracker.stragglers[node_key("c", "node-5")]
-    assert (finding["rank"], finding["pod"]) == (5, "pod-5")
+    assert (finding["rank"], finding["pod"], finding["job_id"]) == (5, "pod-5", "4711")
     assert finding["lag_ms"] == pytest.approx(5, rel=0.2)
     assert 0.02 < finding["share"] < 0.05
     assert len(tracker.stragglers) == 1

@@ -86,14 +86,14 @@ def test_late_ranks_are_shown_the_costliest_first() -> None:
         "rank": 3,
         "since": "2026-01-01T00:00:00Z",
     }
-    other = {**late, "node_id": "a", "rank": 1, "share": 0.0123, "pod": "job-1"}
+    other = {**late, "node_id": "a", "rank": 1, "share": 0.0123, "pod": "train-1", "job_id": "4711"}
 
     ranks = parse_response(
         result(culprits=[{**late, "share": 0.004}, other, {"rank": 5}, "x"]), [], 1.0, None
     ).late_ranks
 
     assert [(one["node"], one["rank"], one["lostPercent"]) for one in ranks] == [("a", 1, 1.0), ("b", 3, 0.4)]
-    assert ranks[0]["pod"] == "job-1" and "pod" not in ranks[1]
+    assert (ranks[0]["pod"], ranks[0]["job"]) == ("train-1", "4711") and not {"pod", "job"} & ranks[1].keys()
 
 
 @pytest.mark.parametrize("culprits", [None, {}, "x", [[]]])

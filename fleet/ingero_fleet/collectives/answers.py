@@ -66,7 +66,7 @@ def communicator(communicators: Communicators, number: int, now: float) -> dict[
             {
                 "rank": (member := communicators.member(window, rank))[0], "gpu": member[1],
                 "node_id": (source := communicators.source(window, rank)).node or None,
-                "pod": source.pod or None,
+                "pod": source.pod or None, "job_id": source.job or None,
                 "lag_ms": round(float(lag[rank]), 6) if lag[rank] == lag[rank] else None,
             }
             for rank in order.tolist()

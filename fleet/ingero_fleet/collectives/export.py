@@ -96,7 +96,7 @@ def _network_record(change: NetworkChange) -> LogRecord:
 
 
 def _source(item: StragglerRank) -> PointSource:
-    return PointSource(item["cluster_id"], item["node_id"], item["pod"] or "")
+    return PointSource(item["cluster_id"], item["node_id"], item["pod"] or "", job=item.get("job_id") or "")
 
 
 def _record(edge: RankEdge) -> LogRecord:
@@ -138,6 +138,7 @@ def sentence(edge: RankEdge) -> str:
 def _resource(source: PointSource) -> list[KeyValue]:
     named = {
         attributes.NODE_ID: source.node, attributes.CLUSTER_ID: source.cluster, attributes.POD_NAME: source.pod,
+        attributes.JOB_ID: source.job,
     }  # fmt: skip
     return pairs({key: text for key, text in named.items() if text})
 

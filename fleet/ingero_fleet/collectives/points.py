@@ -60,7 +60,7 @@ _MAX_VARINT: Final = 10
 
 
 class PointSource(NamedTuple):
-    """The sender of points; the pod is empty when it was not reported.
+    """The sender of points; pod and job are empty when they were not reported.
 
     `gpu` is set where points name the GPU and not the rank.
     """
@@ -69,6 +69,7 @@ class PointSource(NamedTuple):
     node: str
     pod: str
     gpu: str = ""
+    job: str = ""
 
 
 class CommKey(NamedTuple):
@@ -385,9 +386,13 @@ def _texts(resource: bytes) -> dict[str, Any]:
 
 def _find_source(pairs: dict[str, Any], cluster: str) -> PointSource | str:
     node, own = str(pairs.get(attributes.NODE_ID) or ""), cluster or str(pairs.get(attributes.CLUSTER_ID) or "")
-    pod = pairs.get(attributes.POD_NAME)
+    pod, job = (_name_or_empty(pairs.get(key)) for key in (attributes.POD_NAME, attributes.JOB_ID))
     for key, name in ((attributes.NODE_ID, node), (attributes.CLUSTER_ID, own)):
         problem = check_name(name)
         if problem:
             return f"the resource attribute {key} {problem}"
-    return PointSource(own, node, pod if isinstance(pod, str) and check_name(pod) is None else "")
+    return PointSource(own, node, pod, job=job)
+
+
+def _name_or_empty(value: Any) -> str:
+    return value if isinstance(value, str) and check_name(value) is None else ""

@@ -218,6 +218,7 @@ def describe(communicators: Communicators, number: int) -> StragglerRank:
         "gpu": gpu,
         "node_id": source.node,
         "pod": source.pod or None,
+        "job_id": source.job or None,
         "share": round(finding.share, 6),
         "lag_ms": round(float(window.lag[finding.rank]), 6),
         "lasts": finding.last_arrivals,

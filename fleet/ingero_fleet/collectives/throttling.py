@@ -154,10 +154,11 @@ def describe(communicators: Communicators, number: int, node: NodeKey, case: Thr
         else f"its clock is {100 * (case.clock or 0.0):.0f} % of its peers', what that costs was not measured"
     )
     rank = communicators.member(window, ranks[0])[0] if len(ranks) == 1 else None
+    source = communicators.source(window, ranks[0])
     return {
         "cluster_id": key.cluster, "kind": GPU_THROTTLED, "comm": key.hash, "ranks": key.ranks,
         "rank": rank, "gpu": None, "node_id": node[1],
-        "pod": communicators.source(window, ranks[0]).pod or None, "share": round(case.slower or 0.0, 6),
+        "pod": source.pod or None, "job_id": source.job or None, "share": round(case.slower or 0.0, 6),
         "lag_ms": round(lag, 6), "lasts": None, "collectives": None, "chance": None, "nvml": case.evidence(),
         "why": f"No rank comes late, but GPU {case.throttled.uuid} is throttled by {_kinds(case)}; {measured}.",
     }  # fmt: skip

@@ -85,6 +85,8 @@ class LateRank(Part):
     """Hash of the communicator, as in NCCL's logs."""
     pod: Short | None = None
     """Pod of the rank, where it is known."""
+    job: Short | None = None
+    """Job of the rank, where it is known."""
     since: Moment | None = None
     """Since when it is named."""
     lost_percent: float | None = None

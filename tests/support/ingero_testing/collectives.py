@@ -52,8 +52,10 @@ class Job:
                 self.moment += release / 1000
         return np.array(entered), np.array(blocked)
 
-    def pushes(self, steps: int, *, seq: bool = True, drop: float = 0.0, node: str = "node-{}") -> list[bytes]:
-        """The same as OTLP pushes, one for each rank."""
+    def pushes(
+        self, steps: int, *, seq: bool = True, drop: float = 0.0, node: str = "node-{}", job: str = ""
+    ) -> list[bytes]:
+        """The same as OTLP pushes, one for each rank; `job` is in all of them unless it is empty."""
         entered, blocked = self.run(steps)
         out = []
         for rank in range(self.ranks):
@@ -61,7 +63,7 @@ class Job:
             block = request.resource_metrics.add()
             for key, text in (
                 (attributes.NODE_ID, node.format(rank)), (attributes.CLUSTER_ID, self.cluster),
-                (attributes.POD_NAME, f"pod-{rank}"),
+                (attributes.POD_NAME, f"pod-{rank}"), *([(attributes.JOB_ID, job)] if job else []),
             ):  # fmt: skip
                 block.resource.attributes.add(key=key).value.string_value = text
             metric = block.scope_metrics.add().metrics.add(name=metrics.COLLECTIVE_BARRIER_WAIT, unit="ms")

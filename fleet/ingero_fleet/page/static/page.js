@@ -309,7 +309,7 @@ function showStragglers(update) {
       element("h3", `${item.node_id} (${item.cluster_id})${item.gpu ? `, ${item.gpu}` : item.rank === null ? "" : `, rank ${item.rank}`}`),
       element("p", item.why),
       ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
-      element("p", [`communicator ${item.comm}`, item.pod && `pod ${item.pod}`, `lag ${number(item.lag_ms, 2)} ms`].filter(Boolean).join(" · "), { class: "facts" }),
+      element("p", [`communicator ${item.comm}`, item.pod && `pod ${item.pod}`, item.job_id && `job ${item.job_id}`, `lag ${number(item.lag_ms, 2)} ms`].filter(Boolean).join(" · "), { class: "facts" }),
     ]));
   }
   if (update.straggler_count > update.stragglers.length) cards.push(element("li", `and ${update.straggler_count - update.stragglers.length} more`));
