@@ -103,6 +103,9 @@ storage-servers: setup ## download PostgreSQL and build an S3 server with Go, fo
 bench-echo-scale: storage-servers ## Echo's shared tables on PostgreSQL and an S3 server (needs Go): kills, ingest, readers; ARGS="--kills 200"
 	@$(BIN)/python bench/echo_scale.py $(ARGS)
 
+bench-memory: setup ## what each service takes of a host's memory while it has next to nothing to do; a minute
+	@$(BIN)/python bench/memory.py $(ARGS)
+
 bench-ha: setup ## three Fleets on three NATS servers: random kills, latency of a push, a model of the log; ARGS=--quick: minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/ha.py $(ARGS)
 
@@ -122,4 +125,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: docs storage-servers bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: cosign release release-check release-publish bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock
+.PHONY: cosign release release-check release-publish bench-memory bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock

@@ -7,17 +7,12 @@ from pathlib import Path
 
 from ingero_agent.cgroups import cgroup_hash
 from ingero_agent.cloud_provider import find_provider
-from ingero_agent.collector import serve_pages
 from ingero_agent.devices import find_gpus
 from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.loop import PushLoop
-from ingero_agent.node_api import NodeApi
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.sources import SignalSource
-from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
-from ingero_agent.sources.scripted import ScriptedSource
-from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_agent.state_writer import StateWriter
 from ingero_kit.addresses import without_user
 from ingero_kit.clock import steady_clock
@@ -32,13 +27,17 @@ log = get(__name__)
 
 
 def make_source(config: AgentSettings, gpus: int) -> SignalSource:
-    """Create the signal source that the settings select."""
-    if config.stub:
-        return ScriptedSource.constant()
-    if config.stub_script:
-        return ScriptedSource.from_file(config.stub_script)
+    """Create the signal source that the settings select. Only its module is loaded."""
+    if config.stub or config.stub_script:
+        from ingero_agent.sources.scripted import ScriptedSource
+
+        return ScriptedSource.from_file(config.stub_script) if config.stub_script else ScriptedSource.constant()
     if config.signal_db_path:
+        from ingero_agent.sources.trace_db import DatabaseSource
+
         return DatabaseSource(config.signal_db_path, config.signal_window, gpus, config.signal_pid)
+    from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
+
     return ProcfsSource(
         WatchTarget(config.watch_pid, config.watch_command, config.watch_cgroup, config.progress_file)
     )
@@ -89,16 +88,21 @@ async def fleet_push(config: AgentSettings) -> None:
     health = PushLoop(config, source, gpus, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
     if config.state_file:
         health.after_decision = StateWriter(config.state_file, config, health, client, clock).write
-    api, servers, ports = NodeApi(config, health, client), list[PageServer](), dict[str, int]()
+    servers, ports = list[PageServer](), dict[str, int]()
     endpoint = without_user(config.fleet_endpoint)
     log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=endpoint)
     try:
-        if config.metrics_listen:
-            servers.append(serve_pages(config, health, client, socket, clock, api.pages(config.metrics_listen)))
-            ports["metrics"] = servers[-1].port
-        if config.api_listen:
-            servers.append(api.serve())
-            ports["api"] = servers[-1].port
+        if config.metrics_listen or config.api_listen:
+            from ingero_agent.collector import serve_pages
+            from ingero_agent.node_api import NodeApi
+
+            api = NodeApi(config, health, client)
+            if config.metrics_listen:
+                servers.append(serve_pages(config, health, client, socket, clock, api.pages(config.metrics_listen)))
+                ports["metrics"] = servers[-1].port
+            if config.api_listen:
+                servers.append(api.serve())
+                ports["api"] = servers[-1].port
         if ports:
             write_ports_file(config.ports_file, ports)
         await health.run(ended)

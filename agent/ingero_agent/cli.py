@@ -5,19 +5,22 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from ingero_agent.settings import AgentSettings, read_settings
+from ingero_agent.settings_file import CONFIG_VARIABLE
 from ingero_agent.state_file import DEFAULT_PATH, check_node
-from ingero_agent.trace.commands import COMMANDS
-from ingero_agent.trace.settings import CONFIG_VARIABLE, TraceSettings
-from ingero_agent.trace.settings import read_settings as read_trace_settings
-from ingero_kit.flags import CONTEXT, CommandGroup, config_flag, exit_with_reason, settings_flags
+from ingero_kit.flags import CONTEXT, LazyGroup, config_flag, exit_with_reason, settings_flags
+
+TRACE_COMMANDS: Final = ("trace", "check", "query", "explain", "annotate")
 
 
-@click.group(cls=CommandGroup, context_settings=CONTEXT)
+@click.group(
+    cls=LazyGroup, lazy={name: f"ingero_agent.trace.commands:{name}" for name in TRACE_COMMANDS},
+    context_settings=CONTEXT,
+)  # fmt: skip
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Measures a node and pushes its health."""
@@ -42,29 +45,6 @@ def fleet_push(file: Path | None, **flags: Any) -> None:
         settings = read_settings(flags, file)
         logs.configure(settings.log_level)
         asyncio.run(push(settings))
-
-
-@main.command("trace")
-@config_flag(CONFIG_VARIABLE)
-@settings_flags(TraceSettings)
-def trace(file: Path | None, **flags: Any) -> None:
-    """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
-
-    Settings come from flags, then INGERO_AGENT_TRACE_* variables, then `trace:` in the file, then the defaults.
-
-    \b
-    ingero-agent trace --db /var/lib/ingero/ingero.db
-    ingero-agent trace --otlp fleet:4318 --cluster prod --prometheus 127.0.0.1:9466
-    ingero-agent trace --record run.parquet --duration 10m
-    """
-    from ingero_agent.trace.app import run
-    from ingero_agent.trace.loader import CannotTrace
-    from ingero_kit import logs
-
-    with exit_with_reason("ingero-agent", CannotTrace, ImportError, OSError):
-        settings = read_trace_settings(flags, file)
-        logs.configure(settings.log_level)
-        run(settings)
 
 
 @main.command("healthy")
@@ -94,7 +74,3 @@ def healthy(state_file: Path, as_json: bool) -> None:
     status = found.status.name.lower()
     click.echo(json.dumps({"status": status, "reason": found.reason}) if as_json else f"{status}: {found.reason}")
     sys.exit(found.status)
-
-
-for command in COMMANDS:
-    main.add_command(command)

@@ -6,10 +6,6 @@ Pushed metrics have the same names here, with underscores for dots.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
 from ingero_agent.causal_chains import CausalChains
 from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
@@ -22,9 +18,11 @@ from ingero_contract import metrics
 from ingero_contract.signals import RATIOS, SIGNALS
 from ingero_http.http1.messages import Handler
 from ingero_kit.clock import Clock
+from ingero_kit.exposition import Collector, Family
 from ingero_kit.metrics_server import PageServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, collect_rows, counter, gauge, gauge_now
 from ingero_kit.otlp_client import DeliveryFailure
+from ingero_kit.process_metrics import PROCESS
 
 STUCK_SECONDS: Final = 30.0
 """Shortest silence of the loop that counts as stuck."""
@@ -144,13 +142,13 @@ EVENTS: Final[tuple[MetricRow[EventSocket], ...]] = (
 )
 
 
-class AgentCollector(Collector):
+class AgentCollector:
     """The loop, the client and the socket as metric families."""
 
     def __init__(self, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock) -> None:
         self._health, self._client, self._socket, self._clock = health, client, socket, clock
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Build the families anew for every scrape."""
         health, latest = self._health, self._health.latest
         if latest:
@@ -182,9 +180,7 @@ def serve_pages(
     pages: Mapping[bytes, Handler],
 ) -> PageServer:
     """Serve the agent's metrics and probes, and `pages`, at `metrics_listen`. Raises `OSError`."""
-    registry = CollectorRegistry()
-    registry.register(AgentCollector(health, client, socket, clock))
-    ProcessCollector(registry=registry)
+    collectors: list[Collector] = [AgentCollector(health, client, socket, clock), PROCESS]
 
     def ready() -> str | None:
         return not_ready(health.phase.phase, client.pushed_at is not None, client.response.reachable)
@@ -193,4 +189,4 @@ def serve_pages(
         idle = clock() - health.ticked_at
         return stuck(idle, config.fleet_push_interval, config.fleet_timeout, client.retry_after)
 
-    return serve_metrics(config.metrics_listen, registry, ready, healthy, flag="--metrics-listen", pages=pages)
+    return serve_metrics(config.metrics_listen, collectors, ready, healthy, flag="--metrics-listen", pages=pages)

@@ -6,10 +6,9 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ingero_agent.baseline_file import load_baseline, save_baseline
-from ingero_agent.causal_chains import CausalChains
 from ingero_agent.devices import BackgroundDevices, GpuReading, ReadGpus
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health import classification, early_push, phase, score
@@ -31,6 +30,9 @@ from ingero_kit.clock import Clock, Every, rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.logs import get
 from ingero_kit.otlp_encode import encode_event, encode_report
+
+if TYPE_CHECKING:
+    from ingero_agent.causal_chains import CausalChains
 
 log = get(__name__)
 
@@ -111,7 +113,9 @@ class PushLoop:
         self._slurm_job: SlurmJob | None = None
         self.chains: CausalChains | None = None
         if config.signal_db_path:
-            self.chains = CausalChains(config.signal_db_path, config.only_pid, self.identity, client)
+            from ingero_agent import causal_chains  # only where there is a database to search
+
+            self.chains = causal_chains.CausalChains(config.signal_db_path, config.only_pid, self.identity, client)
         self.baseline = Baseline()
         self.phase = PhaseState(warmup=config.warmup_samples)
         self.rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)

@@ -7,9 +7,9 @@ from ingero_agent.explain_api import EXPLAIN_PATH, ApiAccess, ExplainApi, TraceR
 from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
+from ingero_agent.state_writer import node_state
 from ingero_agent.trace.queries import Filter, open_database, read_stacks
 from ingero_contract import routes
-from ingero_contract.signals import RATIOS
 from ingero_http.http1.messages import Handler
 from ingero_http.sockets import format_address
 from ingero_kit.addresses import parse_listen
@@ -23,24 +23,6 @@ log = get(__name__)
 
 MAX_STACKS: Final = 100
 """Most call stacks of an answer."""
-
-
-def node_state(health: PushLoop, client: FleetClient) -> dict[str, Any]:
-    """The node now: the agent's classification, Fleet's verdict, and the signals behind them."""
-    latest, verdict = health.latest, client.response.verdict
-    state: dict[str, Any] = {
-        "phase": str(health.phase.phase), "straggler": health.straggler, "detection_mode": str(health.rule.mode),
-        "decision_source": str(health.rule.source), "threshold": health.rule.threshold,
-        "fleet_reachable": client.response.reachable, "verdict": verdict.format() if verdict else None,
-        "throttled": sorted(health.throttling.active),
-    }  # fmt: skip
-    if latest:
-        state |= {
-            "score": latest.score.value, "throughput_per_second": latest.observation.rate,
-            "signals": {str(name): getattr(latest.observation, name) for name in RATIOS},
-            "weakest_signal": str(latest.score.dominant), "gpus": latest.gpus.count,
-        }  # fmt: skip
-    return state
 
 
 def recent_stacks(file: Path, pid: int | None, now: float, seconds: float) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from ingero_agent.trace.settings import CONFIG_VARIABLE, SECTION, Pattern
-from ingero_agent.trace.settings import PREFIX as TRACE_PREFIX
+from ingero_agent.settings_file import CONFIG_VARIABLE, TRACE_PREFIX, TRACE_SECTION, Pattern
 from ingero_kit.addresses import OptionalEndpoint, is_local_name, parse_listen
 from ingero_kit.health_report import check_name
 from ingero_kit.settings import Duration, Settings, load
@@ -168,5 +167,5 @@ def read_settings(flags: Mapping[str, Any], file: Path | None = None) -> AgentSe
     not_ours = {CONFIG_VARIABLE, *(name for name in os.environ if name.startswith(TRACE_PREFIX))}
     return load(
         AgentSettings, file=file, prefix=PREFIX, flags=flags, reserved=frozenset(not_ours),
-        other_sections=frozenset({SECTION}),
+        other_sections=frozenset({TRACE_SECTION}),
     )  # fmt: skip

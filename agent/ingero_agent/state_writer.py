@@ -1,16 +1,35 @@
-"""Writes the state file after every decision."""
+"""The state of the node, as it is answered and written into the state file after every decision."""
 
 from pathlib import Path
+from typing import Any
 
 from ingero_agent.loop import PushLoop
-from ingero_agent.node_api import node_state
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.state_file import state_valid_seconds, write_state
+from ingero_contract.signals import RATIOS
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 
 log = get(__name__)
+
+
+def node_state(health: PushLoop, client: FleetClient) -> dict[str, Any]:
+    """The node now: the agent's classification, Fleet's verdict, and the signals behind them."""
+    latest, verdict = health.latest, client.response.verdict
+    state: dict[str, Any] = {
+        "phase": str(health.phase.phase), "straggler": health.straggler, "detection_mode": str(health.rule.mode),
+        "decision_source": str(health.rule.source), "threshold": health.rule.threshold,
+        "fleet_reachable": client.response.reachable, "verdict": verdict.format() if verdict else None,
+        "throttled": sorted(health.throttling.active),
+    }  # fmt: skip
+    if latest:
+        state |= {
+            "score": latest.score.value, "throughput_per_second": latest.observation.rate,
+            "signals": {str(name): getattr(latest.observation, name) for name in RATIOS},
+            "weakest_signal": str(latest.score.dominant), "gpus": latest.gpus.count,
+        }  # fmt: skip
+    return state
 
 
 class StateWriter:

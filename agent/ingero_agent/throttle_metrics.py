@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from prometheus_client.core import Metric as PrometheusMetric
 
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_contract import attributes, metrics
+from ingero_kit.exposition import Family
 from ingero_kit.health_report import HealthReport
 from ingero_kit.metrics_table import counter_now, gauge_now
 from ingero_kit.otlp_encode import SCOPE, MetricBatch, resource_attributes
@@ -43,7 +43,7 @@ def add_throttling(batch: MetricBatch, throttling: Throttling) -> None:
         batch.gauge(name, [batch.point(int(kind in kinds), {attributes.GPU_UUID: gpu}) for gpu, kinds in active])
 
 
-def throttle_families(throttling: Throttling) -> Iterator[PrometheusMetric]:
+def throttle_families(throttling: Throttling) -> Iterator[Family]:
     """Prometheus metrics of all kinds: whether each is active, and how often it began."""
     for kind in Throttle:
         now = {gpu: kind in kinds for gpu, kinds in throttling.now.items()}

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry
-
 from ingero_kit.metrics_server import PageServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, TableCollector, counter, gauge
 from ingero_sink.stats import SinkStats
@@ -27,6 +25,5 @@ SINK: Final[tuple[MetricRow[SinkStats], ...]] = (
 
 def serve_pages(listen: str, stats: SinkStats, ready: Callable[[], bool]) -> PageServer:
     """Serve the sink's pages. Raises `OSError`."""
-    registry = CollectorRegistry()
-    registry.register(TableCollector(SINK, lambda: stats))
-    return serve_metrics(listen, registry, lambda: None if ready() else "uds_disconnected")
+    table = TableCollector(SINK, lambda: stats)
+    return serve_metrics(listen, [table], lambda: None if ready() else "uds_disconnected")

@@ -5,11 +5,9 @@ Scrapes and the component's work never wait for each other.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
-
-from prometheus_client import CollectorRegistry, generate_latest
 
 from ingero_http.http1.messages import Handler, Request, Response
 from ingero_http.http1.server import Http1Server
@@ -17,6 +15,7 @@ from ingero_http.limits import Limits
 from ingero_http.sockets import format_address
 from ingero_http.tls import TlsFiles
 from ingero_kit.addresses import is_local_name, parse_listen
+from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -72,13 +71,13 @@ class PageServer:
         return page(request) if page else Response(404, b"not found: %b\n" % b", ".join(self._pages))
 
 
-def metrics_pages(registry: CollectorRegistry, ready: Reason, healthy: Reason) -> dict[bytes, Handler]:
+def metrics_pages(collectors: Sequence[Collector], ready: Reason, healthy: Reason) -> dict[bytes, Handler]:
     """The pages of every component."""
 
     async def scrape(_: Request) -> Response:
         """Collected in a thread of its own, so that probes do not wait for it."""
-        body = await asyncio.to_thread(generate_latest, registry)
-        return Response(200, body, b"text/plain; version=0.0.4; charset=utf-8")
+        body = await asyncio.to_thread(exposition, collectors)
+        return Response(200, body, CONTENT_TYPE.encode())
 
     return {
         b"/metrics": scrape,
@@ -92,7 +91,7 @@ def _verdict(reason: str | None, state: str) -> Response:
 
 
 def serve_metrics(
-    listen: str, registry: CollectorRegistry, ready: Reason, healthy: Reason = lambda: None, *, flag: str = "",
+    listen: str, collectors: Sequence[Collector], ready: Reason, healthy: Reason = lambda: None, *, flag: str = "",
     pages: Mapping[bytes, Handler] = MappingProxyType({}),
 ) -> PageServer:  # fmt: skip
     """Serve the pages of every component, and `pages`, at `host:port` until `stop`.
@@ -101,7 +100,7 @@ def serve_metrics(
     """
     address = parse_listen(listen)
     try:
-        server = PageServer(address, {**metrics_pages(registry, ready, healthy), **pages})
+        server = PageServer(address, {**metrics_pages(collectors, ready, healthy), **pages})
     except OSError as error:
         raise OSError(f"{flag} {listen}: {error}".strip()) from None
     if not is_local_name(address[0]):

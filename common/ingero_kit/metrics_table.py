@@ -7,14 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
-from prometheus_client.registry import Collector
-
 from ingero_http.limits import COUNTER_KINDS, Counters
+from ingero_kit.exposition import Family, Kind
 
 Source = TypeVar("Source")
-
-Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[UnknownMetricFamily]
 
 Labels = str | tuple[str, ...]
 
@@ -27,53 +23,53 @@ may write to a dictionary meanwhile; its samples are sorted."""
 class MetricRow(Generic[Source]):
     """One metric: `value` reads its samples from the source."""
 
-    family: Family
+    kind: Kind
     name: str
     help: str
     value: Callable[[Source], Samples]
     labels: tuple[str, ...] = ()
 
-    def collect(self, source: Source) -> Metric:
+    def collect(self, source: Source) -> Family:
         """The metric family with its current samples."""
-        return _fill(self.family(self.name, self.help, labels=self.labels), self.value(source))
+        return _fill(Family(self.kind, self.name, self.help, self.labels), self.value(source))
 
 
-def _fill(family: CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily, samples: Samples) -> Metric:
+def _fill(family: Family, samples: Samples) -> Family:
     if isinstance(samples, Mapping):
         samples = sorted(dict(samples).items())
     elif samples is None or isinstance(samples, float | int):
         samples = [] if samples is None else [((), samples)]
     for labels, value in samples:
-        family.add_metric((labels,) if isinstance(labels, str) else labels, float(value))
+        family.add((labels,) if isinstance(labels, str) else labels, value)
     return family
 
 
 def gauge(name: str, help: str, value: Callable[[Source], Samples], *labels: str) -> MetricRow[Source]:  # noqa: A002
     """A row of type gauge."""
-    return MetricRow(GaugeMetricFamily, name, help, value, labels)
+    return MetricRow("gauge", name, help, value, labels)
 
 
 def counter(name: str, help: str, value: Callable[[Source], Samples], *labels: str) -> MetricRow[Source]:  # noqa: A002
     """A row of type counter; the page adds `_total` to its name."""
-    return MetricRow(CounterMetricFamily, name, help, value, labels)
+    return MetricRow("counter", f"{name}_total", help, value, labels)
 
 
 def untyped(name: str, help: str, value: Callable[[Source], Samples], *labels: str) -> MetricRow[Source]:  # noqa: A002
     """A row without a type, for a published name that metric linters refuse for a gauge."""
-    return MetricRow(UnknownMetricFamily, name, help, value, labels)
+    return MetricRow("untyped", name, help, value, labels)
 
 
-def gauge_now(name: str, help: str, samples: Samples, *labels: str) -> Metric:  # noqa: A002
+def gauge_now(name: str, help: str, samples: Samples, *labels: str) -> Family:  # noqa: A002
     """A gauge from given samples, for collectors without a table."""
-    return _fill(GaugeMetricFamily(name, help, labels=labels), samples)
+    return _fill(Family("gauge", name, help, labels), samples)
 
 
-def counter_now(name: str, help: str, samples: Samples, *labels: str) -> Metric:  # noqa: A002
+def counter_now(name: str, help: str, samples: Samples, *labels: str) -> Family:  # noqa: A002
     """A counter from given samples, for collectors without a table."""
-    return _fill(CounterMetricFamily(name, help, labels=labels), samples)
+    return _fill(Family("counter", f"{name}_total", help, labels), samples)
 
 
-def collect_rows(rows: Sequence[MetricRow[Source]], source: Source) -> Iterator[Metric]:
+def collect_rows(rows: Sequence[MetricRow[Source]], source: Source) -> Iterator[Family]:
     """The metric families of a table."""
     return (row.collect(source) for row in rows)
 
@@ -92,13 +88,13 @@ def listener_rows(events: str, connections: str) -> tuple[MetricRow[Mapping[str,
     )
 
 
-class TableCollector(Collector, Generic[Source]):
+class TableCollector(Generic[Source]):
     """Collects a table; nothing while `source` returns `None`."""
 
     def __init__(self, rows: Sequence[MetricRow[Source]], source: Callable[[], Source | None]) -> None:
         self._rows, self._source = rows, source
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Build the families anew for every scrape."""
         source = self._source()
         if source is not None:

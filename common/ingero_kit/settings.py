@@ -17,7 +17,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
 from ingero_kit.addresses import without_user
-from ingero_kit.yaml_documents import DuplicateKeyError, YamlError, load_yaml
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -123,6 +122,8 @@ def _own_part(file: Path, section: str, other_sections: frozenset[str]) -> dict[
 
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML mapping; an empty file is an empty mapping."""
+    from ingero_kit.yaml_documents import YamlError, load_yaml  # 1 MB, which nobody needs who sets flags only
+
     try:
         value = load_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -155,6 +156,8 @@ def _assignment(item: str) -> tuple[str, Any]:
 
 def _value(text: str, name: str) -> Any:
     """Parse a value as YAML; text that is not YAML, such as `[::1]:4317`, stays text."""
+    from ingero_kit.yaml_documents import DuplicateKeyError, YamlError, load_yaml
+
     try:
         return load_yaml(text)
     except DuplicateKeyError as error:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-
 from ingero_contract import echo
 from ingero_echo import retention
 from ingero_echo.auth import Callers, RateLimit
@@ -34,10 +32,12 @@ from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Counters
 from ingero_kit.addresses import parse_endpoint
+from ingero_kit.exposition import Collector
 from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
+from ingero_kit.process_metrics import PROCESS
 
 log = get(__name__)
 
@@ -125,21 +125,18 @@ class Echo:
 
     async def _front_ends(self) -> None:
         config = self.config
-        registry = CollectorRegistry()
-        for collector in (
+        collectors: list[Collector] = [
             TableCollector(REQUESTS, lambda: self._requests), TableCollector(QUESTIONS, lambda: self._apps),
             TableCollector(LISTENERS, self._listeners), TableCollector(INGEST, lambda: self._ingest_handler),
             TableCollector(WRITER, lambda: self._writer),
             TableCollector(SEALER, self._sealing),
             TableCollector(SOURCE, lambda: self._source),
             TableCollector(MAINTAINER, lambda: self._maintainer.counters if self._maintainer else None),
-        ):  # fmt: skip
-            registry.register(collector)
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
+            PROCESS,
+        ]  # fmt: skip
         unread = UnreadResponses()
         self._apps = LazyApps(
-            config, lambda: self._store, registry, self.backup, MAX_BODY, unread.check, self._sealing
+            config, lambda: self._store, collectors, self.backup, MAX_BODY, unread.check, self._sealing
         )
         middleware = AuthMiddleware(
             self._apps.api, self._apps.mcp, self._unready,

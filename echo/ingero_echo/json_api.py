@@ -1,7 +1,7 @@
 """The JSON API: parse, ask the query service, encode. JSON, CSV, Arrow and Parquet by Accept."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import orjson
@@ -11,8 +11,6 @@ from fastapi import Body, FastAPI, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
@@ -24,6 +22,7 @@ from ingero_echo.lake.sealer import SealCounters
 from ingero_echo.middleware import OPEN
 from ingero_echo.query_runner import QueryResult, shown
 from ingero_echo.query_service import ANALYSIS, TOOLS, QueryReply, QueryService, Tool, cancel_when
+from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -198,7 +197,7 @@ _ENCODERS: Final[dict[str, Callable[[QueryResult], bytes]]] = {
 def make_api(
     service: QueryService,
     ready: Callable[[], bool],
-    registry: CollectorRegistry,
+    collectors: Sequence[Collector],
     backup: Callable[[], dict[str, Any]],
     sealing: Callable[[], SealCounters | None],
 ) -> FastAPI:
@@ -270,7 +269,7 @@ def make_api(
     @app.get(echo.METRICS_PAGE, include_in_schema=False)
     def metrics(request: Request) -> Response:
         identity_of(request).require(Scope.METRICS)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(collectors), media_type=CONTENT_TYPE)
 
     _route(app, service, echo.SQL, ANALYSIS, "sql")
     for name in TOOLS:

@@ -4,14 +4,13 @@ loaded after Echo accepts events; requests before that wait.
 
 import asyncio
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from prometheus_client import CollectorRegistry
 
 from ingero_echo.lake.sealer import SealCounters
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, schema_text
+from ingero_kit.exposition import Collector
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -24,14 +23,14 @@ class LazyApps:
         self,
         config: EchoConfig,
         store: Callable[[], Store | None],
-        registry: CollectorRegistry,
+        collectors: Sequence[Collector],
         backup: Callable[[], dict[str, Any]],
         max_body: int,
         unread: Callable[[str], None],
         sealing: Callable[[], SealCounters | None],
     ) -> None:
         self._unread, self._sealing = unread, sealing
-        self._config, self._store, self._registry, self._backup = config, store, registry, backup
+        self._config, self._store, self._collectors, self._backup = config, store, collectors, backup
         self._max_body = max_body
         self._service: Any = None
         self._api: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -43,7 +42,9 @@ class LazyApps:
         json_api = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
         self._service = service = query_service.QueryService(self._config, self._store, self._unread)
         self._api.set_result(
-            json_api.make_api(service, lambda: self._store() is not None, self._registry, self._backup, self._sealing)
+            json_api.make_api(
+                service, lambda: self._store() is not None, self._collectors, self._backup, self._sealing
+            )
         )
         try:
             tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")

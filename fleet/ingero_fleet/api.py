@@ -1,13 +1,11 @@
 """The HTTP APIs: threshold and stragglers for agents and operator, diagnostics, health, zPages, metrics pages."""
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ingero_contract import routes
 from ingero_fleet.collectives.tracker import CollectivesTracker
@@ -22,6 +20,7 @@ from ingero_fleet.tick_snapshot import (
     threshold_answer,
     why_answer,
 )
+from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 from ingero_kit.otlp_receiver import Authenticator
 
 Cluster = Annotated[str, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
@@ -201,14 +200,14 @@ def zpages(health_now: Callable[[], Health]) -> FastAPI:
     return app
 
 
-def metrics_app(registry: CollectorRegistry) -> FastAPI:
+def metrics_app(collectors: Sequence[Collector]) -> FastAPI:
     """A Prometheus page."""
     app = _app("metrics")
 
     @app.get("/metrics")
     def page() -> Response:
         """The metrics in text exposition format."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(exposition(collectors), media_type=CONTENT_TYPE)
 
     return app
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import uvloop
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
 from ingero_fleet.collectives.collector import COLLECTIVES
@@ -30,12 +29,14 @@ from ingero_fleet.settings import FleetConfig
 from ingero_fleet.state_machine import StateMachine
 from ingero_fleet.taints.tracker import TAINTS
 from ingero_kit.clock import SlewedClock
+from ingero_kit.exposition import Collector
 from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import use_single_malloc_arena
+from ingero_kit.process_metrics import PROCESS
 from ingero_kit.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -175,23 +176,24 @@ class Fleet:
         if any(
             "prometheus" in getattr(self.config.service.pipelines, kind.name.lower()).exporters for kind in Signal
         ):
-            findings = CollectorRegistry()
-            findings.register(FindingsCollector(lambda: engine.snapshot, by))
-            findings.register(TableCollector(COST, lambda: self._cost))
-            findings.register(TableCollector(COLLECTIVES, lambda: self._collectives))
-            findings.register(TableCollector(TAINTS, lambda: self._taints))
+            findings: list[Collector] = [
+                FindingsCollector(lambda: engine.snapshot, by),
+                TableCollector(COST, lambda: self._cost),
+                TableCollector(COLLECTIVES, lambda: self._collectives),
+                TableCollector(TAINTS, lambda: self._taints),
+            ]
             await self._pages.open("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
-        stats = CollectorRegistry()
         traffic = self._reception.traffic
-        stats.register(TableCollector(ENGINE, lambda: engine))
-        stats.register(TableCollector(TRAFFIC, traffic))
-        stats.register(TableCollector(LISTENERS, lambda: traffic().listeners))
+        stats: list[Collector] = [
+            TableCollector(ENGINE, lambda: engine),
+            TableCollector(TRAFFIC, traffic),
+            TableCollector(LISTENERS, lambda: traffic().listeners),
+            PROCESS,
+        ]
         if self._replica:
             from ingero_fleet.replication.log_stats import LOG
 
-            stats.register(TableCollector(LOG, lambda: self._log.stats))
-        ProcessCollector(registry=stats)
-        PlatformCollector(registry=stats)
+            stats.append(TableCollector(LOG, lambda: self._log.stats))
         await self._pages.open("telemetry", api.metrics_app(stats), self.config.service.telemetry.metrics.address)
 
     def reload(self) -> None:

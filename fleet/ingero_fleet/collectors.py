@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from ingero_detect.codes import STATES
 from ingero_fleet.engine import Engine
@@ -14,6 +12,7 @@ from ingero_fleet.live_detector import Findings
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.threshold_rule import CohortSummary
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
+from ingero_kit.exposition import Family
 from ingero_kit.metrics_table import (
     MetricRow,
     Samples,
@@ -141,14 +140,14 @@ FINDINGS: Final[tuple[MetricRow[Findings], ...]] = (
 )
 
 
-class FindingsCollector(Collector):
+class FindingsCollector:
     """Thresholds, counts and scores after the latest tick."""
 
     def __init__(self, snapshot: Callable[[], TickSnapshot | None], by: tuple[str, ...]) -> None:
         self._snapshot = snapshot
         self._hash_at = by.index("cgroup_path_hash") + 1 if "cgroup_path_hash" in by else None
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Build the families anew for every scrape."""
         snapshot = self._snapshot()
         if snapshot is None:
@@ -165,7 +164,7 @@ class FindingsCollector(Collector):
         return (cohort.key[0], cohort_name(cohort.key), cgroup)
 
 
-def _verdicts(snapshot: TickSnapshot, findings: Findings) -> Iterator[Metric]:
+def _verdicts(snapshot: TickSnapshot, findings: Findings) -> Iterator[Family]:
     by_state: Counter[tuple[str, str]] = Counter()
     by_kind: Counter[tuple[str, str]] = Counter()
     names = snapshot.scores.names

@@ -6,8 +6,6 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-
 from ingero_fleet import api
 from ingero_fleet.collectors import LISTENERS, TRAFFIC
 from ingero_fleet.page_servers import PageServers
@@ -19,9 +17,11 @@ from ingero_fleet.replication.log_stats import LOG
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.clock import SlewedClock
+from ingero_kit.exposition import Collector
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
+from ingero_kit.process_metrics import PROCESS
 
 log = get(__name__)
 
@@ -61,13 +61,13 @@ class ReceiverFleet:
             await self._pages.open("health", app, extensions.healthee.endpoint, extensions.healthee.tls)
         if "zpages" in wanted:
             await self._pages.open("zpages", api.zpages(self._health), extensions.zpages.endpoint)
-        stats = CollectorRegistry()
-        stats.register(TableCollector(TRAFFIC, self._reception.traffic))
-        stats.register(TableCollector(LISTENERS, lambda: self._reception.traffic().listeners))
-        stats.register(TableCollector(LOG, lambda: self._log.stats))
-        stats.register(TableCollector(LOG_RECEIVER, lambda: self._receiver))
-        ProcessCollector(registry=stats)
-        PlatformCollector(registry=stats)
+        stats: list[Collector] = [
+            TableCollector(TRAFFIC, self._reception.traffic),
+            TableCollector(LISTENERS, lambda: self._reception.traffic().listeners),
+            TableCollector(LOG, lambda: self._log.stats),
+            TableCollector(LOG_RECEIVER, lambda: self._receiver),
+            PROCESS,
+        ]
         address = self.config.service.telemetry.metrics.address
         await self._pages.open("telemetry", api.metrics_app(stats), address)
 

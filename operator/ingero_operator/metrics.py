@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
+from ingero_kit.exposition import Collector, exposition
 from ingero_kit.metrics_table import MetricRow, TableCollector, counter, gauge
+from ingero_kit.process_metrics import PROCESS
 
 if TYPE_CHECKING:
     from ingero_operator.app import Operator
@@ -109,10 +110,7 @@ def _encryption_level(operator: Operator, key: tuple[str, str, str]) -> int:
 
 def make_app(operator: Operator) -> web.Application:
     """The HTTP application."""
-    registry = CollectorRegistry()
-    registry.register(TableCollector(OPERATOR, lambda: operator))
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
+    collectors: list[Collector] = [TableCollector(OPERATOR, lambda: operator), PROCESS]
 
     async def healthz(_: web.Request) -> web.Response:
         """Liveness: the event loop runs, and a leader's watches agree with the API server."""
@@ -129,7 +127,7 @@ def make_app(operator: Operator) -> web.Application:
 
     async def metrics(_: web.Request) -> web.Response:
         """The metrics in the Prometheus text format."""
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=exposition(collectors), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingero_agent.collector import not_ready, stuck
@@ -193,7 +192,7 @@ def test_addresses_that_are_none(text: str) -> None:
 
 
 def test_clients_that_say_nothing_make_room_for_those_who_ask() -> None:
-    server = PageServer(("127.0.0.1", 0), metrics_pages(CollectorRegistry(), lambda: None, lambda: None))
+    server = PageServer(("127.0.0.1", 0), metrics_pages([], lambda: None, lambda: None))
     hangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(LIMITS.connections + 20)]
     try:
         for _ in range(3):

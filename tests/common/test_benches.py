@@ -10,7 +10,8 @@ BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.mark.parametrize(
-    "name", ["audit", "collectives", "detection", "echo", "fleet", "network", "operator_bench", "page", "trace"]
+    "name",
+    ["audit", "collectives", "detection", "echo", "fleet", "memory", "network", "operator_bench", "page", "trace"],
 )
 def test_a_bench_starts_and_says_what_it_takes(name: str) -> None:
     done = subprocess.run([sys.executable, BENCH / f"{name}.py", "--help"], capture_output=True, text=True)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from ingero_analyze.replay.judge import replay
@@ -39,6 +38,7 @@ from ingero_fleet.tick_snapshot import TickSnapshot, stragglers_answer
 from ingero_kit.health_report import HealthReport
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_encode import encode_report
+from ingero_testing.metrics import sample
 from ingero_testing.processes import BIN, Running, fleet, wait_until
 from ingero_testing.web import web
 
@@ -460,10 +460,9 @@ def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
     snapshot = TickSnapshot(
         scores, threshold_rule.compute(scores, threshold_rule.RuleState(), config), findings, config.push_interval
     )
-    registry = CollectorRegistry()
-    registry.register(FindingsCollector(lambda: snapshot, config.cohort.by))
-    assert registry.get_sample_value("ingero_fleet_not_judged_total", {"what": "node"}) == 2
-    assert registry.get_sample_value("ingero_fleet_not_judged_total", {"what": "cohort"}) == 0
+    collector = FindingsCollector(lambda: snapshot, config.cohort.by)
+    assert sample(collector, "ingero_fleet_not_judged_total", what="node") == 2
+    assert sample(collector, "ingero_fleet_not_judged_total", what="cohort") == 0
 
 
 def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() -> None:
@@ -476,10 +475,9 @@ def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() ->
 
     asyncio.run(engine.tick())
 
-    registry = CollectorRegistry()
-    registry.register(TableCollector(ENGINE, lambda: engine))
-    assert registry.get_sample_value("ingero_fleet_failed_listeners_total") == 1
-    assert registry.get_sample_value("ingero_fleet_ticks_total") == 1
+    counted = TableCollector(ENGINE, lambda: engine)
+    assert sample(counted, "ingero_fleet_failed_listeners_total") == 1
+    assert sample(counted, "ingero_fleet_ticks_total") == 1
 
 
 def test_a_recording_replays_to_the_same_verdicts_byte_for_byte(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
+from math import inf
 from typing import Final
 
 import orjson
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from ingero_agent.throttle_metrics import throttle_families
 from ingero_agent.trace.gpu_stats import GpuSample, GpuStats
@@ -23,6 +21,7 @@ from ingero_agent.trace.stats import (
 )
 from ingero_contract import routes
 from ingero_http.http1.messages import Request, Response
+from ingero_kit.exposition import Family
 from ingero_kit.metrics_server import PageServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, Samples, collect_rows, counter, gauge
 
@@ -200,13 +199,13 @@ STATUS: Final[tuple[MetricRow[TracerStatus], ...]] = (
 )
 
 
-class TraceCollector(Collector):
+class TraceCollector:
     """The tracer's statistics as metric families, read under their lock."""
 
     def __init__(self, stats: TraceStats) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[Family]:
         """Build the families anew for every scrape."""
         stats = self._stats
         with stats.lock:
@@ -217,19 +216,16 @@ class TraceCollector(Collector):
         yield from families
 
 
-def _copy_durations(stats: TraceStats) -> Metric:
-    duration = HistogramMetricFamily("gpu_memcpy_duration_ms", "Duration of copies.", labels=["direction"])
+def _copy_durations(stats: TraceStats) -> Family:
+    duration = Family("histogram", "gpu_memcpy_duration_ms", "Duration of copies.", ("direction",))
     for direction, totals in sorted(stats.copies.items()):
-        bounds = [*map(str, COPY_BOUNDS_MS), "+Inf"]
-        rows = list(zip(bounds, accumulate(histogram_buckets(totals)), strict=True))
-        duration.add_metric([direction], rows, totals.nanoseconds / 1e6)
+        buckets = zip((*COPY_BOUNDS_MS, inf), accumulate(histogram_buckets(totals)), strict=True)
+        duration.add_histogram((direction,), buckets, totals.nanoseconds / 1e6)
     return duration
 
 
 def serve_pages(listen: str, stats: TraceStats) -> PageServer:
     """Serve the totals. Raises `OSError`."""
-    registry = CollectorRegistry()
-    registry.register(TraceCollector(stats))
 
     def health(_: Request) -> Response:
         status = stats.status
@@ -237,6 +233,6 @@ def serve_pages(listen: str, stats: TraceStats) -> PageServer:
         return Response(200, orjson.dumps(body), b"application/json")
 
     return serve_metrics(
-        listen, registry, lambda: stats.status.tracer.blocked_reason or None, flag="--prometheus",
+        listen, [TraceCollector(stats)], lambda: stats.status.tracer.blocked_reason or None, flag="--prometheus",
         pages={routes.TRACER_HEALTH.encode(): health},
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The commands `check`, `query`, `explain` and `annotate`.
+"""The commands `trace`, `check`, `query`, `explain` and `annotate`.
 
-They take the paths of the database and the socket from the settings of `trace`.
+All but the first take the paths of the database and the socket from the settings of `trace`.
 """
 
 import json
@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import click
 
+from ingero_agent.settings_file import CONFIG_VARIABLE
 from ingero_agent.trace.settings import TraceSettings, read_settings
-from ingero_kit.flags import RenamedOption, exit_with_reason
+from ingero_kit.flags import RenamedOption, config_flag, exit_with_reason, settings_flags
 from ingero_kit.settings import parse_duration
 
 PROGRAM: Final = "ingero-agent"
@@ -38,6 +39,29 @@ def _duration(_: click.Context, __: click.Parameter, text: str) -> float:
 def _settings(**flags: Any) -> TraceSettings:
     with exit_with_reason(PROGRAM):
         return read_settings(flags)
+
+
+@click.command("trace")
+@config_flag(CONFIG_VARIABLE)
+@settings_flags(TraceSettings)
+def trace(file: Path | None, **flags: Any) -> None:
+    """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
+
+    Settings come from flags, then INGERO_AGENT_TRACE_* variables, then `trace:` in the file, then the defaults.
+
+    \b
+    ingero-agent trace --db /var/lib/ingero/ingero.db
+    ingero-agent trace --otlp fleet:4318 --cluster prod --prometheus 127.0.0.1:9466
+    ingero-agent trace --record run.parquet --duration 10m
+    """
+    from ingero_agent.trace.app import run
+    from ingero_agent.trace.loader import CannotTrace
+    from ingero_kit import logs
+
+    with exit_with_reason("ingero-agent", CannotTrace, ImportError, OSError):
+        settings = read_settings(flags, file)
+        logs.configure(settings.log_level)
+        run(settings)
 
 
 @click.command("check")
@@ -188,6 +212,3 @@ def annotate(labels: tuple[str, ...], pid: int | None, path: Path | None) -> Non
     if refusal:
         click.echo(f"ingero-agent: {refusal}", err=True)
         sys.exit(1)
-
-
-COMMANDS = (check, query, explain, annotate)

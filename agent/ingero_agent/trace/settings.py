@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from ingero_agent.settings_file import CONFIG_VARIABLE, TRACE_PREFIX, TRACE_SECTION, Pattern
 from ingero_agent.trace.governor import DEFAULT_BUDGET
 from ingero_contract.node_problems import TERMINATION_LOG
 from ingero_kit.addresses import OptionalEndpoint
@@ -16,13 +17,6 @@ from ingero_kit.settings import Duration, Settings, load
 
 AUTO, MULTI, PERF, NEVER = "auto", "multi", "perf", "never"
 """How probes are attached: links of many functions, one link each, or the first that this kernel has."""
-
-SECTION: Final = "trace"
-"""The part of the agent's settings file that is about tracing."""
-
-PREFIX: Final = "INGERO_AGENT_TRACE_"
-CONFIG_VARIABLE: Final = "INGERO_AGENT_CONFIG"
-"""Names the settings file of `fleet-push` and `trace`."""
 
 KEEP_SECONDS: Final = 7 * 86400.0
 MAX_DB_BYTES: Final = 10 * 2**30
@@ -41,16 +35,7 @@ def parse_byte_size(value: object) -> object:
     return int(float(found.group(1)) * _FACTORS[found.group(2)])
 
 
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text}: {error}") from None
-    return text
-
-
 ByteSize = Annotated[int, BeforeValidator(parse_byte_size)]
-Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class TraceSettings(Settings):
@@ -141,4 +126,4 @@ def read_settings(flags: Mapping[str, Any], file: Path | None = None) -> TraceSe
     """
     if file is None and os.environ.get(CONFIG_VARIABLE):
         file = Path(os.environ[CONFIG_VARIABLE])
-    return load(TraceSettings, file=file, prefix=PREFIX, flags=flags, section=SECTION)
+    return load(TraceSettings, file=file, prefix=TRACE_PREFIX, flags=flags, section=TRACE_SECTION)
