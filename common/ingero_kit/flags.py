@@ -3,7 +3,9 @@
 A settings model gives one flag for each setting, documented by the setting's docstring.
 """
 
+import errno
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Context settings of every command."""
 
+_OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
 
 class FiniteRange(click.FloatRange):
     """A range of numbers without NaN and infinity, which pass every comparison or none."""
@@ -35,7 +39,23 @@ class FiniteRange(click.FloatRange):
 
 
 class CommandGroup(click.Group):
-    """A group whose help shows the whole first sentence of every command."""
+    """A group whose help shows the whole first sentence of every command, and that says when its output is lost."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command. Ends with status 1 where standard output takes no more, as on a full disk."""
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            if error.errno not in _OUTPUT_LOST or error.filename is not None:
+                raise
+            # What is buffered would be written once more at the exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if error.errno != errno.EPIPE:
+                click.echo(f"{Path(sys.argv[0]).name}: standard output: {error.strerror}", err=True)
+            sys.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands."""
