@@ -72,6 +72,9 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
     ingero-echo serve --insecure
     ingero-echo serve --config echo.yaml --set retention.age=7d
     """
+    from ingero_echo import allocators
+
+    allocators.configure()
     from ingero_echo import app
     from ingero_kit import logs
 
@@ -93,6 +96,9 @@ def read(file: Path | None, settings: tuple[str, ...], insecure: bool | None, po
     \b
     ingero-echo read --config echo.yaml
     """
+    from ingero_echo import allocators
+
+    allocators.configure()
     from ingero_echo import reader_app
     from ingero_kit import logs
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from ingero_echo import allocators
 from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, timed_out
 from ingero_echo.settings import EchoConfig, cached_files
@@ -33,9 +34,6 @@ OPEN_SECONDS: Final = 20.0
 
 ENGINE_SHARE: Final = 0.6
 """Share of a worker's memory that the engine may take by its own count; the rest is for what it does not count."""
-
-ALLOCATOR_SETTINGS: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-"""Settings for allocators that reserve no more than they need: reserved memory counts against a process's limit."""
 
 _HEAD: Final = 64 << 10
 """Longest head of an answer, bytes."""
@@ -60,7 +58,7 @@ class SqlProcess:
         self.busy = False
         self._spill = Path(setup.spill)
         variables = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name == "PATH"}
-        variables |= ALLOCATOR_SETTINGS
+        variables |= allocators.ENVIRONMENT  # reserved memory counts against a process's limit
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
