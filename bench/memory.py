@@ -6,6 +6,7 @@ before, as in images and packages.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -82,12 +83,23 @@ def rows(found: dict[str, Memory]) -> list[str]:
     ]
 
 
+def strangers(own: set[int]) -> list[int]:
+    """Processes of the same interpreter beside those that are measured, which share pages with them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(folder.name) not in own and (folder / "exe").samefile(sys.executable):
+                found.append(int(folder.name))
+    return found
+
+
 class Host:
     """All services on one host."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.site = lab, Site(lab, "idle", 1.0, NODES)
         self.echo: dict[str, int] = {}
+        self.strangers: set[int] = set()
 
     def start(self) -> None:
         """Start everything; the agents watch this process by its processor time."""
@@ -118,6 +130,7 @@ class Host:
     def read(self) -> dict[str, Memory]:
         """The memory of each service, of the agents the largest, after a scrape of the pages open by default."""
         self.lab.check()
+        self.strangers |= set(strangers({os.getpid(), *(one.pid for one in self.lab.processes.values())}))
         self.site.page()
         self.site.sink_lines()
         self.lab.client.get(f"http://127.0.0.1:{self.echo['api']}/metrics").raise_for_status()
@@ -130,13 +143,13 @@ class Host:
         return parse_rollup(Path(f"/proc/{self.lab.processes[name].pid}/smaps_rollup").read_text())
 
 
-def measure() -> dict[str, Memory]:
-    """Start everything, and read its memory when that has settled."""
+def measure() -> tuple[dict[str, Memory], int]:
+    """Start everything, and read its memory when that has settled; and the number of strangers."""
     with laboratory("bench-memory") as lab:
         host = Host(lab)
         host.start()
         host.wait()
-        return settled(host.read, lambda: time.sleep(PAUSE), 60)
+        return settled(host.read, lambda: time.sleep(PAUSE), 60), len(host.strangers)
 
 
 def main() -> None:
@@ -147,9 +160,13 @@ def main() -> None:
         os.environ["PYTHONPYCACHEPREFIX"] = folder
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         measure()  # compiles the modules
-        found = measure()
+        found, others = measure()
     print("| service, idle | PSS alone | PSS beside the others | target | |\n| --- | --- | --- | --- | --- |")
     print("\n".join(rows(found)))
+    if others:
+        print(
+            f"{others} other processes of {sys.executable} shared pages: the figures beside the others are too small"
+        )
 
 
 if __name__ == "__main__":

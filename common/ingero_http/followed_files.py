@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import structlog
+from ingero_http.structured_logs import structlog
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -18,11 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar, cast
 
-import structlog
-
 from ingero_http.followed_files import FollowedFiles
 from ingero_http.limits import Counters, Limits
 from ingero_http.sockets import BACKLOG, allow_open_files, open_sockets
+from ingero_http.structured_logs import structlog
 from ingero_http.tls import TlsFiles, follow_server_context
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -4,12 +4,7 @@ import logging
 import sys
 from typing import Final, Literal
 
-# Where rich is installed, structlog imports it, for tracebacks that are not used here: 5 MB in every process.
-_rich = sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None makes the import fail
-import structlog  # noqa: E402
-
-if _rich is None:
-    del sys.modules["rich"]
+from ingero_http.structured_logs import structlog
 
 _TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)

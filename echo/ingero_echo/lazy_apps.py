@@ -1,5 +1,6 @@
-"""The JSON API and MCP, loaded late. Their libraries take longer to load than the rest of Echo, so they are
-loaded after Echo accepts events; requests before that wait.
+"""The JSON API and MCP, loaded late: their libraries take longer to load, and more memory, than the rest of Echo.
+
+The API is loaded after Echo accepts events, MCP with the first request for it. Requests wait until they are there.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ class LazyApps:
         self._service: Any = None
         self._api: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._mcp: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._mcp_wanted = asyncio.Event()
 
     async def run(self) -> None:
         """Load one after the other, then serve until cancelled."""
@@ -46,13 +48,15 @@ class LazyApps:
                 service, lambda: self._store() is not None, self._collectors, self._backup, self._sealing
             )
         )
+        log.info("front_ends_ready")
         try:
+            await self._mcp_wanted.wait()
             tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")
             server, api = tools.make_server(service, schema_text, tools.caller_identity), self._config.api
             manager = tools.make_manager(server, api.mcp_sessions, api.allowed_hosts, self._max_body)
             async with manager.run():
                 self._mcp.set_result(tools.SessionQuota(manager.handle_request, api.mcp_sessions))
-                log.info("front_ends_ready")
+                log.info("mcp_ready")
                 await asyncio.Event().wait()
         finally:
             service.close()
@@ -78,4 +82,5 @@ class LazyApps:
 
     async def mcp(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request of MCP."""
+        self._mcp_wanted.set()
         await (await asyncio.shield(self._mcp))(scope, receive, send)

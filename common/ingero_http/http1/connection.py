@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import cast
 
-import structlog
-
 from ingero_http.content import DecodeError, decompress
 from ingero_http.http1.head_cache import CachedHead
 from ingero_http.http1.messages import Handler, HeadCheck, Request, Response
 from ingero_http.http1.parser import RequestParser
 from ingero_http.limits import Limits
 from ingero_http.listener import LINGER_SECONDS, TURN_BYTES, Listener
+from ingero_http.structured_logs import structlog
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

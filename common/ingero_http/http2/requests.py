@@ -9,8 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import structlog
-
 from ingero_http.http2 import frames as h2
 from ingero_http.http2.flood_guard import FloodGuard
 from ingero_http.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError
@@ -19,6 +17,7 @@ from ingero_http.http2.messages import Exchange, Reply, RequestFailure, Service,
 from ingero_http.http2.streams import CONNECTION_WINDOW, STREAM_WINDOW, Outbox, Stream
 from ingero_http.limits import Limits
 from ingero_http.listener import Listener
+from ingero_http.structured_logs import structlog
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -5,11 +5,11 @@ point costs a few dictionary look-ups instead of a dozen objects.
 """
 
 from collections.abc import Collection, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 import orjson
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -80,7 +80,11 @@ class CommKey(NamedTuple):
     ranks: int
 
 
-def _schema() -> Any:
+@cache
+def _request_class() -> Any:
+    """The message that the fields needed are read with; made, from libraries of 1 MB, for the first collective."""
+    from google.protobuf import descriptor_pb2
+
     file = descriptor_pb2.FileDescriptorProto(name="ingero/slim.proto", package="ingero.slim", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
 
@@ -107,9 +111,6 @@ def _schema() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("ingero.slim.Request"))
-
-
-_Request: Final = _schema()
 
 
 class PointReader:
@@ -139,7 +140,7 @@ class PointReader:
     def read(self, push: Push, batch: PointBatch, now: float) -> None:
         """Add the collective points of a push to a batch; what cannot be taken is counted in `refused`."""
         try:
-            request = _Request.FromString(self._as_protobuf(push))
+            request = _request_class().FromString(self._as_protobuf(push))
         except (DecodeError, ValueError):
             self._refuse("the body is not OTLP")
             return
