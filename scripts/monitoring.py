@@ -57,6 +57,14 @@ ALERTS = (
         "`nvml`, a GPU of the node is throttled: by temperature, hardware or power.",
     ),
     Alert(
+        "IngeroJobHangs", "ingero_fleet_hanging_jobs > 0", "5m", "critical",
+        "{{ $value }} jobs of {{ $labels.cluster_id }} hang ({{ $labels.kind }}).",
+        "`hangs` of `/api/v1/collectives` names the communicator, the ranks that the others wait for, their hosts "
+        "and processes. `dead`: NCCL considers these processes dead. `hang`: look at the stacks of these processes, "
+        "as with `py-spy dump --pid`; a checkpoint that one rank writes for minutes looks the same, and is none. "
+        "`unknown`: `possible` lists who remains.",
+    ),
+    Alert(
         "IngeroWaitingCostHigh", "ingero:waiting:ratio > 0.05", "15m", "warning",
         "{{ $value | humanizePercentage }} of what {{ $labels.cluster_id }} costs is spent waiting.",
         "`/api/v1/cost` lists the stragglers by their share of the cost, and what would be saved without each "

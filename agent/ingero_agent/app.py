@@ -88,6 +88,12 @@ async def fleet_push(config: AgentSettings) -> None:
     health = PushLoop(config, source, gpus, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
     if config.state_file:
         health.after_decision = StateWriter(config.state_file, config, health, client, clock).write
+    ras, asking = None, None
+    if config.ras_address:
+        from ingero_agent.ras import RasPoller
+
+        ras = RasPoller(config.ras_address, config.ras_interval, lambda: health.identity, client, clock)
+        asking = asyncio.create_task(ras.run())
     servers, ports = list[PageServer](), dict[str, int]()
     endpoint = without_user(config.fleet_endpoint)
     log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=endpoint)
@@ -98,7 +104,8 @@ async def fleet_push(config: AgentSettings) -> None:
 
             api = NodeApi(config, health, client)
             if config.metrics_listen:
-                servers.append(serve_pages(config, health, client, socket, clock, api.pages(config.metrics_listen)))
+                pages = api.pages(config.metrics_listen)
+                servers.append(serve_pages(config, health, client, socket, clock, pages, ras))
                 ports["metrics"] = servers[-1].port
             if config.api_listen:
                 servers.append(api.serve())
@@ -107,6 +114,8 @@ async def fleet_push(config: AgentSettings) -> None:
             write_ports_file(config.ports_file, ports)
         await health.run(ended)
     finally:
+        if asking:
+            asking.cancel()
         for server in servers:
             server.stop()
         if socket:

@@ -4,7 +4,7 @@ Pushed metrics have the same names here, with underscores for dots.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ingero_agent.causal_chains import CausalChains
 from ingero_agent.devices import GpuReading
@@ -23,6 +23,9 @@ from ingero_kit.metrics_server import PageServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, collect_rows, counter, gauge, gauge_now
 from ingero_kit.otlp_client import DeliveryFailure
 from ingero_kit.process_metrics import PROCESS
+
+if TYPE_CHECKING:
+    from ingero_agent.ras import RasPoller
 
 STUCK_SECONDS: Final = 30.0
 """Shortest silence of the loop that counts as stuck."""
@@ -135,6 +138,13 @@ CHAINS: Final[tuple[MetricRow[CausalChains], ...]] = (
     ),
 )
 
+RAS: Final[tuple[MetricRow["RasPoller"], ...]] = (
+    counter("ingero_agent_ras_polls", "Questions to NCCL RAS, by outcome.", lambda s: s.polls, "outcome"),
+    counter("ingero_agent_ras_reports", "Records about jobs that hang, by outcome.", lambda s: s.reports, "outcome"),
+    gauge("ingero_agent_hanging_jobs", "Jobs of this node that hang, by NCCL RAS.", lambda s: s.hanging),
+    gauge("ingero_agent_ras_period_seconds", "Time between two questions of this node.", lambda s: s.period),
+)
+
 EVENTS: Final[tuple[MetricRow[EventSocket], ...]] = (
     counter("ingero_agent_sent_events", "Lines sent to consumers.", lambda s: s.sent),
     counter("ingero_agent_dropped_events", "Lines that were lost, by reason.", lambda s: s.dropped, "reason"),
@@ -145,8 +155,11 @@ EVENTS: Final[tuple[MetricRow[EventSocket], ...]] = (
 class AgentCollector:
     """The loop, the client and the socket as metric families."""
 
-    def __init__(self, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock) -> None:
-        self._health, self._client, self._socket, self._clock = health, client, socket, clock
+    def __init__(
+        self, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock,
+        ras: "RasPoller | None" = None,
+    ) -> None:  # fmt: skip
+        self._health, self._client, self._socket, self._clock, self._ras = health, client, socket, clock, ras
 
     def collect(self) -> Iterator[Family]:
         """Build the families anew for every scrape."""
@@ -167,6 +180,8 @@ class AgentCollector:
         at = self._client.pushed_at
         age = None if at is None else max(0.0, self._clock() - at)
         yield gauge_now("ingero_agent_last_push_age_seconds", "Time since a push arrived.", age)
+        if self._ras:
+            yield from collect_rows(RAS, self._ras)
         if self._socket is not None:
             yield from collect_rows(EVENTS, self._socket)
 
@@ -178,9 +193,10 @@ def serve_pages(
     socket: EventSocket | None,
     clock: Clock,
     pages: Mapping[bytes, Handler],
+    ras: "RasPoller | None" = None,
 ) -> PageServer:
     """Serve the agent's metrics and probes, and `pages`, at `metrics_listen`. Raises `OSError`."""
-    collectors: list[Collector] = [AgentCollector(health, client, socket, clock), PROCESS]
+    collectors: list[Collector] = [AgentCollector(health, client, socket, clock, ras), PROCESS]
 
     def ready() -> str | None:
         return not_ready(health.phase.phase, client.pushed_at is not None, client.response.reachable)

@@ -104,6 +104,11 @@ class AgentSettings(Settings):
     signal_window: Duration = Field(default=60.0, ge=10)
     """Window over a database that does not say when it was written, as that of the published agent; otherwise what
     counts is what happened between two pushes."""
+    ras_address: OptionalEndpoint = ""
+    """Address of NCCL's RAS service on this node, `localhost:28028` unless the job sets NCCL_RAS_ADDR. It is asked
+    whether the job hangs; without an address it is not."""
+    ras_interval: Duration = Field(default=30.0, ge=5)
+    """How often the first host of a job asks; the others ask less often."""
     metrics_listen: OptionalEndpoint = ""
     """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address; none without it."""
     explain_token_file: Path | None = None

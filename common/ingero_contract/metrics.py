@@ -138,3 +138,7 @@ is any more."""
 VERDICT_EVENT: Final = "ingero.verdict"
 """Event name of the OTLP log record that Fleet exports whenever a node is accused, begins to recover, relapses or
 is cleared."""
+
+HANG_EVENT: Final = "ingero.hang"
+"""Event name of the OTLP log record that an agent sends, whenever it asks NCCL RAS, while a job hangs, and once when
+the job goes on."""

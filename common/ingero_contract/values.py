@@ -41,6 +41,15 @@ class DecisionSource(StrEnum):
     NONE = "none"
 
 
+class HangVerdict(StrEnum):
+    """What holds a job up: ranks that others wait for, dead processes, something not known, or nothing."""
+
+    HANG = "hang"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+    NONE = "none"
+
+
 class VerdictState(StrEnum):
     """The detector's state of a node."""
 

@@ -91,13 +91,16 @@ def agent_api(
     @app.get(routes.FLEET_STRAGGLERS, dependencies=secured)
     def stragglers(cluster_id: OptionalCluster = None) -> dict[str, Any]:
         """Who is a straggler now, since when, why, and at what cost."""
-        config = engine.config
+        config, snapshot = engine.config, _ready(engine)
         answer = stragglers_answer(
-            _ready(engine), cluster_id, config.push_interval, collectives.stragglers, collectives.config.actionable,
+            snapshot, cluster_id, config.push_interval, collectives.stragglers, collectives.config.actionable,
             config.panic.straggler_fraction,
         )  # fmt: skip
         network = collectives.network.answer(cluster_id) if cluster_id else None
-        return {**answer, "cost": costs.summary(cluster_id), "exporters": exporters(), "network": network}
+        hangs = engine.machine.hangs.hangs(snapshot.tick.now, cluster_id)
+        return {
+            **answer, "cost": costs.summary(cluster_id), "exporters": exporters(), "network": network, "hangs": hangs
+        }  # fmt: skip
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)
     def verdicts(
@@ -158,8 +161,9 @@ def admin_api(
 
     @app.get(routes.FLEET_COLLECTIVES)
     def lags(cluster_id: OptionalCluster = None, limit: Limit = 100) -> dict[str, Any]:
-        """Which rank the collectives wait for, and how late every rank is."""
-        return collectives.answer(cluster_id, _ready(engine).tick.now, limit)
+        """Which rank the collectives wait for, how late every rank is, and which jobs hang."""
+        now = _ready(engine).tick.now
+        return {**collectives.answer(cluster_id, now, limit), "hangs": engine.machine.hangs.hangs(now, cluster_id)}
 
     return app
 

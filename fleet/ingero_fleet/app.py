@@ -18,6 +18,7 @@ from ingero_fleet.collectives.topology_file import TopologyFile, follow_topology
 from ingero_fleet.collectors import ENGINE, LISTENERS, TRAFFIC, FindingsCollector
 from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
+from ingero_fleet.hangs import HANGS
 from ingero_fleet.intake import Observe
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
@@ -76,7 +77,7 @@ class Fleet:
         reception = self._reception = Reception(config, receiving, clock, observe)
         engine.facts.append(reception.facts)
         self._live = LivePage(
-            lambda: engine.snapshot, lambda: engine.config, self._cost, self._collectives, self._taints
+            lambda: engine.snapshot, lambda: engine.config, self._cost, self._collectives, self._taints, machine.hangs
         )
         engine.after_tick.append(self._live.record)
         if reception.ingest.exports(Signal.LOGS):
@@ -181,6 +182,7 @@ class Fleet:
                 TableCollector(COST, lambda: self._cost),
                 TableCollector(COLLECTIVES, lambda: self._collectives),
                 TableCollector(TAINTS, lambda: self._taints),
+                TableCollector(HANGS, lambda: engine.machine.hangs),
             ]
             await self._pages.open("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         traffic = self._reception.traffic

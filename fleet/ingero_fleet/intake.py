@@ -10,6 +10,7 @@ from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.taints import records as taints
 from ingero_fleet.verdict_cache import VerdictCache
+from ingero_kit import hang_records
 from ingero_kit.clock import Clock
 from ingero_kit.health_report import MalformedPayload, format_reasons
 from ingero_kit.otlp_decode import ReportDecoder
@@ -21,7 +22,7 @@ Export = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
 
 Observe = Callable[[Push, float], None]
-"""Takes unchanged pushes with more than health reports: collectives, and taints of nodes."""
+"""Takes unchanged pushes with more than health reports: collectives, taints of nodes, and jobs that hang."""
 
 TOO_MUCH: Final = "a request asks for more work than one may"
 """Reason under which whole requests are refused, among the reasons for points."""
@@ -80,7 +81,8 @@ class Intake:
             raise MalformedPayload(str(error)) from None
         self._count(found.reasons)
         push = replace(push, body=found.body, encoding="protobuf")
-        if self._observe and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
+        wanted = taints.NEEDLE in push.body or hang_records.NEEDLE in push.body
+        if self._observe and push.signal is Signal.LOGS and wanted:
             self._observe(push, self._clock())
         if self._export:
             self._export(push)

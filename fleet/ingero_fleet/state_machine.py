@@ -15,14 +15,17 @@ from ingero_fleet import threshold_rule
 from ingero_fleet.collectives.migrations import with_transfer_times
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick
 from ingero_fleet.cost.tracker import CostTracker
+from ingero_fleet.hangs import HangTracker
 from ingero_fleet.live_detector import Findings, LiveDetector
 from ingero_fleet.processor_settings import ProcessorsConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ReportBatch, ScoreTable
 from ingero_fleet.state_codec import State, unsealed
+from ingero_fleet.taints import records as taints
 from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_fleet.verdict_cache import VerdictCache, with_collectives
+from ingero_kit import hang_records
 from ingero_kit.logs import get
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
@@ -69,7 +72,7 @@ def read_state(data: bytes) -> State:
 
 
 class StateMachine:
-    """Score map, threshold rule, detector, collectives, cost and taints.
+    """Score map, threshold rule, detector, collectives, cost, taints and hangs.
 
     A tick is `start_tick`, `copies`, `judge`, `conclude` and `book`, in this order; `tick` does all of them. `judge`
     and `book` may run in a thread while reports are taken, everything else may not.
@@ -88,6 +91,7 @@ class StateMachine:
         self.detector = LiveDetector(config.ingero)
         self.rule = threshold_rule.RuleState()
         self.taints = TaintTracker()
+        self.hangs = HangTracker()
         self.polls = polls_per_tick(config.ingero.push_interval, config.nccl.poll_interval)
         self.collectives = CollectivesTracker(config.nccl, export, export_logs, polls=self.polls)
         self.cost = CostTracker(config.cost, self.table.hardware, config.ingero.cohort.by, started, export)
@@ -108,7 +112,7 @@ class StateMachine:
             "next_early_poll": self._next_early_poll, "early_polls": self.early_polls,
             "table": table or self.table.state(),
             "rule": self.rule.state(), "detector": self.detector.state(), "collectives": self.collectives.state(),
-            "cost": self.cost.state(), "taints": self.taints.state(now),
+            "cost": self.cost.state(), "taints": self.taints.state(now), "hangs": self.hangs.state(now),
         }  # fmt: skip
 
     def restore(self, state: State, *, continued: bool) -> None:
@@ -143,6 +147,7 @@ class StateMachine:
         self.collectives.restore(state["collectives"])
         self.cost.restore(state["cost"])
         self.taints.restore(state["taints"])
+        self.hangs.restore(state.get("hangs", []))
 
     # Inputs
 
@@ -151,9 +156,14 @@ class StateMachine:
         self.table.merge(batch)
 
     def take(self, push: Push, now: float) -> None:
-        """Take a push with more than health reports: taints of nodes, and collectives."""
-        tracker = self.taints if push.signal is Signal.LOGS else self.collectives
-        tracker.take(push, now)
+        """Take a push with more than health reports: taints of nodes, jobs that hang, and collectives."""
+        if push.signal is not Signal.LOGS:
+            self.collectives.take(push, now)
+            return
+        if taints.NEEDLE in push.body:
+            self.taints.take(push, now)
+        if hang_records.NEEDLE in push.body:
+            self.hangs.take(push, now)
 
     def interrupted(self, seconds: float, now: float) -> None:
         """No report could arrive for so long, until now: nobody is silent, forgotten or cleared for that.
@@ -217,6 +227,7 @@ class StateMachine:
 
     def book(self, snapshot: TickSnapshot) -> None:
         """Judge the collectives and add up the cost of a tick. A failure is logged and counted; the tick stands."""
+        self.hangs.expire(snapshot.tick.now)
         for step in (self._judge_collectives, self._book_costs):
             try:
                 step(snapshot)

@@ -8,43 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_fleet.cli import main
-
-
-def rank(place: int, process: int, count: int, **more: int) -> dict[str, Any]:
-    flags = {"finalize_called": False, "destroy_flag": False, "abort_flag": False}
-    return {
-        "rank": place, "host": f"10.0.0.{process}", "pid": 100 + process, "cuda_dev": 0, "nvml_dev": 0,
-        "status": {"init_state": 0, "async_error": 0, **flags},
-        "collective_counts": {"Broadcast": 0, "AllReduce": count, **more},
-    }  # fmt: skip
-
-
-def gone(place: int, process: int, *, dead: bool) -> dict[str, Any]:
-    entry = rank(place, process, 0)
-    del entry["collective_counts"]
-    return entry | {"status": {"unresponsive": True, "considered_dead": dead}}
-
-
-def communicator(
-    name: str, ranks: list[dict[str, Any]], missing: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
-    away = missing or []
-    return {
-        "hash": name, "secondary_hash": "0x1:0x2", "size": len(ranks) + len(away), "ranks_count": len(ranks),
-        "missing_ranks_count": len(away), "ranks": ranks, "missing_ranks": away,
-    }  # fmt: skip
-
-
-def world(counts: list[int]) -> dict[str, Any]:
-    return communicator("0xa", [rank(place, place, count) for place, count in enumerate(counts)])
-
-
-def status(*comms: Any, second: int = 0) -> str:
-    return json.dumps({
-        "nccl_version": "2.28.7", "cuda_runtime_version": 13000, "cuda_driver_version": 13000,
-        "timestamp": f"2026-01-31 12:00:{second:02}", "communicators_count": len(comms), "communicators": comms,
-        "ras": {"collection_time_sec": 0.01, "timeouts_count": 0},
-    }, indent=2)  # fmt: skip
+from ingero_testing.ras_service import communicator, gone, rank, status, world
 
 
 def ask(folder: Path, *statuses: str) -> dict[str, Any]:

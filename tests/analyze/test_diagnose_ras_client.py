@@ -1,66 +1,16 @@
 """`diagnose --ras HOST:PORT`: the protocol of NCCL's RAS service, against a small server that speaks it."""
 
+import asyncio
 import json
-import socketserver
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from ingero_analyze.diagnose import ras_client
-from ingero_analyze.diagnose.ras_client import fetch_status, is_address
-from ingero_analyze.diagnose.sources import SourceError
+from ingero_analyze.diagnose.ras_status import MAX_STATUS
 from ingero_fleet.cli import main
-from tests.analyze.test_diagnose_ras import status, world
-
-
-class RasService:
-    """Answers as NCCL's RAS thread does: lines, and the connection closes after STATUS."""
-
-    def __init__(self, *statuses: str, replaced: dict[str, bytes | None] | None = None) -> None:
-        self.commands: list[str] = []
-        self._statuses, self._replaced = list(statuses), replaced or {}
-
-    def answer(self, command: str) -> tuple[bytes, bool]:
-        """The bytes to send and whether the connection goes on."""
-        self.commands.append(command)
-        word = command.rstrip("0123456789").strip()
-        if word in self._replaced:
-            sent = self._replaced[word]
-            return sent or b"", sent is not None
-        if word == "CLIENT PROTOCOL":
-            return b"SERVER PROTOCOL 2\n", True
-        if word in ("TIMEOUT", "SET FORMAT json"):
-            return b"OK\n", True
-        if word == "STATUS" and self._statuses:
-            return self._statuses.pop(0).encode(), False
-        return f"ERROR: Unknown command {command}\n".encode(), word != "STATUS"
-
-
-@contextmanager
-def serving(service: RasService) -> Iterator[str]:
-    """The service on a free port; gives its address."""
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            for line in self.rfile:
-                sent, more = service.answer(line.decode().rstrip("\n"))
-                self.wfile.write(sent)
-                if not more:
-                    return
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+from ingero_kit.ras_client import RasFailure, RasUnavailable, fetch_status, is_address
+from ingero_testing.ras_service import RasService, serving, status, world
 
 
 def ask(*arguments: str) -> tuple[dict[str, Any], str, int]:
@@ -119,18 +69,18 @@ def test_where_nothing_listens_the_command_ends_with_2() -> None:
 
 
 def test_a_service_that_says_nothing_is_given_up() -> None:
-    with serving(RasService(replaced={"CLIENT PROTOCOL": b""})) as address, pytest.raises(SourceError) as error:
-        fetch_status(address, seconds=0.05)
+    with serving(RasService(replaced={"CLIENT PROTOCOL": b""})) as address, pytest.raises(RasUnavailable) as error:
+        asyncio.run(fetch_status(address, MAX_STATUS, seconds=0.05))
 
-    assert "no complete answer within 0.05 s" in str(error.value)
+    assert "no complete answer within 0.05 s" in str(error.value) and error.value.failure is RasFailure.TIMEOUT
 
 
 def test_a_status_above_the_limit_is_refused() -> None:
-    with serving(RasService(status(world([9] * 50)))) as address, pytest.raises(SourceError) as error:
-        fetch_status(address, limit=1000)
+    with serving(RasService(status(world([9] * 50)))) as address, pytest.raises(RasUnavailable) as error:
+        asyncio.run(fetch_status(address, 1000))
 
-    assert "larger than 1000 bytes" in str(error.value)
-    assert ras_client.MAX_STATUS <= 512 << 20
+    assert "larger than 1000 bytes" in str(error.value) and error.value.failure is RasFailure.TOO_LARGE
+    assert MAX_STATUS <= 512 << 20
 
 
 @pytest.mark.parametrize(

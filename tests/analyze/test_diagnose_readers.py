@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_analyze.diagnose import dcgm, inspector, kineto
-from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, rank_of, whole
+from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, rank_of
+from ingero_contract.json_values import whole
 from ingero_fleet.cli import main
 
 RANKS, STEPS, LATE = 4, 40, 2

@@ -11,7 +11,7 @@ from ingero_testing.needs import needs_promtool
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "manifests/monitoring"
-SOURCES = ("collectors.py", "cost/tracker.py", "collectives/collector.py")
+SOURCES = ("collectors.py", "cost/tracker.py", "collectives/collector.py", "hangs.py")
 METRIC = re.compile(r"\bingero[_:][a-z0-9_:]+")
 
 

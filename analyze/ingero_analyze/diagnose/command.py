@@ -89,7 +89,7 @@ def command(
     ingero-fleet diagnose --ras localhost:28028 --wait 30
     ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --json | jq '.ranks'
     """
-    from ingero_analyze.diagnose.ras_client import is_address
+    from ingero_kit.ras_client import is_address
 
     given = {"FILE": files, "--flight-recorder": flight_recorder, "--nccl-inspector": nccl_inspector,
              "--kineto": kineto, "--ras": ras}  # fmt: skip

@@ -9,9 +9,10 @@ import orjson
 
 from ingero_analyze.diagnose import sources
 from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
-from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, number, text, whole
+from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_analyze.tables import LATEST
 from ingero_contract.identifiers import Rank
+from ingero_contract.json_values import number, text, whole
 
 MAX_ENTRIES: Final = 1_000_000
 """Most entries of one dump that are read."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_analyze.diagnose import sources
-from ingero_analyze.diagnose.sources import Claims, Problems, SourceData, SourceError, number, text, whole
+from ingero_analyze.diagnose.sources import Claims, Problems, SourceData, SourceError
+from ingero_contract.json_values import number, text, whole
 
 CLAIMS: Final = Claims(
     can=(

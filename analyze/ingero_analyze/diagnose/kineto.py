@@ -20,12 +20,10 @@ from ingero_analyze.diagnose.sources import (
     Problems,
     SourceData,
     SourceError,
-    number,
-    text,
-    whole,
 )
 from ingero_analyze.tables import LATEST
 from ingero_contract.identifiers import Rank
+from ingero_contract.json_values import number, text, whole
 
 CLAIMS: Final = Claims(
     can=(

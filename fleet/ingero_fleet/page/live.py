@@ -14,6 +14,7 @@ from ingero_contract.identifiers import NodeKey
 from ingero_detect.topology import nearest_switches
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.cost.tracker import CostTracker
+from ingero_fleet.hangs import HangTracker
 from ingero_fleet.page.health_history import HealthHistory
 from ingero_fleet.page.node_history import NodeHistory
 from ingero_fleet.processor_settings import IngeroConfig
@@ -44,6 +45,7 @@ class LivePage:
         cost: CostTracker,
         collectives: CollectivesTracker,
         taints: TaintTracker,
+        hangs: HangTracker,
     ) -> None:
         self.history = HealthHistory()
         self.nodes = NodeHistory()
@@ -54,6 +56,7 @@ class LivePage:
         self._cost = cost
         self._collectives = collectives
         self._taints = taints
+        self._hangs = hangs
         self._latest = latest
         self._event: tuple[int, bytes] = (-1, b"")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -162,6 +165,9 @@ class LivePage:
                 **self._accused(snapshot, config, cost["culprits"], {_node(item): item for item in taints}),
                 "taint_counts": dict(Counter(item["cluster_id"] for item in taints)),
                 "taints": taints[:SHOWN],
+                "hangs": [
+                    {name: item[name] for name in _HANG} for item in self._hangs.hangs(snapshot.tick.now)[:SHOWN]
+                ],
                 **_cohorts(snapshot),
                 "collectives": self._lags(snapshot),
                 "cost": _cost(cost),
@@ -210,6 +216,9 @@ class LivePage:
         network = [{name: item[name] for name in ("cluster_id", "kind", "why")} for item in found["network"][:SHOWN]]
         return {"total": found["total"], "network": network, "communicators": found["communicators"]}
 
+
+_HANG: Final = ("cluster_id", "job_id", "kind", "since", "why", "comm", "op", "reported_by")
+"""What the page shows of a job that hangs."""
 
 _STRAGGLER: Final = (
     "cluster_id", "node_id", "kind", "since", "score", "threshold", "cohort", "why", "dominant_signal", "signals",

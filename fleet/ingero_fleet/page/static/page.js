@@ -304,6 +304,12 @@ function showStragglers(update) {
       element("p", facts.filter(Boolean).join(" · "), { class: "facts" }),
     ]);
   });
+  // A job that hangs comes first: nothing else matters to it.
+  cards.unshift(...update.hangs.filter(chosen).map((item) => element("li", "", { class: "stopped-node" }, [
+    element("h3", `${item.job_id ? `job ${item.job_id}` : "a job"} hangs (${item.cluster_id})`),
+    element("p", item.why),
+    element("p", [ago(item.since, update.time), item.comm && `communicator ${item.comm}`, item.op, `reported by ${item.reported_by}`].filter(Boolean).join(" · "), { class: "facts" }),
+  ])));
   for (const item of update.late_ranks.filter(chosen)) {
     cards.push(element("li", "", {}, [
       element("h3", `${item.node_id} (${item.cluster_id})${item.gpu ? `, ${item.gpu}` : item.rank === null ? "" : `, rank ${item.rank}`}`),
