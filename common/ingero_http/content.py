@@ -6,9 +6,10 @@ that a truncated body is never taken for a complete one.
 
 import zlib
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-import zstandard
+if TYPE_CHECKING:
+    import zstandard
 
 _PIECE: Final = 64 << 10
 """Bytes that are decompressed at a time."""
@@ -51,12 +52,21 @@ def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
     try:
         if encoding in (b"gzip", b"x-gzip", b"deflate"):
             return _decompress(name, body, limit, _PIECE, _open_member)
-        if encoding == b"zstd":
-            frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-            return _decompress(name, body, limit, _ZSTD_PIECE, lambda: _open_frame(frames))
-    except (zlib.error, zstandard.ZstdError) as error:
+    except zlib.error as error:
         raise DecodeError(400, f"the body is not valid {name}: {error}") from None
+    if encoding == b"zstd":
+        return _decompress_zstd(name, body, limit)
     raise DecodeError(415, f"content-encoding {name!r} is not supported: use gzip or zstd")
+
+
+def _decompress_zstd(name: str, body: bytes, limit: int) -> bytes:
+    import zstandard  # only where somebody sends it
+
+    frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    try:
+        return _decompress(name, body, limit, _ZSTD_PIECE, lambda: _open_frame(frames))
+    except zstandard.ZstdError as error:
+        raise DecodeError(400, f"the body is not valid {name}: {error}") from None
 
 
 def _open_member() -> tuple[_Part, Callable[[bytes, int], bytes]]:
@@ -64,7 +74,7 @@ def _open_member() -> tuple[_Part, Callable[[bytes, int], bytes]]:
     return part, part.decompress
 
 
-def _open_frame(frames: zstandard.ZstdDecompressor) -> tuple[_Part, Callable[[bytes, int], bytes]]:
+def _open_frame(frames: "zstandard.ZstdDecompressor") -> tuple[_Part, Callable[[bytes, int], bytes]]:
     part = frames.decompressobj()
     return part, lambda data, _: part.decompress(data)
 
