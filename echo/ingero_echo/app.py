@@ -37,6 +37,7 @@ from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
+from ingero_kit.process_memory import leave_out_pydantic_v1
 from ingero_kit.process_metrics import PROCESS
 
 log = get(__name__)
@@ -279,6 +280,7 @@ def run_service(make: Callable[[], Echo], announce: Callable[[dict[str, int]], N
     """`serve` on the fastest event loop that is installed."""
     import uvloop
 
+    leave_out_pydantic_v1()
     uvloop.run(serve(make, announce))
 
 

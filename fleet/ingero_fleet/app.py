@@ -36,7 +36,7 @@ from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
-from ingero_kit.process_memory import use_single_malloc_arena
+from ingero_kit.process_memory import leave_out_pydantic_v1, use_single_malloc_arena
 from ingero_kit.process_metrics import PROCESS
 from ingero_kit.settings import Settings, SettingsError
 
@@ -296,4 +296,5 @@ async def serve(
 def run(config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]) -> None:
     """`serve` on the event loop of uvloop."""
     use_single_malloc_arena()
+    leave_out_pydantic_v1()
     uvloop.run(serve(config, read, announce))
