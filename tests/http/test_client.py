@@ -3,8 +3,9 @@
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,34 @@ def test_a_connection_is_used_again_until_the_server_closes_it() -> None:
         return found
 
     assert asyncio.run(run()) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_server_that_went_while_the_loop_stood_still_is_connected_to_again(
+    make_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    answered, gone = threading.Event(), threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(2):
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(65536)
+                accepted.sendall(HEAD + b"content-length: 0\r\n\r\n")
+                answered.wait(30)
+            gone.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, closing(make_loop()) as loop:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        client = http.HttpClient(url, 30)
+        assert loop.run_until_complete(client.request("GET", url)).status == 200
+        answered.set()
+        assert gone.wait(30)
+        assert loop.run_until_complete(client.request("GET", url)).status == 200
+        server.join()
+        loop.run_until_complete(client.close())
 
 
 def test_requests_at_the_same_time_do_not_share_a_connection() -> None:

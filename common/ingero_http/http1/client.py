@@ -6,6 +6,7 @@ Connections stay open for the next request to the same server.
 import asyncio
 import contextlib
 import re
+import select
 import socket
 import ssl
 import time
@@ -150,8 +151,12 @@ class _Connection:
 
     def usable(self, context: ssl.SSLContext | None) -> bool:
         """Whether another request may be sent."""
-        closed = self.reader.at_eof() or self.writer.is_closing() or self.context is not context
-        return not closed and time.monotonic() - self.used_at < IDLE_SECONDS
+        if self.writer.is_closing() or self.context is not context or time.monotonic() - self.used_at >= IDLE_SECONDS:
+            return False
+        # What a server sends unasked is its end. The loop may not have run since, so only the socket knows.
+        unasked = select.poll()
+        unasked.register(self.writer.get_extra_info("socket"), select.POLLIN)
+        return not self.reader.at_eof() and not unasked.poll(0)
 
     async def exchange(self, request: bytes) -> tuple[HttpAnswer, bool]:
         """Send a request and read its answer; also whether the connection can take another request."""
