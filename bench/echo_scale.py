@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from ingero_testing.processes import echo as start_echo  # noqa: E402
 
 TOOLS = ROOT / ".tools"
 CLIENT = httpx.Client(timeout=120, trust_env=False)
+STORED = "ingero_echo_events_total"
 MERGED = "ingero_echo_maintenance_merged_files_total"
 EACH_ONCE = "SELECT count(*), count(DISTINCT event_id) FROM events"
 
@@ -77,16 +78,26 @@ class Postgres:
             lock.unlink()
 
 
-@contextlib.contextmanager
-def object_storage(folder: Path) -> Iterator[str]:
-    """An S3 server with one bucket; the address."""
-    (folder / "s3/bucket").mkdir(parents=True)
-    port = free_port()
-    keys = {"ROOT_ACCESS_KEY": "bench", "ROOT_SECRET_KEY": "bench-secret"}
-    command = [str(TOOLS / "bin/versitygw"), "--port", f"127.0.0.1:{port}", "posix", str(folder / "s3")]
-    with process(folder / "s3.log", *command, **keys) as server:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}") or server.process.poll() is not None, "the S3 server")
-        yield f"http://127.0.0.1:{port}"
+class ObjectStorage:
+    """An S3 server with one bucket at `address`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port, self._running = folder, free_port(), contextlib.ExitStack()
+        self.address = f"http://127.0.0.1:{self._port}"
+        (folder / "s3/bucket").mkdir(parents=True)
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also after a kill."""
+        keys = {"ROOT_ACCESS_KEY": "bench", "ROOT_SECRET_KEY": "bench-secret"}
+        place = ("--port", f"127.0.0.1:{self._port}", "posix", str(self._folder / "s3"))
+        log = self._folder / "s3.log"
+        server = self._running.enter_context(process(log, str(TOOLS / "bin/versitygw"), *place, **keys))
+        wait_until(lambda: answers(self.address) or server.process.poll() is not None, "the S3 server")
+
+    def kill(self) -> None:
+        """End it."""
+        self._running.close()
 
 
 def answers(url: str) -> bool:
@@ -98,7 +109,7 @@ def answers(url: str) -> bool:
     return True
 
 
-def tables(folder: Path, postgres: Postgres, storage: str, namespace: str, **more: Any) -> dict[str, Any]:
+def tables(folder: Path, postgres: Postgres, storage: ObjectStorage, namespace: str) -> dict[str, Any]:
     """The section `table` of the settings, with keys in a file."""
     secret = folder / "catalog.yaml"
     secret.write_text(
@@ -107,8 +118,9 @@ def tables(folder: Path, postgres: Postgres, storage: str, namespace: str, **mor
         )
     )  # fmt: skip
     return {
-        "catalog": {"type": "sql", "s3.endpoint": storage, "s3.region": "us-east-1"}, "warehouse": "s3://bucket/echo",
-        "credentials_file": str(secret), "namespace": namespace, **more,
+        "catalog": {"type": "sql", "s3.endpoint": storage.address, "s3.region": "us-east-1"},
+        "warehouse": "s3://bucket/echo",
+        "credentials_file": str(secret), "namespace": namespace,
     }  # fmt: skip
 
 
@@ -206,6 +218,47 @@ def kills(folder: Path, table: dict[str, Any], postgres: Postgres, times: int) -
     row("polls with fewer rows than before: a writer was away or replaced", str(fewer[0]), "", None)
 
 
+def away(folder: Path, table: dict[str, Any], servers: dict[str, Postgres | ObjectStorage], seconds: float) -> None:
+    """A writer and a reader while catalog and object storage are away for so long, one after the other."""
+    one = shard(table, "away")
+    read = {"shards": {"away": f"http://{one['api']['endpoint']}"}, "every": 0.5}
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(start_echo(folder / "away", one))
+        reader = stack.enter_context(echo_reader(folder / "away-reader", {"table": one["table"], "read": read}))
+        sending = stack.enter_context(sender(one, "away", batch=2))
+        stack.callback(sending.kill)
+        for name, server in {"": None, **servers}.items():
+            if server:
+                server.kill()
+            before, polls, answered = page(writer, STORED), 0, 0
+            began = time.monotonic()
+            while time.monotonic() < began + (seconds if server else min(seconds, 60.0)):
+                polls += 1
+                answered += CLIENT.post(reader.url("api", contract.SQL), json={"sql": EACH_ONCE}).status_code == 200
+                time.sleep(0.5)
+            took = time.monotonic() - began
+            rate = (page(writer, STORED) - before) / took
+            what = f"{name} away for {took:.0f} s: events taken a second" if server else "events taken a second"
+            row(what, f"{rate:,.0f}", "> 0" if server else "", rate > 0 if server else None)
+            row("questions that a reader answered meanwhile", f"{answered} of {polls}", "all", answered == polls)
+            if server:
+                server.start()
+                began = time.monotonic()
+                wait_until(lambda: page(writer, "ingero_echo_sealing_lag_seconds") < 2, "the seals", 900)
+                row(f"{name} back: seconds until everything was sealed", f"{time.monotonic() - began:.1f}", "", None)
+        sending.send_signal(signal.SIGINT)
+        facts = json.loads(sending.communicate(timeout=900)[0])
+        stopped = time.time_ns()
+        wait_until(lambda: whole(reader, ["away"]) > stopped, "the reader to have everything", 300)
+        everything, different = CLIENT.post(reader.url("api", contract.SQL), json={"sql": EACH_ONCE}).json()["rows"][
+            0
+        ]
+    lost, twice = max(0, facts["acknowledged"] - different), everything - different
+    what = f"{facts['acknowledged']:,} acknowledged, {different:,} in a reader: lost, doubled"
+    row(what, f"{lost}, {twice}", "0, 0",
+        not lost and not twice)  # fmt: skip
+
+
 def shard(table: dict[str, Any], name: str) -> dict[str, Any]:
     """The settings of one of several writers; its addresses stay when it is started again."""
     sealing = {"every": 0.3, "keep": 0.0, "max_rows": 20_000, "maintain_every": 1.0}
@@ -215,14 +268,14 @@ def shard(table: dict[str, Any], name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sender(one: dict[str, Any], cluster: str) -> subprocess.Popen[str]:
+def sender(one: dict[str, Any], cluster: str, batch: int = 50) -> subprocess.Popen[str]:
     """Events of one cluster to one writer, until SIGINT; the facts are printed.
 
     Files are merged once their day has ended, so the events are some days old.
     """
     command = [
         str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint", one["ingest"]["http_endpoint"],
-        "--nodes", "4", "--events", "1000000", "--batch", "50", "--cluster", cluster, "--age", "72", "--json",
+        "--nodes", "4", "--events", "100000000", "--batch", str(batch), "--cluster", cluster, "--age", "72", "--json",
     ]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -236,10 +289,11 @@ def whole(reader: Running, shards: Iterable[str]) -> int:
 
 def questions(folder: Path, table: dict[str, Any], millions: int) -> None:
     """How long a reader takes over sealed events, and what they take of the bucket."""
-    fill(folder / "large/echo.duckdb", millions)
+    place = folder / f"large{millions}"
+    fill(place / "echo.duckdb", millions)
     change = {"table": {**table, "shard": "large", "every": 1.0}}
     began = time.perf_counter()
-    with start_echo(folder / "large", change) as writer:
+    with start_echo(place, change) as writer:
         wait_until(lambda: page(writer, "ingero_echo_sealed_events_total") >= millions * 1e6, "the seals", 3600)
         took, size = time.perf_counter() - began, page(writer, "ingero_echo_sealed_bytes_total")
     each = size / millions / 1e6
@@ -249,7 +303,7 @@ def questions(folder: Path, table: dict[str, Any], millions: int) -> None:
         "≤ 35",
         each <= 35,
     )
-    with echo_reader(folder / "large-reader", {"table": change["table"]}) as reader:
+    with echo_reader(place / "reader", {"table": change["table"]}) as reader:
         day = {"since": "24h"}
         node = {"cluster_id": "cluster-7", "node_id": "node-7", "metric_name": metrics.HEALTH_SCORE, **day}
         asked: list[tuple[str, dict[str, Any], int]] = [
@@ -270,10 +324,16 @@ def questions(folder: Path, table: dict[str, Any], millions: int) -> None:
                 CLIENT.post(url, json=arguments).raise_for_status()
                 times.append(1000 * (time.perf_counter() - start))
             p95 = sorted(times)[9]
-            row(f"reader: {tool} ({given}), p50 and p95", f"{statistics.median(times):.0f}, {p95:.0f} ms",
+            measured = f"{statistics.median(times):.0f}, {p95:.0f} ms"
+            row(f"{millions} million, reader: {tool} ({given}), p50 and p95", measured,
                 f"≤ {bar} ms" if bar else "", p95 <= bar if bar else None)  # fmt: skip
         memory = most_memory(reader)
-        row("largest resident memory of the reader", f"{memory:.0f} MB", "≤ 400 MB", memory <= 400)
+        row(
+            f"{millions} million: largest resident memory of the reader",
+            f"{memory:.0f} MB",
+            "≤ 400 MB",
+            memory <= 400,
+        )
 
 
 def main() -> None:
@@ -284,23 +344,30 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="length of a run of ingest")
     parser.add_argument("--every", type=float, default=5, help="seconds between two seals in a run of ingest")
     parser.add_argument("--rounds", type=int, default=3, help="runs of ingest of each kind")
-    parser.add_argument("--only", choices=["ingest", "kills", "questions"], help="one part")
+    parser.add_argument(
+        "--growth", action="store_true", help="ask also about a hundredth and a tenth of these events"
+    )
+    parser.add_argument("--away", type=float, default=20, help="seconds without catalog, and without object storage")
+    parser.add_argument("--only", choices=["ingest", "kills", "away", "questions"], help="one part")
     given = parser.parse_args()
     print("| figure | ours | target | |\n| --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        postgres = Postgres(folder / "postgres")
+        postgres, storage = Postgres(folder / "postgres"), ObjectStorage(folder)
         try:
-            with object_storage(folder) as storage:
-                if given.only in (None, "kills"):
-                    kills(folder, tables(folder, postgres, storage, "kills"), postgres, given.kills)
-                if given.only in (None, "ingest"):
-                    ingest(
-                        folder, tables(folder, postgres, storage, "ingest"), given.seconds, given.every, given.rounds
-                    )
-                if given.only in (None, "questions"):
-                    questions(folder, tables(folder, postgres, storage, "questions"), given.millions)
+            if given.only in (None, "kills"):
+                kills(folder, tables(folder, postgres, storage, "kills"), postgres, given.kills)
+            if given.only in (None, "away"):
+                servers: dict[str, Postgres | ObjectStorage] = {"catalog": postgres, "object storage": storage}
+                away(folder, tables(folder, postgres, storage, "away"), servers, given.away)
+            if given.only in (None, "ingest"):
+                ingest(folder, tables(folder, postgres, storage, "ingest"), given.seconds, given.every, given.rounds)
+            if given.only in (None, "questions"):
+                for part in (100, 10, 1) if given.growth else (1,):
+                    millions = max(1, given.millions // part)
+                    questions(folder, tables(folder, postgres, storage, f"questions{part}"), millions)
         finally:
+            storage.kill()
             postgres.kill()
 
 

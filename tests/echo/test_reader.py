@@ -176,6 +176,47 @@ def test_rows_that_are_sealed_are_dropped_once_no_question_needs_them(shard: Sha
     assert len(rows(reader.store)) == 15
 
 
+def test_while_the_storage_is_away_a_reader_has_every_row_of_before_and_after(
+    tmp_path: Path, shard: Shard, reader: OpenReader
+) -> None:
+    for _ in range(2):
+        fill(shard)
+        shard.seal()
+        reader.follow()
+    fill(shard)
+    shard.seal()
+    away = tmp_path / "away"
+    (tmp_path / "lake").rename(away)
+    with pytest.raises((UserError, OSError)):
+        reader.lake.refresh()
+    fill(shard)
+    while reader.lake.poll("0"):
+        pass
+    during = rows(reader.store)
+    away.rename(tmp_path / "lake")
+    reader.follow()
+
+    assert len(during) == len(set(during)) == 4 * 15
+    assert sorted(rows(reader.store)) == sorted(during)
+
+
+def test_a_version_whose_added_files_cannot_be_read_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, shard: Shard, reader: OpenReader
+) -> None:
+    fill(shard)
+    reader.follow()
+    shard.seal()
+
+    def refused(*_: Any) -> None:
+        raise UserError("the storage is away")
+
+    monkeypatch.setattr(reader.lake._lake, "fetch", refused)
+    with pytest.raises(EchoApiError, match="storage is away"):
+        reader.lake.refresh()
+
+    assert len(rows(reader.store)) == 15
+
+
 def test_files_without_rows_of_the_clusters_of_a_question_are_not_read(tmp_path: Path) -> None:
     tables = table_config(tmp_path / "lake")
     shard = Shard(tmp_path / "e.duckdb", tables)

@@ -141,12 +141,15 @@ class LakeReader:
             self._ending.wait(0 if more else every)
 
     def refresh(self) -> bool:
-        """Pin the newest version of all tables. Raises `UserError`."""
+        """Pin the newest version of all tables, once files that were added since the last one are here: so questions
+        go on while the object storage is away. Raises `UserError`."""
         lake = self._lake or self._open_lake()
         before: Pin = self._pins[-1][1] if self._pins else {}
         # Events first: what they name was sealed before them.
         pins = {table: lake.pin(table, before.get(table)) for table in _EVENTS_FIRST}
         self._lake = lake
+        if before:
+            self._fetch_added(view.added(pins, before, self._read.cache_mb << 20 >> 2))
         self._pins.append((time.monotonic(), pins))
         self.refreshes += 1
         return False
@@ -223,6 +226,14 @@ class LakeReader:
     def _fetch(self, table: str, file: LakeFile, target: Path) -> None:
         assert self._lake is not None  # set before the first pin
         self._lake.fetch(table, file, target)
+
+    def _fetch_added(self, files: list[tuple[str, LakeFile]]) -> None:
+        try:
+            with self.cache.using(files):
+                pass
+        except EchoApiError as error:
+            if error.code != "busy":  # questions that run need the room
+                raise
 
     # Rows that are not sealed. Only these methods write to the database, one at a time.
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +75,18 @@ def needed(table: str, pinned: PinnedTable, window: Window) -> list[LakeFile]:
         and (window.until is None or file.first <= window.until // 1000)
         and (window.clusters is None or file.may_have(window.clusters))
     ]
+
+
+def added(pin: Pin, before: Pin, most_bytes: int) -> list[tuple[str, LakeFile]]:
+    """Files, each with its table, that are in the first and not in the second; the latest, up to so many bytes."""
+    new = [
+        (table, file)
+        for table, pinned in pin.items()
+        for file in set(pinned.files).difference(before[table].files if table in before else ())
+    ]
+    new.sort(key=lambda item: (-item[1].last, item[1].location))
+    sizes = accumulate(file.size for _, file in new)
+    return [item for item, total in zip(new, sizes, strict=True) if total <= most_bytes]
 
 
 def source(table: str, pinned: PinnedTable, paths: Sequence[Path], hot: Iterable[Unsealed], window: Window) -> str:
