@@ -47,6 +47,8 @@ def test_a_service_that_goes_on_growing_has_no_figure() -> None:
 def test_a_target_is_reached_alone_or_beside_the_others_or_not() -> None:
     found = dict.fromkeys(("agent", "sink"), memory.Memory(24.9, 34.9)) | {"Echo": memory.Memory(120, 130)}
 
-    assert [line.rsplit("|", 2)[1].strip() for line in memory.rows(found)] == [
-        "reached", "reached beside the others", "NOT REACHED",
-    ]  # fmt: skip
+    def verdicts(undisturbed: bool) -> list[str]:
+        return [line.rsplit("|", 2)[1].strip() for line in memory.rows(found, undisturbed)]
+
+    assert verdicts(undisturbed=True) == ["reached", "reached beside the others", "NOT REACHED"]
+    assert verdicts(undisturbed=False) == ["reached", "NOT REACHED", "NOT REACHED"]
