@@ -6,19 +6,18 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-import orjson
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.health.classification import FleetResponse
 from ingero_contract import headers, routes
 from ingero_contract.verdicts import parse_verdict
-from ingero_http.http1.client import NoAnswerError
 from ingero_kit.backoff import Backoff, parse_retry_after
+from ingero_kit.http_library import httpx
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import NETWORK_FAILURES, ClientConfig, ExportResult, make_client
 from ingero_kit.otlp_encode import to_json
-from ingero_kit.otlp_http_client import make_http_client, otlp_url
+from ingero_kit.otlp_http_client import HttpConnection, otlp_url
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import read_authorization
@@ -41,22 +40,22 @@ class ThresholdApi:
     def __init__(self, config: ClientConfig, address: str) -> None:
         self._token_file = config.token_file
         self._url = otlp_url(replace(config, endpoint=address), routes.FLEET_THRESHOLD)
-        self._client = make_http_client(self._url, config.tls, config.timeout)
+        self._connection = HttpConnection(self._url, config.tls, config.timeout)
 
     async def ask(self) -> ThresholdAnswer:
         """Threshold and quorum. Raises `ValueError` when the API cannot be reached or its answer is invalid."""
         try:
             token = read_authorization(self._token_file)
             fields = {"accept": "application/json", **({"authorization": token} if token else {})}
-            answer = await self._client.request("GET", self._url, fields)
-            if answer.status != 200:
+            answer = await self._connection.request("GET", self._url, fields)
+            if answer.status_code != 200:
                 wait = parse_retry_after(answer.headers.get("retry-after"), time.time())
                 return ThresholdAnswer(retry_after=wait or 0.0)
-            if len(answer.body) > MAX_ANSWER:
+            if len(answer.content) > MAX_ANSWER:
                 raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
-            tree = orjson.loads(answer.body)
+            tree = answer.json()
             threshold, quorum = float(tree["threshold"]), tree["quorum_met"] is True
-        except (NoAnswerError, SettingsError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, SettingsError, KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if 0.1 <= threshold <= 0.99:
             return ThresholdAnswer(threshold, quorum)
@@ -66,7 +65,7 @@ class ThresholdApi:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._client.close()
+        await self._connection.close()
 
 
 log = get(__name__)

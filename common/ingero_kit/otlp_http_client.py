@@ -1,12 +1,14 @@
 """OTLP over HTTP: one POST per request, over persistent connections."""
 
 import gzip
+import ssl
 import time
+from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
 from ingero_contract import routes
-from ingero_http.http1.client import AnswerTimeoutError, HttpClient, NoAnswerError, parse_url
 from ingero_kit.backoff import parse_retry_after
+from ingero_kit.http_library import httpx
 from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, ExportResult, base_url, http_failure
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
@@ -26,15 +28,52 @@ def otlp_url(config: ClientConfig, path: str) -> str:
         parts = urlsplit(url)
         if not parts.hostname or parts.port == 0:
             raise SettingsError(f"{config.endpoint}: an address has a host and a port, such as fleet:4318")
-        parse_url(url)
-    except ValueError as error:
+        httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
         raise SettingsError(f"{config.endpoint}: {error}") from None
     return url
 
 
-def make_http_client(url: str, tls: ClientTls, timeout: float) -> HttpClient:
-    """A client for the server of a URL. Raises `SettingsError` for unusable TLS files."""
-    return HttpClient(url, timeout, tls.follow(tls.context).current if url.startswith("https:") else None)
+class HttpConnection:
+    """Connections to one address, without redirects and proxy settings.
+
+    They are opened anew after a failure, and when the certificate files have changed. Raises `SettingsError` for
+    unusable TLS files.
+    """
+
+    def __init__(self, url: str, tls: ClientTls, timeout: float) -> None:
+        self._timeout = timeout
+        self._context = tls.follow(tls.context) if url.startswith("https:") else None
+        self._opened_with: ssl.SSLContext | None = None
+        self._client: httpx.AsyncClient | None = None
+
+    async def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> httpx.Response:
+        """Send one request and wait for the answer; raises `httpx.HTTPError`."""
+        context = self._context.current() if self._context else None
+        if context is not self._opened_with:
+            await self.close()
+        if self._client is None:
+            self._opened_with = context
+            self._client = httpx.AsyncClient(
+                timeout=self._timeout,
+                verify=context or False,
+                trust_env=False,
+                follow_redirects=False,
+                limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=30),
+            )
+        try:
+            return await self._client.request(method, url, headers=headers, content=body)
+        except httpx.HTTPError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client:
+            await client.aclose()
 
 
 class OtlpHttpClient:
@@ -47,7 +86,7 @@ class OtlpHttpClient:
         self._headers = {"content-type": media}
         if config.compression == "gzip":
             self._headers["content-encoding"] = "gzip"
-        self._client = make_http_client(self._urls[Signal.METRICS], config.tls, config.timeout)
+        self._connection = HttpConnection(self._urls[Signal.METRICS], config.tls, config.timeout)
 
     async def send(self, signal: Signal, body: bytes) -> ExportResult:
         """Send one request and wait for the answer."""
@@ -56,25 +95,27 @@ class OtlpHttpClient:
         try:
             token = read_authorization(self._config.token_file)
             headers = {**self._headers, "authorization": token} if token else self._headers
-            answer = await self._client.request("POST", self._urls[signal], headers, body)
-        except (SettingsError, ValueError) as error:
+            answer = await self._connection.request("POST", self._urls[signal], headers, body)
+        except SettingsError as error:
             return ExportResult(failure=DeliveryFailure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
-        except NoAnswerError as error:
-            late = isinstance(error, AnswerTimeoutError)
-            kind = DeliveryFailure.TIMEOUT if late else DeliveryFailure.UNREACHABLE
-            return ExportResult(failure=kind, disposition=Disposition.RETRY, detail=str(error))
-        failed = http_failure(answer.status)
+        except httpx.HTTPError as error:
+            kind = (
+                DeliveryFailure.TIMEOUT if isinstance(error, httpx.TimeoutException) else DeliveryFailure.UNREACHABLE
+            )
+            detail = f"{type(error).__name__}: {error}"
+            return ExportResult(failure=kind, disposition=Disposition.RETRY, detail=detail)
+        failed = http_failure(answer.status_code)
         if failed is None:
-            return ExportResult(response=answer.body, headers=answer.headers)
+            return ExportResult(response=answer.content, headers=answer.headers)
         wait = answer.headers.get("retry-after") if failed[1] is Disposition.RETRY else None
         return ExportResult(
             failure=failed[0],
             disposition=failed[1],
-            detail=f"HTTP {answer.status}: {answer.text[:200]}".removesuffix(": "),
+            detail=f"HTTP {answer.status_code}: {answer.text[:200]}".removesuffix(": "),
             headers=answer.headers,
             retry_after=parse_retry_after(wait, time.time()),
         )
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.close()
+        await self._connection.close()

@@ -15,7 +15,7 @@ TRACER = {"sqlite3", "ingero_agent.trace.settings", "ingero_agent.trace.evidence
     [
         (
             "ingero_agent.cli, ingero_agent.app, ingero_agent.sources.procfs",
-            ON_NODES | TRACER | {"ingero_agent.collector", "ingero_agent.node_api"},
+            (ON_NODES | TRACER | {"ingero_agent.collector", "ingero_agent.node_api"}) - {"httpx", "zstandard"},
         ),
         ("ingero_sink.cli, ingero_sink.app", ON_NODES | {"google", "orjson"}),
         ("ingero_fleet.cli, ingero_fleet.app", ANYWHERE | {"google.protobuf.descriptor_pb2", "zstandard"}),
