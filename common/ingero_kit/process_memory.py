@@ -17,13 +17,19 @@ LARGE: Final = 64 << 10
 """Bytes from which an allocation gets its own mapping, which returns to the system when it is freed."""
 
 
+def limit_malloc_arenas(count: int) -> None:
+    """Let threads share so many heaps. Call it before they start."""
+    if _mallopt is not None:
+        _mallopt(_M_ARENA_MAX, count)
+
+
 def use_single_malloc_arena() -> None:
     """Let all threads share one heap, so that each can reuse memory that another freed. Call it before they start.
 
     Large allocations stay outside, so that a tick's arrays return to the system when it ends.
     """
+    limit_malloc_arenas(1)
     if _mallopt is not None:
-        _mallopt(_M_ARENA_MAX, 1)
         _mallopt(_M_MMAP_THRESHOLD, LARGE)
 
 
