@@ -1,6 +1,7 @@
 """The Slurm job of a node's workload: recorded cgroup lines, environments, real processes, a loop's identity."""
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ingero_agent.slurm import (
     main_job,
     parse_slurm_cgroup,
     parse_slurm_job,
+    slurm_job_of,
     with_slurm_job,
 )
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
@@ -26,6 +28,7 @@ from ingero_agent.trace.places import Place, ProcessPlaces
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.tls import ClientTls
+from ingero_testing.processes import wait_until
 
 VERSION_2 = "0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_3\n"
 NAMED_SLURMD = "0::/system.slice/node01_slurmstepd.scope/job_12/step_batch/user/task_special\n"
@@ -160,6 +163,19 @@ def test_the_tracer_knows_the_job_of_each_process_and_keeps_that_of_the_node_whe
     assert places.job == "42"
     assert places.refresh([gone])[1] == {gone: ""}
     assert places.job == "42"
+
+
+def test_a_process_that_ends_before_its_calls_are_read_keeps_its_job() -> None:
+    places = ProcessPlaces(detect_slurm=True)
+    environment = {**os.environ, "SLURM_JOB_ID": "43"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as process:
+        wait_until(lambda: slurm_job_of(process.pid) is not None, "the program")
+        places.note([process.pid])
+        process.kill()
+
+    assert places.place_of(process.pid).job == "43"
+    assert places.refresh([process.pid])[1] == {process.pid: "43"}
+    assert places.refresh([])[1] == {}
 
 
 def test_the_tracer_leaves_slurm_alone_where_a_user_says_so(tasks: list[int]) -> None:

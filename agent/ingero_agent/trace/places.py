@@ -1,6 +1,7 @@
 """Where the traced processes run: container, pod and Slurm job."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from ingero_agent.slurm import SlurmJob, main_job, slurm_job_of
@@ -18,37 +19,46 @@ class Place(NamedTuple):
     job: str = ""
 
 
+class _Found(NamedTuple):
+    container: Container | None
+    job: SlurmJob | None
+
+
 class ProcessPlaces:
-    """Places by process, read when a process is first asked for and again by `refresh`."""
+    """Where processes run. What was read of a process counts also once it has ended, until it is forgotten."""
 
     def __init__(self, *, detect_slurm: bool) -> None:
         self._detect = detect_slurm
-        self._places: dict[int, Place] = {}
+        self._found: dict[int, _Found] = {}
         self.job = ""
         """The job of most processes, or the last one while no process has any."""
 
+    def note(self, pids: Iterable[int]) -> None:
+        """Read the processes that are new: one may end before it is asked for."""
+        for pid in pids:
+            if pid not in self._found:
+                self._found[pid] = self._read(pid)
+
     def place_of(self, pid: int) -> Place:
-        """The place of a process, as it was when it was read."""
-        if pid not in self._places:
-            container, job = container_of(pid), self._job_of(pid)
-            self._places[pid] = _place(container, job)
-        return self._places[pid]
+        """The place of a process, as it was when it was read last."""
+        self.note([pid])
+        container, job = self._found[pid]
+        return Place(container.pod if container else "", job.job_id if job else "")
 
     def refresh(self, pids: Iterable[int]) -> tuple[dict[int, Container], dict[int, str]]:
         """Read these processes again and forget all others. Returns their containers, and their jobs, which
         are empty for none."""
-        read = {pid: (container_of(pid), self._job_of(pid)) for pid in pids}
-        self._places = {pid: _place(*found) for pid, found in read.items()}
-        found = main_job(job for _, job in read.values() if job)
-        if found and found.job_id != self.job:
-            self.job = found.job_id
+        read = {pid: self._read(pid) for pid in pids}
+        self._found = {
+            pid: found if Path(f"/proc/{pid}").exists() else self._found.get(pid, found)
+            for pid, found in read.items()
+        }
+        main = main_job(job for _, job in self._found.values() if job)
+        if main and main.job_id != self.job:
+            self.job = main.job_id
             log.info("slurm job", job=self.job)
-        containers = {pid: container for pid, (container, _) in read.items() if container}
-        return containers, {pid: place.job for pid, place in self._places.items()}
+        containers = {pid: container for pid, (container, _) in self._found.items() if container}
+        return containers, {pid: job.job_id if job else "" for pid, (_, job) in self._found.items()}
 
-    def _job_of(self, pid: int) -> SlurmJob | None:
-        return slurm_job_of(pid) if self._detect else None
-
-
-def _place(container: Container | None, job: SlurmJob | None) -> Place:
-    return Place(container.pod if container else "", job.job_id if job else "")
+    def _read(self, pid: int) -> _Found:
+        return _Found(container_of(pid), slurm_job_of(pid) if self._detect else None)

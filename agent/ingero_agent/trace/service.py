@@ -102,6 +102,7 @@ class TraceService:
         """Read the counts, pass them on, and open or close windows. `now`: monotonic seconds."""
         if self._scan_due.due(now):
             self._tracer.scan()
+            self._places.note(self._tracer.found)
         counted, ended = self._close_windows(now)
         events = self._tracer.read_events()
         last, self._read_at = self._read_at, time.monotonic()
