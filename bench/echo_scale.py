@@ -291,7 +291,8 @@ def questions(folder: Path, table: dict[str, Any], millions: int) -> None:
     """How long a reader takes over sealed events, and what they take of the bucket."""
     place = folder / f"large{millions}"
     fill(place / "echo.duckdb", millions)
-    change = {"table": {**table, "shard": "large", "every": 1.0}}
+    # One transaction is sealed at once, and sorted for it.
+    change = {"table": {**table, "shard": "large", "every": 1.0, "memory_mb": 1000}}
     began = time.perf_counter()
     with start_echo(place, change) as writer:
         wait_until(lambda: page(writer, "ingero_echo_sealed_events_total") >= millions * 1e6, "the seals", 3600)
