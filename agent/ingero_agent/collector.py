@@ -140,7 +140,7 @@ CHAINS: Final[tuple[MetricRow[CausalChains], ...]] = (
 
 RAS: Final[tuple[MetricRow["RasPoller"], ...]] = (
     counter("ingero_agent_ras_polls", "Questions to NCCL RAS, by outcome.", lambda s: s.polls, "outcome"),
-    counter("ingero_agent_ras_reports", "Records about jobs that hang, by outcome.", lambda s: s.reports, "outcome"),
+    counter("ingero_agent_ras_reports", "Records about jobs, by outcome.", lambda s: s.reports, "outcome"),
     gauge("ingero_agent_hanging_jobs", "Jobs of this node that hang, by NCCL RAS.", lambda s: s.hanging),
     gauge("ingero_agent_ras_period_seconds", "Time between two questions of this node.", lambda s: s.period),
 )

@@ -123,8 +123,7 @@ class RasPoller:
         data = await fetch_status(self._address, self._limit, self._timeout)
         now, hanging = self._clock(), self.hanging
         findings, problems = await asyncio.to_thread(self._judge, data, now)
-        if findings:
-            await self._report(findings, now)
+        await self._report(findings, now)
         if self.hanging > hanging:
             log.warning("job_hangs", why=in_words(findings[-1], now))
         return self._note("unreadable", problems[0]) if problems else "answered"

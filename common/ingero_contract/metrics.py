@@ -140,5 +140,4 @@ VERDICT_EVENT: Final = "ingero.verdict"
 is cleared."""
 
 HANG_EVENT: Final = "ingero.hang"
-"""Event name of the OTLP log record that an agent sends, whenever it asks NCCL RAS, while a job hangs, and once when
-the job goes on."""
+"""Event name of the OTLP log record that an agent sends whenever NCCL RAS has answered: the job hangs, or goes on."""

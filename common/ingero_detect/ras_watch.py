@@ -13,7 +13,8 @@ MAX_JOBS: Final = 16
 
 @dataclass(frozen=True)
 class RasFinding:
-    """A job that hangs since (seconds), or hangs no more: the kind of its verdict is `NONE` then."""
+    """A job that hangs since (seconds), or goes on: the kind of its verdict is `NONE` then, and `since` is 0 or the
+    onset of a hang that has ended."""
 
     job: str
     since: float
@@ -40,7 +41,7 @@ class RasWatch:
         return sum(job.hangs for job in self._jobs.values())
 
     def take(self, status: RasStatus, *, damaged: bool = False) -> list[RasFinding]:
-        """What to report after one more status: its job while it hangs, and jobs that hang no more."""
+        """What to report after one more status: jobs that hang no more under another name, and its job, last."""
         key, found = status.job, []
         for name in self._replaced(key, status):
             before = self._jobs.pop(name)
@@ -54,8 +55,7 @@ class RasWatch:
         self._jobs[key] = job
         while len(self._jobs) > MAX_JOBS:
             del self._jobs[next(iter(self._jobs))]
-        if job.hangs or was:
-            found.append(RasFinding(key, since, verdict if job.hangs else _GOES_ON))
+        found.append(RasFinding(key, since if job.hangs or was else 0.0, verdict if job.hangs else _GOES_ON))
         return found
 
     def _replaced(self, key: str, status: RasStatus) -> list[str]:

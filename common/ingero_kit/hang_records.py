@@ -47,7 +47,7 @@ class HangRank(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HangRecord:
-    """A job hangs, or goes on (`kind` is none). Times in seconds since the epoch.
+    """A job hangs, or goes on (`kind` is none). Times in seconds since the epoch; `since` is 0 without a hang.
 
     `key`: the job's name while it keeps its communicators, equal from every sender. `until`: the record counts for
     so long unless another one follows. `waiting`: ranks that have entered what those of `comm` that are missing have
@@ -95,7 +95,7 @@ def _encode(record: HangRecord) -> LogRecord:
     found = {
         attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, identity)),
         attributes.VERDICT_KIND: str(record.kind),
-        attributes.VERDICT_SINCE: rfc3339(record.since),
+        attributes.VERDICT_SINCE: rfc3339(record.since) if record.since else "",
         attributes.VERDICT_EVIDENCE: orjson.dumps(evidence).decode(),
     }
     return LogRecord(
@@ -175,7 +175,7 @@ def _count(value: Any) -> int:
 
 
 def _moment(words: str) -> float:
-    seconds = datetime.fromisoformat(words).timestamp()
+    seconds = datetime.fromisoformat(words).timestamp() if words else 0.0
     if not 0 <= seconds < LAST_SECOND:
         raise ValueError(words)
     return seconds

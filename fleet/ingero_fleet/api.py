@@ -97,9 +97,10 @@ def agent_api(
             config.panic.straggler_fraction,
         )  # fmt: skip
         network = collectives.network.answer(cluster_id) if cluster_id else None
-        hangs = engine.machine.hangs.hangs(snapshot.tick.now, cluster_id)
+        hangs, now = engine.machine.hangs, snapshot.tick.now
         return {
-            **answer, "cost": costs.summary(cluster_id), "exporters": exporters(), "network": network, "hangs": hangs
+            **answer, "cost": costs.summary(cluster_id), "exporters": exporters(), "network": network,
+            "hangs": hangs.hangs(now, cluster_id), "watched_jobs": hangs.watched(now, cluster_id),
         }  # fmt: skip
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)
@@ -162,8 +163,11 @@ def admin_api(
     @app.get(routes.FLEET_COLLECTIVES)
     def lags(cluster_id: OptionalCluster = None, limit: Limit = 100) -> dict[str, Any]:
         """Which rank the collectives wait for, how late every rank is, and which jobs hang."""
-        now = _ready(engine).tick.now
-        return {**collectives.answer(cluster_id, now, limit), "hangs": engine.machine.hangs.hangs(now, cluster_id)}
+        now, hangs = _ready(engine).tick.now, engine.machine.hangs
+        return {
+            **collectives.answer(cluster_id, now, limit), "hangs": hangs.hangs(now, cluster_id),
+            "watched_jobs": hangs.watched(now, cluster_id),
+        }  # fmt: skip
 
     return app
 

@@ -15,6 +15,7 @@ from ingero_kit.clock import rfc3339
 from ingero_operator.api.status import LateRank
 from ingero_operator.conditions import Condition
 from ingero_operator.forwarding import Forwarding, parse_exporters
+from ingero_operator.job_hangs import parse_hangs
 from ingero_operator.network_health import NetworkState, parse_network
 from ingero_operator.taints.model import Accused, Evidence, is_stale
 from ingero_operator.taints.nodes import moment
@@ -80,6 +81,8 @@ class PollResult:
     """Whether Fleet delivers what it forwards."""
     network: NetworkState | None = None
     """Whether a part of the network is slow; `None` where Fleet has no topology."""
+    hangs: tuple[str, ...] | None = None
+    """Jobs that hang, in words; `None` where agents watch no job."""
     log: tuple[Condition, ...] = ()
     """Conditions of the shared log and its replicas; empty without one."""
     log_figures: dict[str, Any] | None = None
@@ -103,7 +106,7 @@ class PollResult:
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
         return (
             self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost, self.late_ranks,
-            self.forwarding and self.forwarding.visible(), self.network, self.log, self.warm_up,
+            self.forwarding and self.forwarding.visible(), self.network, self.hangs, self.log, self.warm_up,
         )  # fmt: skip
 
 
@@ -237,6 +240,7 @@ def parse_response(
         warm_up=_warm_up(stragglers),
         forwarding=parse_exporters(stragglers.get("exporters")),
         network=parse_network(stragglers.get("network")),
+        hangs=parse_hangs(stragglers.get("watched_jobs"), stragglers.get("hangs")),
         stale=is_stale(evidence, now),
     )
 

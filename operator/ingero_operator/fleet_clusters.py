@@ -30,6 +30,7 @@ from ingero_operator.fleet_status import (
     rollout_progress,
 )
 from ingero_operator.forwarding import forward_available
+from ingero_operator.job_hangs import jobs_progress
 from ingero_operator.kinds import HTTP_ROUTE, SERVICE_MONITOR, Manifest
 from ingero_operator.network_health import network_healthy
 from ingero_operator.plan import ChildKey, plan
@@ -364,9 +365,14 @@ class FleetClusters:
         poll = observed.poll
         forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
         network = network_healthy(poll.network if poll and poll.current else None)
+        progress = jobs_progress(poll.hangs if poll and poll.current else None)
         routed = route_created(spec.fleet.gateway, self.context.platform, "spec.fleet")
         log = poll.log if poll and spec.fleet.log.nats else ()
-        return [*out, *log, *filter(None, (forwarded, quorum_met(poll), learned(poll, spec), routed, network))]
+        return [
+            *out,
+            *log,
+            *filter(None, (forwarded, quorum_met(poll), learned(poll, spec), routed, network, progress)),
+        ]
 
     async def _report_invalid(
         self, observed: ObservedFleetCluster, invalid: ReconcileError, taints: TaintReport

@@ -7,6 +7,7 @@ from ingero_operator.certificates import VALID
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.fleet_answers import PollResult, WarmUp
 from ingero_operator.forwarding import FORWARDED
+from ingero_operator.job_hangs import PROGRESS
 from ingero_operator.kinds import Manifest
 from ingero_operator.log_conditions import LOG_CONDITIONS
 from ingero_operator.network_health import NETWORK
@@ -16,7 +17,7 @@ from ingero_operator.untrusted_http import TOKEN_REFUSED
 from ingero_operator.workloads import ROUTED, TRACING, ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
-INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", "Learned", ROUTED, VALID, TRACING, NETWORK)
+INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", "Learned", ROUTED, VALID, TRACING, NETWORK, PROGRESS)
 """Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
 CONDITIONS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 

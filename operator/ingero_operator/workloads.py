@@ -8,6 +8,7 @@ from ingero_operator.api.v1alpha1 import Gateway
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.errors import ReconcileError
 from ingero_operator.forwarding import FORWARDED
+from ingero_operator.job_hangs import PROGRESS
 from ingero_operator.kinds import Manifest
 from ingero_operator.network_health import NETWORK
 from ingero_operator.plan import rolled_out
@@ -23,7 +24,7 @@ STUCK: Final = {
 
 TRACING: Final = "TracingComplete"
 ROUTED: Final = "RouteCreated"
-_INFORMING: Final = ("TaintingAllowed", FORWARDED, NETWORK, TRACING, ROUTED)
+_INFORMING: Final = ("TaintingAllowed", FORWARDED, NETWORK, PROGRESS, TRACING, ROUTED)
 
 
 def stuck(parts: list[Condition]) -> list[ReconcileError]:

@@ -28,9 +28,10 @@ STUCK = status(world([9, 9, 7, 9]))
 
 @dataclass
 class Asked:
-    """What came of the questions: records by request, and the poller."""
+    """What came of the questions: records of hangs and their ends, how many others, and the poller."""
 
     poller: RasPoller
+    heartbeats: int = 0
     records: list[HangRecord] = field(default_factory=list)
 
 
@@ -68,7 +69,8 @@ def ask(
         assert push.signal is Signal.LOGS
         for record in read_hangs(push.body, ""):
             assert isinstance(record, HangRecord)
-            asked.records.append(record)
+            asked.heartbeats += not record.since
+            asked.records += [record] if record.since else []
     return asked
 
 
@@ -86,15 +88,15 @@ def test_a_hang_is_reported_with_its_job_rank_host_and_process_until_it_ends() -
         "No rank has started a collective for 30 s: the job waits for rank 2 on 10.0.0.2, which waits for no other."
     )
     assert (second.time, second.key, end.kind, end.key) == (NOW + 60, first.key, HangVerdict.NONE, first.key)
-    assert asked.poller.polls["answered"] == 4 and asked.poller.reports == {"sent": 3, "failed": 0}
+    assert asked.poller.polls["answered"] == 4 and asked.poller.reports == {"sent": 4, "failed": 0}
 
 
 def test_a_report_that_fleet_refuses_is_counted_and_the_next_one_is_sent() -> None:
     with serving(RasService(STUCK, STUCK, STUCK)) as address:
-        asked = ask(address, [0, 30, 60], refuse=1)
+        asked = ask(address, [0, 30, 60], refuse=2)
 
     assert [record.time for record in asked.records] == [NOW + 60]
-    assert asked.poller.reports == {"sent": 1, "failed": 1}
+    assert asked.poller.reports == {"sent": 1, "failed": 2}
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,14 @@ def test_without_a_job_nothing_is_sent() -> None:
         pass
     asked = ask(address, [0, 30, 60])
 
-    assert (asked.poller.polls["refused"], asked.records) == (3, [])
+    assert (asked.poller.polls["refused"], asked.records, asked.heartbeats) == (3, [], 0)
+
+
+def test_a_job_that_goes_on_is_reported_as_watched() -> None:
+    with serving(RasService(*(status(world([count, count])) for count in range(3)))) as address:
+        asked = ask(address, [0, 30, 60])
+
+    assert (asked.poller.polls["answered"], asked.records, asked.heartbeats) == (3, [], 3)
 
 
 def test_a_dead_process_is_named_and_one_that_does_not_answer_is_possible() -> None:

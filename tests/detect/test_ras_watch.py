@@ -14,12 +14,13 @@ def at(seconds: float, *comms: Any) -> RasStatus:
     problems: list[str] = []
     found = parse_status(status(*comms).encode(), problems.append)
     assert not problems
-    found.at = seconds
+    found.at = 1000 + seconds
     return found
 
 
 def take(watch: RasWatch, seconds: float, *comms: Any) -> list[tuple[HangVerdict, list[int | str]]]:
-    return [kind_and_ranks(one) for one in watch.take(at(seconds, *comms))]
+    """Hangs, and those that have ended."""
+    return [kind_and_ranks(one) for one in watch.take(at(seconds, *comms)) if one.since or one.verdict.ranks]
 
 
 def kind_and_ranks(one: RasFinding) -> tuple[HangVerdict, list[int | str]]:
@@ -33,7 +34,7 @@ def test_a_job_hangs_once_nothing_has_moved_for_half_a_minute_and_is_reported_un
     assert take(watch, 39, world([9, 9, 7, 9])) == []
 
     (found,) = watch.take(at(40, world([9, 9, 7, 9])))
-    assert (kind_and_ranks(found), found.since, watch.hanging) == ((HangVerdict.HANG, [2]), 10, 1)
+    assert (kind_and_ranks(found), found.since, watch.hanging) == ((HangVerdict.HANG, [2]), 1010, 1)
     assert take(watch, 70, world([9, 9, 7, 9])) == [(HangVerdict.HANG, [2])]
     assert take(watch, 80, world([9, 9, 9, 9])) == [(HangVerdict.NONE, [])]
     assert take(watch, 120, world([9, 9, 9, 9])) == [] and watch.hanging == 0

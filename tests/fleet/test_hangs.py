@@ -75,12 +75,23 @@ def test_a_job_that_goes_on_is_shown_no_more_and_a_late_record_does_not_bring_it
     tracker = take(HangTracker(), HANG, end, HANG, now=NOW + 60)
 
     assert tracker.hangs(NOW + 60) == [] and tracker.by_kind() == {}
-    assert len(tracker) == 1 and tracker.outcomes["late"] == 1
+    assert tracker.watched(NOW + 60) == 1 and tracker.outcomes["late"] == 1
+    assert tracker.watched(NOW + 60, "lab") == tracker.watched(NOW + 150) == 0
+
+
+def test_a_host_that_does_not_know_of_the_hang_yet_does_not_end_it() -> None:
+    other = replace(HANG, node="gpu-9", kind=HangVerdict.NONE, ranks=(), rank_count=0, since=0.0, time=NOW + 5)
+    tracker = take(HangTracker(), HANG, other, now=NOW + 5)
+    assert [item["reported_by"] for item in tracker.hangs(NOW + 5)] == ["gpu-0"]
+    assert take(tracker, replace(other, since=HANG.since), now=NOW + 6).hangs(NOW + 6) == []
+    assert take(HangTracker(), other, replace(HANG, time=NOW + 6), now=NOW + 6).hangs(NOW + 6)
 
 
 def test_a_hang_that_nobody_reports_any_more_ends() -> None:
     tracker = take(HangTracker(), HANG)
     assert tracker.hangs(NOW + 89) and not tracker.hangs(NOW + 90)
+    tracker.expire(NOW + 90)
+    assert len(tracker) == 0 and tracker.by_kind() == tracker.by_cluster() == {}
     tracker = take(HangTracker(), replace(HANG, until=NOW + 1e6))
     assert not tracker.hangs(NOW + hangs.MAX_SECONDS)
 
@@ -92,7 +103,7 @@ def test_jobs_of_different_clusters_and_communicators_are_told_apart() -> None:
 
 
 def test_jobs_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hangs, "MAX_HANGS", 2)
+    monkeypatch.setattr(hangs, "MAX_JOBS", 2)
     tracker = take(HangTracker(), *(replace(HANG, key=str(number)) for number in range(4)))
     assert len(tracker) == 2 and tracker.outcomes["over_limit"] == 2
 
@@ -161,8 +172,9 @@ def test_a_running_fleet_shows_the_hang(tmp_path: Path, processes: int) -> None:
         wait_until(lambda: bool(known()), "the hang")
         assert known()[0]["ranks"] == [CULPRIT._asdict()]
         asked = web.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=prod")).json()
-        assert [item["job_id"] for item in asked["hangs"]] == ["llama"]
+        assert ([item["job_id"] for item in asked["hangs"]], asked["watched_jobs"]) == (["llama"], 1)
         update = web.get(service.url("diagnostics", routes.FLEET_PAGE_UPDATE)).json()
         assert [(item["kind"], item["why"]) for item in update["hangs"]] == [("hang", "It waits.")]
         page = web.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_hanging_jobs{cluster_id="prod",kind="hang"} 1.0' in page
+        assert 'ingero_fleet_watched_jobs{cluster_id="prod"} 1.0' in page
