@@ -173,9 +173,15 @@ def test_a_process_that_ends_before_its_calls_are_read_keeps_its_job() -> None:
         places.note([process.pid])
         process.kill()
 
+        wait_until(lambda: "\nState:\tZ" in Path(f"/proc/{process.pid}/status").read_text(), "its end")
+        assert places.refresh([process.pid])[1] == {process.pid: "43"}
+
     assert places.place_of(process.pid).job == "43"
     assert places.refresh([process.pid])[1] == {process.pid: "43"}
     assert places.refresh([])[1] == {}
+    assert places.place_of(process.pid).job == "43"
+    assert places.refresh([])[1] == {}
+    assert places.place_of(process.pid).job == ""
 
 
 def test_the_tracer_leaves_slurm_alone_where_a_user_says_so(tasks: list[int]) -> None:
