@@ -97,6 +97,8 @@ def tasks() -> Iterator[list[int]]:
     """Processes of the jobs 41 and 42, two nodes each."""
     environments = [{"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "1"} for job in ("41", "42")]
     running = [subprocess.Popen(["sleep", "60"], env=one) for one in environments]
+    # A program that begins has no environment for a moment after `Popen` has returned.
+    wait_until(lambda: all(slurm_job_of(process.pid) for process in running), "the programs")
     yield [process.pid for process in running]
     for process in running:
         process.kill()
