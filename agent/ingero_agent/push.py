@@ -166,7 +166,11 @@ class FleetClient:
         return to_json(request) if self._json else request.SerializeToString()
 
     def _read_headers(self, reply: ExportResult, now: float) -> None:
-        """Read the headers of every answer, also of refusals. Only an accepted push returns a verdict."""
+        """Read the headers of every answer, also of refusals. Only an accepted push returns a verdict.
+
+        A Fleet that has just started answers without threshold and verdict; until it is old, the previous one counts.
+        """
+        found = None
         try:
             found = read_threshold(
                 _header(reply, headers.THRESHOLD, headers.GRPC_THRESHOLD),
@@ -182,7 +186,8 @@ class FleetClient:
         if reply.failure is None:
             line = _header(reply, headers.VERDICT, headers.GRPC_VERDICT)
             verdict = parse_verdict(line) if line else None
-            self.response = replace(self.response, verdict=verdict, verdict_at=now)
+            if verdict or found is not None:
+                self.response = replace(self.response, verdict=verdict, verdict_at=now)
 
 
 def _header(reply: ExportResult, http: str, grpc: str) -> str | None:

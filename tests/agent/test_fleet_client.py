@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import pytest
 import trustme
 
+from ingero_agent.health.classification import FleetResponse, choose_rule
 from ingero_agent.push import FleetClient
-from ingero_contract.values import VerdictState
+from ingero_contract.values import DecisionSource, VerdictState
 from ingero_contract.verdicts import VerdictLine
 from ingero_http.http1.messages import Response
 from ingero_http.http1.server import Http1Server
@@ -213,6 +214,36 @@ def test_threshold_and_verdict_are_read_together(protocol: str) -> None:
     word = run(work()).response
 
     assert (word.threshold, word.quorum, word.verdict) == (0.870348, True, line)
+
+
+def with_headers(**values: str) -> Answer:
+    """An answer with these headers of Fleet, over both protocols."""
+    return Answer(
+        http_headers="".join(
+            f"X-Ingero-{name.replace('_', '-')}: {text}\r\n" for name, text in values.items()
+        ).encode(),
+        metadata=tuple((f"ingero-{name.replace('_', '-')}", text) for name, text in values.items()),
+    )
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_fleet_that_has_just_started_does_not_take_back_its_verdict(protocol: str) -> None:
+    async def work(second: Answer) -> FleetResponse:
+        response = FleetResponse()
+        for at, answer in enumerate((with_headers(threshold="0.9", quorum_met="true", verdict="healthy"), second)):
+            async with receiver(protocol, answer) as (port, _):
+                client = FleetClient(route(port, protocol))
+                client.response = response
+                await client.push(report(), NOW + 5 * at)
+                await client.close()
+                response = client.response
+        return response
+
+    kept = run(work(Answer()))
+    assert kept.verdict == VerdictLine(state=VerdictState.HEALTHY)
+    assert choose_rule(kept, NOW + 5, 5.0, True).source is DecisionSource.VERDICT
+    assert choose_rule(kept, NOW + 30, 5.0, True).source is DecisionSource.THRESHOLD
+    assert run(work(with_headers(threshold="0.9", quorum_met="true"))).verdict is None
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
