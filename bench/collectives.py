@@ -18,12 +18,14 @@ sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
 from ingero_fleet.collectives.attribution import find_late_rank  # noqa: E402
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick, shared_error  # noqa: E402
+from ingero_fleet.collectives.unequal_work import WorkRoom, WorkTable  # noqa: E402
+from ingero_fleet.collectives.window import CommunicatorWindow  # noqa: E402
 from ingero_fleet.processor_settings import NcclConfig  # noqa: E402
 from ingero_kit import logs  # noqa: E402
 from ingero_kit.otlp_decode import ReportDecoder  # noqa: E402
 from ingero_kit.otlp_receiver import Push  # noqa: E402
 from ingero_kit.otlp_signal import Signal  # noqa: E402
-from ingero_testing.collectives import BEGIN, Job  # noqa: E402
+from ingero_testing.collectives import BEGIN, Job, Lengths  # noqa: E402
 from scripts.lab import LabFailed, Site, laboratory  # noqa: E402
 from scripts.synchronised import Jobs, Plan, can_trace  # noqa: E402
 
@@ -35,17 +37,30 @@ WITHIN, MEDIAN, WORST = 10.0, 3.0, 5.0
 """Bounds of the time to the verdict, seconds."""
 
 
+LATE = 0.08
+VARYING = (
+    ("lengths vary at random by 30 %", Lengths(0.3)),
+    ("the same, time grows with the square", Lengths(0.3, quadratic=1.0)),
+    ("lengths vary by 30 % and drift slowly", Lengths(0.3, memory=0.98)),
+    ("lengths vary by 30 %, one rank's are 30 % longer", Lengths(0.3, skew=0.3)),
+    ("the same, time grows with the square", Lengths(0.3, skew=0.3, quadratic=1.0)),
+    ("lengths vary by 10 %, one rank's are 10 % longer", Lengths(0.1, skew=0.1)),
+    ("lengths never vary, one rank's are 10 % longer", Lengths(0.0, skew=0.1)),
+)
+"""Jobs whose ranks do different work."""
+
+
 def row(what: str, ours: str, target: str, reached: bool | None) -> None:
     """One line of the table."""
     verdict = "–" if reached is None else "reached" if reached else "NOT REACHED"
     print(f"| {what} | {ours} | {target} | {verdict} |", flush=True)
 
 
-def points_per_second(ranks: int, pushes: int) -> float:
+def points_per_second(ranks: int, pushes: int, lengths: Lengths | None = None) -> float:
     """Points per second of processor time for the whole path: receiver's decoder, reader, grouping, verdict."""
     rates = []
     for seed in range(3):
-        job = Job(ranks, late_ms={5: 5.0}, clock_seconds=10, seed=seed)
+        job = Job(ranks, late_ms={5: 5.0}, clock_seconds=10, seed=seed, lengths=lengths)
         bodies = [body for _ in range(pushes) for body in job.pushes(100)]
         tracker, decoder = CollectivesTracker(NcclConfig()), ReportDecoder()
         started = time.process_time()
@@ -77,6 +92,46 @@ def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
             right += finding.rank == straggler and late_ms > 0
             wrong += finding.rank != straggler or late_ms == 0
     return right, wrong
+
+
+def named_by_work(ranks: int, lengths: Lengths, late: float, tells: bool) -> tuple[int, int, int]:
+    """Runs in which the straggler was named, those in which another rank was, and those that are unknown."""
+    right = wrong = unknown = 0
+    config = NcclConfig()
+    live, _ = shared_error(config, polls_per_tick(PUSH, config.poll_interval))
+    for seed in range(RUNS):
+        straggler = seed % ranks
+        job = Job(ranks, lengths=lengths, late={straggler: late} if late else {}, seed=seed)
+        _, blocked = job.run(STEPS)
+        assert job.work is not None
+        ordered = np.sort(blocked, axis=1)
+        window = CommunicatorWindow(ranks, np.zeros(ranks, np.int32), 0.0)
+        if tells:
+            table = WorkTable(blocked.astype(np.float32), job.work.astype(np.float32), np.zeros(STEPS, np.int32))
+            window.note_work(table, WorkRoom((), config.window))
+        moments = np.linspace(BEGIN, job.moment, STEPS)
+        window.add(blocked.argmin(axis=1), ordered[:, 1] - ordered[:, 0], moments, 1.0, config.window, 60.0)
+        window.judge(live)
+        finding = window.finding
+        if finding and finding.accused:
+            right += finding.rank == straggler and late > 0
+            wrong += finding.rank != straggler or late == 0
+        unknown += finding is not None and finding.unknown
+    return right, wrong, unknown
+
+
+def varying_lengths() -> None:
+    """Rows of jobs whose ranks do different work: who is named if they tell it, and if they do not."""
+    for ranks in (8, 64):
+        for what, lengths in VARYING:
+            for late in (0.0, LATE):
+                told, silent = (named_by_work(ranks, lengths, late, tells) for tells in (True, False))
+                who = f"one rank late by {late:.0%}" if late else "nobody late"
+                ours = ", ".join(
+                    [*([f"named {told[0]}"] if late else []), f"wrongly {told[1]}", f"unknown {told[2]} of {RUNS}"]
+                )
+                row(f"{ranks} ranks, {what}, {who} (work not told: named {silent[0]}, wrongly {silent[1]})", ours,
+                    "wrongly 0", told[1] == 0)  # fmt: skip
 
 
 def memory_of(communicators: int, ranks: int) -> float:
@@ -139,6 +194,8 @@ def main() -> None:
     for ranks, pushes in ((8, 40), (64, 10), (1024, 1)):
         rate = points_per_second(ranks, pushes)
         row(f"collective points/s on one core, {ranks} ranks", f"{rate:,.0f}", f"≥ {TARGET:,}", rate >= TARGET)
+        told = points_per_second(ranks, pushes, Lengths(0.1))
+        row(f"the same, with the work of every point, {ranks} ranks", f"{told:,.0f}", f"≥ {TARGET:,}", told >= TARGET)
     for ranks in (8, 64):
         for jitter in (1.0, 2.0, 3.0, 5.0):
             right, wrong = named(ranks, jitter, 5.0)
@@ -146,6 +203,7 @@ def main() -> None:
             row(what, f"{right} of {RUNS}", "victims 0", wrong == 0)
         _, wrong = named(ranks, 2.0, 0.0)
         row(f"{ranks} ranks, nobody late, jitter 2 %: anybody named", f"{wrong} of {RUNS}", "0", wrong == 0)
+    varying_lengths()
     row("memory of 10,000 communicators of 8 ranks", f"{memory_of(10_000, 8):.0f} MB", "–", None)
 
 

@@ -86,6 +86,9 @@ NCCL_SEQ: Final = "nccl.seq"
 NCCL_MESSAGE_SIZE: Final = "nccl.message.size"
 """Point: bytes that the collective was called with, where known."""
 
+WORK: Final = "ingero.work"
+"""Point: the work of the rank since its previous point of this communicator, tokens or bytes or any other unit."""
+
 NCCL_GPU: Final = "nccl.gpu"
 """Point: the GPU of a member of a communicator whose rank is not known."""
 

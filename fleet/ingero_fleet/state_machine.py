@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ingero_detect.column_store import SnapshotError
 from ingero_fleet import threshold_rule
-from ingero_fleet.collectives.migrations import with_transfer_times
+from ingero_fleet.collectives.migrations import with_transfer_times, with_work
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick
 from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.hangs import HangTracker
@@ -38,10 +38,10 @@ ZIP: Final = b"PK"
 TICKS_PER_EARLY_POLL: Final = 3
 """At most one in so many ticks is preceded by an early poll."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the state. A change that an older state does not have needs an entry in `MIGRATIONS`."""
 
-MIGRATIONS: Final[dict[int, Callable[[State], State]]] = {1: with_transfer_times}
+MIGRATIONS: Final[dict[int, Callable[[State], State]]] = {1: with_transfer_times, 2: with_work}
 """By version: makes a state of the next version from it."""
 
 Export = Callable[[Push], None]

@@ -20,7 +20,7 @@ from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.excuses import Claim
 from ingero_fleet.collectives.gpu_states import GpuStates
 from ingero_fleet.collectives.long_waits import long_waits
-from ingero_fleet.collectives.migrations import with_transfer_times
+from ingero_fleet.collectives.migrations import with_transfer_times, with_work
 from ingero_fleet.collectives.points import CommKey, PointReader, PointSource
 from ingero_fleet.collectives.slow_network import NetworkVerdict, SlowNetwork
 from ingero_fleet.collectives.slow_transfers import slowed_communicators
@@ -315,20 +315,20 @@ def test_points_of_a_state_without_message_sizes_are_kept(tmp_path: Path) -> Non
     tracker.judge(BEGIN)
     feed(tracker, rest[:1], BEGIN + 1, "json")
     old: dict[str, Any] = unsealed(state_of(tracker))
-    del old["transfers"], old["network"], old["matcher"]["waiting"]["size"]
+    del old["transfers"], old["network"], old["matcher"]["waiting"]["size"], old["matcher"]["waiting"]["work"]
     points = np.frombuffer(bytes(old["batch"]), POINT)
-    names = [name for name in POINT.names or () if name != "size"]
+    names = [name for name in POINT.names or () if name not in ("size", "work")]
     packed = np.zeros(len(points), [(name, POINT[name]) for name in names])
     for name in names:
         packed[name] = points[name]
-    migrated = with_transfer_times({"version": 1, "collectives": {**old, "batch": packed.tobytes()}})
+    migrated = with_work(with_transfer_times({"version": 1, "collectives": {**old, "batch": packed.tobytes()}}))
 
     later = new_tracker(tmp_path, job)
     later.restore(migrated["collectives"])
     feed(later, rest[1:], BEGIN + 2, "json")
     later.judge(BEGIN + 5)
 
-    assert migrated["version"] == 2
+    assert migrated["version"] == 3
     assert tracker.outcomes["whole"] + later.outcomes["whole"] == 96, "every collective of the step"
 
 

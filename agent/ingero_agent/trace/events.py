@@ -14,9 +14,10 @@ from typing import Final
 
 from ingero_agent.trace.probes.table import BY_NUMBER, element_size
 
-_RECORD: Final = struct.Struct("=3IHBB8QIIiBBH")
+_RECORD: Final = struct.Struct("=3IHBB8QIIiBBHQ")
 COLLECTIVE, INIT, INIT_FAILED, DESTROY, SLOW = range(1, 6)
 _NONE: Final = 255
+_UNKNOWN_WORK: Final = (1 << 64) - 1
 BY_CALL, BY_STRUCTURE = 1, 2
 """How a communicator's identity is known: from its own init call, or from the library's memory."""
 
@@ -27,6 +28,7 @@ class Collective:
 
     `rank`, `communicator` and `size` are absent where they are not known. `seq` numbers the collectives of the
     communicator; it is the same on every rank if `exact`, that is if the communicator was seen from its start.
+    `work`: bytes of the process's other communicators since its previous collective here that it waited for.
     """
 
     pid: int
@@ -46,6 +48,7 @@ class Collective:
     enqueue_ns: int
     blocked_ns: int
     end_ns: int
+    work: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ def decode(record: bytes, offset_ns: int) -> Event | None:
         return None
     (
         kind, pid, tid, number, dtype, redop, identity, _, seq, count, arrival, enqueue, blocked, end, rank, nranks,
-        device, how, exact, result,
+        device, how, exact, result, work,
     ) = _RECORD.unpack_from(record)  # fmt: skip
     if kind in _KINDS:
         return Lifecycle(
@@ -116,6 +119,7 @@ def decode(record: bytes, offset_ns: int) -> Event | None:
         nranks=nranks, device=device, seq=seq, exact=bool(exact), dtype=dtype,
         reduce_op=None if redop == _NONE else redop, size=count * element if element else None,
         arrival_ns=arrival + offset_ns, enqueue_ns=enqueue, blocked_ns=blocked, end_ns=end + offset_ns,
+        work=None if work == _UNKNOWN_WORK else work,
     )  # fmt: skip
 
 

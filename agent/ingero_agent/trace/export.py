@@ -1,9 +1,9 @@
-"""Exports what was traced as OTLP/HTTP protobuf, as the published trace agent does, with our `nccl.seq` and
-`nccl.message.size` in addition."""
+"""Exports what was traced as OTLP/HTTP protobuf, as the published trace agent does, with our `nccl.seq`,
+`nccl.message.size` and `ingero.work` in addition."""
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -25,6 +25,7 @@ from ingero_agent.trace.stats import (
     histogram_buckets,
     quantile,
 )
+from ingero_agent.trace.varying_work import VaryingWork
 from ingero_contract import attributes, headers, metrics
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_kit.addresses import without_user
@@ -63,6 +64,7 @@ def collective_attributes(one: Collective) -> Attributes:
         attributes.NCCL_REDUCE_OP: one.reduce_op,
         attributes.NCCL_SEQ: one.seq if one.exact else None,
         attributes.NCCL_MESSAGE_SIZE: one.size,
+        attributes.WORK: one.work,
         attributes.PROCESS_PID: one.pid,
     }
 
@@ -196,6 +198,7 @@ class TraceExporter:
         self._worker = ThreadPoolExecutor(1, "export")
         self._loop = asyncio.new_event_loop()
         self._post_under_way: Future[None] | None = None
+        self._work = VaryingWork()
         self._waiting: list[tuple[Place, Collective]] = []
         self._flying: list[tuple[Place, Collective]] = []
         self._failed = False
@@ -205,7 +208,14 @@ class TraceExporter:
 
     def keep(self, collectives: Iterable[tuple[Place, Collective]]) -> None:
         """Queue single collectives, each with the place of its process, for the next export."""
-        self._waiting.extend(collectives)
+        self._waiting.extend((place, self._work.told(one)) for place, one in collectives)
+        self._shorten()
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Forget processes that are gone."""
+        self._work.forget(alive)
+
+    def _shorten(self) -> None:
         excess = len(self._waiting) - MAX_POINTS
         if excess > 0:
             del self._waiting[:excess]
@@ -217,7 +227,7 @@ class TraceExporter:
             return
         if self._failed:
             self._waiting[:0] = self._flying
-            self.keep(())
+            self._shorten()
         self._flying, self._waiting = self._waiting, []
         with stats.lock:
             cluster = self._config.cluster

@@ -17,7 +17,14 @@ from typing import Any, Final
 from ingero_agent.trace.btf import NoTypes, NumbersLayout, SwitchLayout, Types, numbers_layout, switch_layout
 from ingero_agent.trace.capabilities import kernel_version
 from ingero_agent.trace.counts import VALUE_BYTES
-from ingero_agent.trace.probes.table import DISK_WAIT, PROGRAMS, SCHED_PROGRAMS, SCHED_SWITCH
+from ingero_agent.trace.probes.table import (
+    DISK_WAIT,
+    ELEMENT_SHIFTS,
+    ELEMENT_SIZES,
+    PROGRAMS,
+    SCHED_PROGRAMS,
+    SCHED_SWITCH,
+)
 
 PROBES: Final = Path(__file__).parent / "probes"
 DIST_PACKAGES: Final = "/usr/lib/python3/dist-packages"
@@ -56,6 +63,8 @@ def compile_flags(ring_bytes: int) -> list[str]:
         f"-DPAGE_SIZE={page}",
         f"-DAGG_ENTRIES={count}",
         f"-DCOLL_ENTRIES={count}",
+        f"-DDATA_TYPES={len(ELEMENT_SIZES)}",
+        f"-DELEMENT_SHIFTS={ELEMENT_SHIFTS}U",
         f"-DRING_PAGES={max(1, ring_bytes // page)}",
         "-Wno-everything",
     ]

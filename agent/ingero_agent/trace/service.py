@@ -289,6 +289,8 @@ class TraceService:
         self._tracer.scheduler.adjust(time.monotonic())
         self._aux.save_gpus(time.time())
         self._timeline.forget(set(self._tracer.found))
+        if self._exporter:
+            self._exporter.forget(self._tracer.found)
         self._named.clear()
         with self.stats.lock:
             self.stats.nccl_processes = nccl_processes(dict(self._tracer.found))

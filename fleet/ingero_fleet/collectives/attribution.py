@@ -43,7 +43,7 @@ class LateRankFinding:
     """The rank that was last most often. `share` is the part of the window's time that was lost to it alone.
 
     It arrived last in `last_arrivals` of the `collectives` that counted. `chance` is the probability of so many for
-    any rank if all are alike. `why_not` is empty when the rank is accused.
+    any rank if all are alike. `why_not` is empty when the rank is accused; `unknown`: whether it may be late.
     """
 
     rank: int
@@ -53,6 +53,7 @@ class LateRankFinding:
     share: float
     lost_ms: float
     why_not: str = ""
+    unknown: bool = False
 
     @property
     def accused(self) -> bool:

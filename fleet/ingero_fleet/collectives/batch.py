@@ -10,14 +10,15 @@ import numpy.typing as npt
 POINT: Final = np.dtype([
     ("comm", "<i4"), ("op", "<i4"), ("rank", "<i4"), ("seq", "<i8"), ("size", "<i8"), ("source", "<i4"),
     ("kind", "i1"), ("value", "<f4"), ("time", "<f8"), ("received", "<f8"),
+    ("work", "<f4"),
 ])  # fmt: skip
 """A point: indices of communicator, operation and source in their lists, then the measurements.
 
-`size` is in bytes, 0 where it is not known; `value` is milliseconds, `time` seconds since the epoch on the sender's
-clock.
+`size` is in bytes, 0 where it is not known; `work` is NaN where it is not told; `value` is milliseconds, `time` is
+seconds since the epoch on the sender's clock.
 """
 
-pack_point: Final = Struct("<iiiqqibfdd").pack
+pack_point: Final = Struct("<iiiqqibfddf").pack
 """The bytes of a point."""
 
 Columns = dict[str, npt.NDArray[Any]]

@@ -65,4 +65,6 @@ def verdict_text(window: CommunicatorWindow, now: float) -> str:
         )
     if window.finding.accused:
         return "culprit"
+    if window.finding.unknown:
+        return f"unknown: {window.finding.why_not}"
     return window.gpu or f"none: {window.finding.why_not}"

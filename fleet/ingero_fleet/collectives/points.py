@@ -38,7 +38,11 @@ MAX_TEXT: Final = 64
 _REMEMBERED: Final = 200_000
 NO_SEQ: Final = -1
 NO_SIZE: Final = 0
-_SEQ, _OTHER = 4, 6
+NO_WORK: Final = float("nan")
+MAX_WORK: Final = 1 << 60
+"""More work is taken for an error."""
+
+_SEQ, _OTHER, _WORK = 4, 6, 7
 _SLOTS: Final = {
     attributes.NCCL_OP_TYPE: 0,
     attributes.NCCL_COMM_HASH: 1,
@@ -46,11 +50,13 @@ _SLOTS: Final = {
     attributes.NCCL_NRANKS: 3,
     attributes.NCCL_SEQ: _SEQ,
     attributes.NCCL_MESSAGE_SIZE: 5,
+    attributes.WORK: _WORK,
 }
-_EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, NO_SIZE, None]
-"""Operation, communicator, rank, ranks, number, bytes, and any other attribute."""
+_EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, NO_SIZE, None, None]
+"""Operation, communicator, rank, ranks, number, bytes, any other attribute, and work."""
 
 _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
+_WORK_HEAD: Final = KeyValue(key=attributes.WORK).SerializeToString()
 _WHOLE: Final = b"\x18"
 _NO_VALUE: Final = "a point has no value"
 _MAX_KEPT: Final = 1024
@@ -172,7 +178,7 @@ class PointReader:
             for raw in point.pairs:
                 slot, value = pairs_known.get(raw) or learn(raw)
                 slots[slot] = value
-            op, comm, rank, ranks, seq, size, _ = slots
+            op, comm, rank, ranks, seq, size, _, work = slots
             numbers = known.get((source.cluster, comm, op, ranks))
             if numbers is None:
                 numbers = self._numbers(source, comm, op, ranks)
@@ -186,7 +192,8 @@ class PointReader:
                 self._refuse(_NO_VALUE)
             elif self._fits(rank, seq, value, ranks):
                 size = size if type(size) is int and 0 < size < inspector_points.MAX_SIZE else NO_SIZE
-                packed += pack_point(*numbers, rank, seq, size, place, kind, value, point.time * 1e-9, now)
+                work = NO_WORK if work is None or type(work) is not int or not 0 <= work < MAX_WORK else work
+                packed += pack_point(*numbers, rank, seq, size, place, kind, value, point.time * 1e-9, now, work)
 
     def _inspected(self, points: Any, batch: PointBatch, resource: dict[str, Any], cluster: str, now: float) -> None:
         """Add points of NCCL Inspector: the shorter a rank's kernel ran, the less it waited."""
@@ -215,7 +222,7 @@ class PointReader:
                 ranks[source] = rank
                 place = self._source_number(source)
                 batch.packed += pack_point(
-                    *numbers, rank, found.seq, found.size, place, BLOCKED, value, point.time * 1e-9, now
+                    *numbers, rank, found.seq, found.size, place, BLOCKED, value, point.time * 1e-9, now, NO_WORK
                 )
 
     def _gpus(self, points: Any, source: PointSource, name: str, now: float) -> None:
@@ -283,15 +290,16 @@ class PointReader:
         self.refused[reason] = self.refused.get(reason, 0) + count
 
     def _learn(self, raw: bytes) -> tuple[int, Any]:
-        """Read one attribute, and remember it unless it is a sequence number."""
-        if raw.startswith(_SEQ_HEAD) and len(raw) <= len(_SEQ_HEAD) + 3 + _MAX_VARINT:
+        """Read one attribute, and remember it unless it is a sequence number or work, which few points share."""
+        head, slot = (_WORK_HEAD, _WORK) if raw.startswith(_WORK_HEAD) else (_SEQ_HEAD, _SEQ)
+        if raw.startswith(head) and len(raw) <= len(head) + 3 + _MAX_VARINT:
             number = shift = 0
             # Key, length of the value, its field, then a varint.
-            for byte in raw[len(_SEQ_HEAD) + 3 :]:
+            for byte in raw[len(head) + 3 :]:
                 number |= (byte & 0x7F) << shift
                 shift += 7
-            if raw[len(_SEQ_HEAD) + 2 : len(_SEQ_HEAD) + 3] == _WHOLE and number < 2**63:
-                return _SEQ, number
+            if raw[len(head) + 2 : len(head) + 3] == _WHOLE and number < 2**63:
+                return slot, number
         try:
             pair = KeyValue.FromString(raw)
         except DecodeError:

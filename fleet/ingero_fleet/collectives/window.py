@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ingero_fleet.collectives.attribution import AttributionConfig, LateRankFinding, find_late_rank
 from ingero_fleet.collectives.excuses import MIN_EXCUSED_SHARE
+from ingero_fleet.collectives.unequal_work import WorkRoom, WorkTable, judge_equal_work
 
 BLEND_DECAY: Final = 0.7
 """Weight of earlier ticks in the mean lag, so that about three ticks count."""
@@ -55,18 +56,23 @@ class CommunicatorWindow:
     collective of the communicator; rows: in the latest tick, over about three ticks, and over `window_age`."""
     paces: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
     """For the latest ticks: when each ended, and the time from one collective to the next in it, milliseconds."""
+    work: WorkTable | None = None
+    """The latest of its collectives with the work of each rank; `None` where no work is told."""
 
     def state(self) -> dict[str, Any]:
         """Everything that later collectives depend on."""
+        work = None if self.work is None else self.work.state()
         return {**vars(self), "members": self.members.copy(), "suspects": list(self.suspects.items()),
-                "op_waits": list(self.op_waits.items())}  # fmt: skip
+                "op_waits": list(self.op_waits.items()), "work": work}  # fmt: skip
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "CommunicatorWindow":
         """The window of a state that `state` returned."""
         finding = state["finding"] and LateRankFinding(**state["finding"])
         op_waits = dict(state.get("op_waits", ()))
-        return cls(**{**state, "suspects": dict(state["suspects"]), "op_waits": op_waits, "finding": finding})
+        work = state.get("work") and WorkTable.restored(state["work"])
+        return cls(**{**state, "suspects": dict(state["suspects"]), "op_waits": op_waits, "finding": finding,
+                      "work": work})  # fmt: skip
 
     def add(
         self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64], now: float,
@@ -79,6 +85,14 @@ class CommunicatorWindow:
         self.lost = np.concatenate([self.lost[keep], lost.astype(np.float32)])[-size:]
         self.time = np.concatenate([self.time[keep], time])[-size:]
         self.arrived = np.concatenate([self.arrived[keep], np.full(len(last), now)])[-size:]
+        if self.work is not None:
+            self.work = self.work.latest(len(self.last))
+
+    def note_work(self, newer: WorkTable, room: WorkRoom) -> None:
+        """Keep the work of new collectives, before they are added."""
+        merged = newer if self.work is None else self.work.then(newer)
+        merged = merged.latest(room.rows(self.work, self.ranks))
+        self.work = merged if merged.tells else None
 
     def note_pace(self, numbers: npt.NDArray[np.int64], time: npt.NDArray[np.float64], now: float) -> None:
         """Remember how fast a tick's collectives followed each other."""
@@ -137,21 +151,43 @@ class CommunicatorWindow:
         if not len(self.last):
             self.finding = None
             return
-        parts = [len(self.last), *(size for size in WINDOW_SIZES if size < len(self.last))]
+        last, lost = self.last.astype(np.int64), self.lost.astype(np.float64)
+        self.finding, self.suspects = self._judge(last, lost, self.time, config)
+        if self.work is not None and self.finding is not None:
+            time = self.time[-len(self.work) :]
+            self.finding = judge_equal_work(
+                self.work, self.finding, lambda rows, last, lost: self._judge(last, lost, time[rows], config)[0]
+            )
+            if self.finding.accused:
+                late = self.finding
+                self.suspects[late.rank] = max(late.share, self.suspects.get(late.rank, 0.0))
+
+    def _judge(
+        self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64],
+        config: AttributionConfig,
+    ) -> tuple[LateRankFinding | None, dict[int, float]]:  # fmt: skip
+        """Judge collectives by their last rank and what was lost to it; also returns the suspects."""
+        suspects: dict[int, float] = {}
+        parts = [len(last), *(size for size in WINDOW_SIZES if size < len(last))]
         total = sum(parts)
-        whole, *recent = (self._judge_latest(size, config, size / total) for size in parts)
+        whole, *recent = (
+            self._judge_latest(last[-size:], lost[-size:], time[-size:], config, size / total, size < len(last))
+            for size in parts
+        )
         for finding in (whole, *recent):
             if finding and finding.collectives >= config.fewest and finding.chance <= SUSPECT_SHARE:
-                self.suspects[finding.rank] = max(finding.share, self.suspects.get(finding.rank, 0.0))
+                suspects[finding.rank] = max(finding.share, suspects.get(finding.rank, 0.0))
         accused = [finding for finding in (whole, *recent) if finding and finding.accused]
         agreed = len({finding.rank for finding in accused}) == 1
-        self.finding = whole if not accused else accused[0] if agreed else accused[-1]
+        return whole if not accused else accused[0] if agreed else accused[-1], suspects
 
-    def _judge_latest(self, size: int, config: AttributionConfig, part: float) -> LateRankFinding | None:
-        """Judge the latest `size` collectives at a part of the error; `chance` is corrected for the other parts."""
-        last, lost = self.last[-size:].astype(np.int64), self.lost[-size:].astype(np.float64)
-        elapsed = _elapsed_ms(self.time[-size:])
-        if size < len(self.last) and np.bincount(last, lost).max() < MIN_EXCUSED_SHARE * config.share * elapsed:
+    def _judge_latest(
+        self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64],
+        config: AttributionConfig, part: float, shorter: bool,
+    ) -> LateRankFinding | None:  # fmt: skip
+        """Judge collectives at a part of the error; `chance` is corrected for the other parts."""
+        elapsed = _elapsed_ms(time)
+        if shorter and np.bincount(last, lost).max() < MIN_EXCUSED_SHARE * config.share * elapsed:
             # Too little was lost to any rank for an accusation or an excuse; most communicators end here.
             return None
         found = find_late_rank(last, lost, elapsed, self.ranks, replace(config, error=config.error * part))

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from ingero_agent.trace.containers import parse_environment, parse_rank, rank_of
 from ingero_agent.trace.events import Collective, decode, lags, sample_mask
 from ingero_agent.trace.timeline import COLUMNS, CollectiveTimeline
+from ingero_agent.trace.varying_work import MAX_KINDS, TELLING, VaryingWork
 from ingero_testing.gpu_job import (
     attached,
     build_job,
@@ -204,6 +205,79 @@ def test_rank_of_the_environment(environment: bytes, rank: int | None) -> None:
 )
 def test_srun_gives_the_rank_where_the_launcher_sets_none(environment: dict[str, str], rank: int | None) -> None:
     assert rank_of(environment) == rank
+
+
+@pytest.mark.ebpf
+def test_bytes_of_other_communicators_are_sent_as_work_where_they_vary(tmp_path: Path) -> None:
+    """Two all-reduces and a send of a second communicator, whose sizes vary, before each step of the first."""
+    elsewhere = """
+        for (int part = 0; part < 2; part++) ncclAllReduce(0, 0, 100 * (step % 3 + rank), 6, 0, tensor, 0);
+        ncclSend(0, 10 * step, 0, 0, tensor, 0);
+        cudaStreamSynchronize(0);
+        ncclAllReduce(0, 0, 1000, 7"""
+    change = {
+        "ncclCommInitRank(&comm, ranks, id, rank);":
+            "void *tensor; ncclCommInitRank(&comm, ranks, id, rank); id.bytes[9]++; "
+            "ncclCommInitRank(&tensor, ranks, id, rank);",
+        "ncclAllReduce(0, 0, 1000, 7": elsewhere,
+        "int ncclCommDestroy(void *);":
+            "int ncclCommDestroy(void *); int ncclSend(const void *, size_t, int, int, void *, void *);",
+    }  # fmt: skip
+    program = build_job(tmp_path, change=change)
+    with receiver() as (port, bodies):
+        with (
+            tracing(tmp_path, "--node", "n1", "--cluster", "lab", "--otlp", f"http://127.0.0.1:{port}") as agent,
+            job(program, 2, STEPS, 1000, 0, 0) as running,
+        ):
+            mine = communicator_hash(identity(running.pid))
+            wait_until(lambda: attached(agent, *libraries(tmp_path)), "both libraries")
+            go(running)
+            assert said(running) == "done"
+            wait_until(lambda: of(tmp_path / "trace.db", mine, "COUNT(*)")[0][0] == 2 * STEPS, "collectives", 20)
+        sent = {
+            (point["nccl.rank"].int_value, point["nccl.seq"].int_value):
+                point["ingero.work"].int_value if "ingero.work" in point else None
+            for body in bodies
+            for metric in ExportMetricsServiceRequest.FromString(body).resource_metrics[0].scope_metrics[0].metrics
+            if metric.name == "nccl.collective.barrier_wait_ms"
+            for one in metric.gauge.data_points
+            if (point := {pair.key: pair.value for pair in one.attributes})["nccl.comm_id_hash"].string_value == mine
+        }  # fmt: skip
+
+    wanted = {
+        (rank, step + 1): 2 * 2 * 100 * (step % 3 + rank) + 10 * step for rank in range(2) for step in range(STEPS)
+    }
+    for rank in range(2):
+        assert sent[rank, 1] is None, "nothing is known of the time before"
+        assert sent[rank, 2] is None, "nothing has varied yet"
+    assert {key: sent[key] for key in wanted if key[1] > 2} == {key: wanted[key] for key in wanted if key[1] > 2}
+
+
+def test_work_is_told_from_its_first_change_until_it_has_been_constant_for_long() -> None:
+    varying = VaryingWork()
+
+    def told(*works: int | None, **change: Any) -> list[int | None]:
+        return [varying.told(collective(work=work, **change)).work for work in works]
+
+    assert told(5000, 5000, 5010, None) == [None] * 4
+    assert told(6000, 0, 6000) == [6000, 0, 6000]
+    assert told(5000, 9000, communicator="other", size=1) == [None, 9000]
+    assert told(*[6000] * TELLING) == [6000] * (TELLING - 1) + [None]
+    assert told(7000) == [7000]
+    assert told(7000, communicator=None) == [None]
+    varying.forget([2])
+    assert told(7000, 8000) == [None, 8000]
+
+
+def test_the_work_of_collectives_that_alternate_in_a_step_does_not_vary_and_memory_is_bounded() -> None:
+    varying = VaryingWork()
+    for _ in range(3):
+        for size, work in ((1, 500), (2, 900)):
+            assert varying.told(collective(size=size, work=work)).work is None
+    varying.forget(())
+    for size in range(10 * MAX_KINDS):
+        varying.told(collective(size=size, work=1))
+    assert varying.told(collective(size=10 * MAX_KINDS - 1, work=2)).work is None
 
 
 @pytest.mark.ebpf

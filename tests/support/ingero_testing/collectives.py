@@ -17,9 +17,42 @@ Matrix = npt.NDArray[np.float64]
 BEGIN = 1_700_000_000.0
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """How long the sequences of ranks are; 1 is usual, and the logarithm has the deviation `spread`.
+
+    `memory` is the correlation of a rank's lengths from step to step; the last rank's are longer by `skew`. A part
+    `share` of a step depends on the length, and on its square as far as `quadratic` says.
+    """
+
+    spread: float = 0.3
+    memory: float = 0.0
+    skew: float = 0.0
+    quadratic: float = 0.0
+    share: float = 0.8
+
+    def draw(self, random: np.random.Generator, ranks: int, steps: int) -> Matrix:
+        """The lengths of a number of steps."""
+        state, found = random.normal(size=ranks), np.ones((steps, ranks))
+        for step in range(steps):
+            state = self.memory * state + np.sqrt(1 - self.memory**2) * random.normal(size=ranks)
+            found[step] = np.exp(self.spread * state)
+        found[:, -1] *= 1 + self.skew
+        return found
+
+    def times(self, lengths: Matrix) -> Matrix:
+        """How long a step takes, as a multiple of the usual."""
+        longer = (lengths + self.quadratic * lengths**2) / (1 + self.quadratic)
+        return 1 - self.share + self.share * longer
+
+
 @dataclass
 class Job:
-    """One communicator. Steps take `step_ms`; `late_ms` is by rank; jitter is its standard deviation."""
+    """One communicator. Steps take `step_ms`; `late_ms` is by rank; jitter is its standard deviation.
+
+    With `lengths`, ranks differ in their work, which is told in tokens if `tells` says so. Jitter and `late`, a share
+    by rank, are then relative to the time of each rank's step.
+    """
 
     ranks: int = 8
     step_ms: float = 100.0
@@ -30,9 +63,13 @@ class Job:
     comm: str = "0123456789abcdef"
     cluster: str = "c"
     per_step: int = 1
+    lengths: Lengths | None = None
+    late: dict[int, float] = field(default_factory=dict)
+    tells: bool = True
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
+        self.work: Matrix | None = None
         self.offset = self.random.uniform(-self.clock_seconds, self.clock_seconds, self.ranks)
         self.done = 0
         self.moment = BEGIN
@@ -40,9 +77,16 @@ class Job:
     def run(self, steps: int) -> tuple[Matrix, Matrix]:
         """Entry time on each rank's own clock, seconds, and time blocked, milliseconds: (collectives, ranks) each."""
         entered, blocked = [], []
-        for _ in range(steps):
+        if self.lengths:
+            drawn = self.lengths.draw(self.random, self.ranks, steps)
+            self.work, times = np.round(4096 * drawn), self.lengths.times(drawn)
+            for rank, late in self.late.items():
+                times[:, rank] *= 1 + late
+        for step in range(steps):
             for part in range(self.per_step):
                 arrival = self.step_ms / self.per_step + self.random.normal(0, self.jitter_ms, self.ranks)
+                if self.lengths:
+                    arrival *= times[step]
                 if part == 0:
                     for rank, late in self.late_ms.items():
                         arrival[rank] += late
@@ -77,6 +121,7 @@ class Job:
                     (attributes.NCCL_OP_TYPE, "ncclAllReduce"), (attributes.NCCL_COMM_HASH, self.comm),
                     (attributes.NCCL_RANK, rank), (attributes.NCCL_NRANKS, self.ranks),
                     (attributes.NCCL_SEQ, self.done + place if seq else None),
+                    (attributes.WORK, self._told(place, rank)),
                 ):  # fmt: skip
                     if isinstance(value, str):
                         point.attributes.add(key=key).value.string_value = value
@@ -85,6 +130,12 @@ class Job:
             out.append(request.SerializeToString())
         self.done += len(entered)
         return out
+
+    def _told(self, place: int, rank: int) -> int | None:
+        """Tokens of a collective of the latest run; those of a step are shared among its collectives."""
+        if self.work is None or not self.tells:
+            return None
+        return int(self.work[place // self.per_step, rank]) // self.per_step
 
 
 @dataclass

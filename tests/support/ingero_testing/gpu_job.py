@@ -16,7 +16,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -69,6 +69,8 @@ API int ncclAllReduce(const void *s, void *r, size_t n, int type, int op, struct
 API int ncclBroadcast(const void *s, void *r, size_t n, int type, int root, struct comm *comm, void *stream)
 { __asm__("nop"); return 0; }
 API int ncclAlltoAll(const void *s, void *r, size_t n, int type, struct comm *comm, void *stream)
+{ __asm__("nop"); return 0; }
+API int ncclSend(const void *s, size_t n, int type, int peer, struct comm *comm, void *stream)
 { __asm__("nop"); return 0; }
 API int ncclCommUserRank(const struct comm *comm, int *rank) { *rank = comm->rank; return 0; }
 API int ncclCommCount(const struct comm *comm, int *count) { *count = comm->nranks; return 0; }
@@ -189,12 +191,19 @@ def compile_c(folder: Path, name: str, source: str, *flags: str) -> Path:
     return output
 
 
-def build_job(folder: Path, *, hash_at: int = 9168) -> Path:
-    """Build the job and its two libraries. `hash_at`: offset of the hash in a communicator's structure."""
+def build_job(folder: Path, *, hash_at: int = 9168, change: Mapping[str, str] | None = None) -> Path:
+    """Build the job and its two libraries. `hash_at`: offset of the hash in a communicator's structure.
+
+    `change`: texts of the job's source and what replaces them.
+    """
+    source = JOB
+    for old, new in (change or {}).items():
+        assert old in source
+        source = source.replace(old, new)
     shared = ("-shared", "-fPIC")
     runtime = compile_c(folder, "libcudart.so.12", RUNTIME, *shared, "-pthread")
     nccl = compile_c(folder, "libnccl.so.2", COLLECTIVES, *shared, f"-DHASH_AT={hash_at}")
-    return compile_c(folder, "job", JOB, str(runtime), str(nccl), "-pthread")
+    return compile_c(folder, "job", source, str(runtime), str(nccl), "-pthread")
 
 
 NODE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

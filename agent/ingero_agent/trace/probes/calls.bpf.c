@@ -73,6 +73,7 @@
 #define MAX_DEPTH 32
 /* Which numbers are sampled is the same on every rank, whatever number of collectives lies between two waits. */
 #define SPREAD 2654435761U
+#define UNKNOWN_WORK (~0ULL)
 
 /* `lost`: what was not counted, by reason. */
 #define LOST_AGG 0
@@ -99,14 +100,24 @@ struct call {
   u32 kind, shape;
 };
 struct comm_key { u32 tgid; u32 pad; u64 comm; };
-struct comm_state { u64 id, seq; u32 rank, nranks; s32 device; u8 how, exact; u16 pad; };
-struct pending { u64 comm, seq, arrival, count, enqueue_ns, stream; u32 group_tid; s32 device; u16 fn; u8 dtype, redop; u32 state; };
-/* `grouping`: how many threads of the process are inside a group. */
-struct last { struct pending slot[SLOTS]; u32 grouping, pad; };
+/* Bytes: `own` of this communicator's collectives, `others` of the process's other ones until the latest collective,
+ * `base` until the latest one that the process waited for. `waits`: the process's waits until the latest collective. */
+struct comm_state {
+  u64 id, seq; u32 rank, nranks; s32 device; u8 how, exact, counts, pad;
+  u64 own, others, base; u32 waits, pad2;
+};
+struct pending {
+  u64 comm, seq, arrival, count, enqueue_ns, stream, work;
+  u32 group_tid; s32 device; u16 fn; u8 dtype, redop; u32 state;
+};
+/* `grouping`: how many threads of the process are inside a group. `waits`: its waits for collectives; `bytes`: those of
+ * all its collectives, sends and receives. */
+struct last { struct pending slot[SLOTS]; u32 grouping, waits; u64 bytes; };
 struct event {
   u32 type, tgid, tid; u16 fn; u8 dtype, redop;
   u64 id, comm, seq, count, arrival, enqueue_ns, blocked_ns, end;
   u32 rank, nranks; s32 device; u8 how, exact; u16 result;
+  u64 work;
 };
 
 #define EVENT_COLLECTIVE 1
@@ -365,6 +376,7 @@ static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
   }
   if (!qualified)
     return;
+  __sync_fetch_and_add(&last->waits, 1);
   u64 mask = setting(0), slow = setting(1);
 #pragma clang loop unroll(disable)
   for (u32 i = 0; i < SLOTS; i++) {
@@ -398,6 +410,7 @@ static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
     event.device = comm->device;
     event.how = comm->how;
     event.exact = comm->exact;
+    event.work = slot->work;
     send(&event);
   }
 }
@@ -712,6 +725,19 @@ static inline u32 choose(struct last *last, u64 comm)
   return oldest;
 }
 
+/* What the process did since its previous collective here that it waited for: the bytes of its other communicators. */
+static inline u64 work_since(struct comm_state *state, struct last *last, u64 bytes)
+{
+  state->own += bytes;
+  u64 others = last->bytes - state->own, known = state->counts;
+  if (!known || state->waits != last->waits)
+    state->base = known ? state->others : others;
+  state->counts = 1;
+  state->others = others;
+  state->waits = last->waits;
+  return known ? others - state->base : UNKNOWN_WORK;
+}
+
 int coll_enter(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
@@ -750,13 +776,19 @@ int coll_enter(struct pt_regs *ctx)
   if (redop > 0xff)
     redop = 0xff;
   call.kind = dtype | redop << 8;
-  if (call.comm && shape != POINT_TO_POINT) {
+  u64 bytes = dtype < DATA_TYPES ? call.bytes << (ELEMENT_SHIFTS >> 2 * dtype & 3) : 0;
+  if (shape == POINT_TO_POINT) {
+    struct last *last = last_coll.lookup(&tgid);
+    if (last)
+      __sync_fetch_and_add(&last->bytes, bytes);
+  } else if (call.comm) {
     struct comm_key where = {.tgid = tgid, .comm = call.comm};
     struct comm_state *state = find_comm(&where, SLOT(cookie));
     struct last *last = state ? find_last(tgid) : 0;
     if (state)
       call.seq = state->seq += 1; /* NCCL forbids two threads in one communicator */
     if (state && last) {
+      __sync_fetch_and_add(&last->bytes, bytes);
       u32 *depth = last->grouping ? group.lookup(&tid) : 0;
       struct pending *mine = &last->slot[choose(last, call.comm) % SLOTS];
       mine->comm = call.comm;
@@ -765,6 +797,7 @@ int coll_enter(struct pt_regs *ctx)
       mine->count = call.bytes;
       mine->enqueue_ns = 0;
       mine->stream = stream;
+      mine->work = work_since(state, last, bytes);
       mine->group_tid = depth && *depth ? tid : 0;
       mine->device = state->device;
       mine->fn = key.fn;

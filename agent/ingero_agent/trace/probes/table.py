@@ -22,6 +22,9 @@ DIRECTIONS: Final = ("h2h", "h2d", "d2h", "d2d", "default", "unknown")
 ELEMENT_SIZES: Final = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 """Bytes of an element by NCCL's data type number."""
 
+ELEMENT_SHIFTS: Final = sum((size.bit_length() - 1) << 2 * number for number, size in enumerate(ELEMENT_SIZES))
+"""The same for the kernel program: their binary logarithms, two bits each."""
+
 PROGRAMS: Final[dict[str, tuple[str, str | None]]] = {
     "launch": ("launch_enter", None),
     "device": ("device_enter", None),
