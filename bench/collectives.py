@@ -203,8 +203,8 @@ def main() -> None:
             row(what, f"{right} of {RUNS}", "victims 0", wrong == 0)
         _, wrong = named(ranks, 2.0, 0.0)
         row(f"{ranks} ranks, nobody late, jitter 2 %: anybody named", f"{wrong} of {RUNS}", "0", wrong == 0)
-    varying_lengths()
     row("memory of 10,000 communicators of 8 ranks", f"{memory_of(10_000, 8):.0f} MB", "–", None)
+    varying_lengths()
 
 
 if __name__ == "__main__":

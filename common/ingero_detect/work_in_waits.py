@@ -107,7 +107,7 @@ def learn_curve(waited: Floats, work: Floats) -> WorkCurve | None:
     every = -(-work.size // MOST_FITTED)
     waited, work, known = waited[::every], work[::every], known[::every]
     knots = knots[np.append(True, np.diff(knots) > LEAST_DIFFERENCE * knots[1:])]
-    if len(knots) < 2:
+    if len(knots) < 2 or not known.any():
         return None
     basis = np.where(known[..., None], _basis(np.where(known, work, knots[0]), knots), 0.0)
     apart = _without_means(basis, known)[known]

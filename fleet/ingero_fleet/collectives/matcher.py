@@ -12,7 +12,7 @@ from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import POINT, Columns, PointBatch
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.lags import Group, PeerLag, group_by, in_buckets, mean_lags, measure
-from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
+from ingero_fleet.collectives.points import BLOCKED, NO_SEQ, NO_WORK
 from ingero_fleet.collectives.transfer_times import TransferTimes
 from ingero_fleet.collectives.unequal_work import WorkRoom, WorkTable
 from ingero_fleet.collectives.window import CommunicatorWindow
@@ -189,7 +189,8 @@ class CollectiveMatcher:
         waited = columns["value"][chosen.order].astype(np.float64)
         instance = columns["instance"][chosen.order][chosen.starts[:-1]]
         ops = op[chosen.starts[:-1]]
-        work = columns["work"][chosen.order]
+        told = np.isfinite(columns["work"]).any()
+        work = columns["work"][chosen.order] if told else np.full(len(waited), NO_WORK, np.float32)
         room = WorkRoom((window.work for window in self.communicators.windows.values()), self._config.window)
         extra = waited - np.repeat(np.minimum.reduceat(waited, chosen.starts[:-1]), chosen.sizes)
         starts = np.flatnonzero(np.diff(comm, prepend=-1))
@@ -209,7 +210,7 @@ class CollectiveMatcher:
             # Numbers may count each operation by itself.
             same = ops[first:end] == np.bincount(ops[first:end]).argmax()
             window.note_pace(instance[first:end][same], found.time[first:end][same], now)
-            if window.work is not None or np.isfinite(work[points]).any():
+            if window.work is not None or (told and np.isfinite(work[points]).any()):
                 row = np.repeat(np.arange(end - first), chosen.sizes[first:end])
                 cells = (end - first, window.ranks)
                 window.note_work(

@@ -50,13 +50,11 @@ _SLOTS: Final = {
     attributes.NCCL_NRANKS: 3,
     attributes.NCCL_SEQ: _SEQ,
     attributes.NCCL_MESSAGE_SIZE: 5,
-    attributes.WORK: _WORK,
 }
-_EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, NO_SIZE, None, None]
+_EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, NO_SIZE, None, NO_WORK]
 """Operation, communicator, rank, ranks, number, bytes, any other attribute, and work."""
 
 _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
-_WORK_HEAD: Final = KeyValue(key=attributes.WORK).SerializeToString()
 _WHOLE: Final = b"\x18"
 _NO_VALUE: Final = "a point has no value"
 _MAX_KEPT: Final = 1024
@@ -192,7 +190,6 @@ class PointReader:
                 self._refuse(_NO_VALUE)
             elif self._fits(rank, seq, value, ranks):
                 size = size if type(size) is int and 0 < size < inspector_points.MAX_SIZE else NO_SIZE
-                work = NO_WORK if work is None or type(work) is not int or not 0 <= work < MAX_WORK else work
                 packed += pack_point(*numbers, rank, seq, size, place, kind, value, point.time * 1e-9, now, work)
 
     def _inspected(self, points: Any, batch: PointBatch, resource: dict[str, Any], cluster: str, now: float) -> None:
@@ -291,15 +288,14 @@ class PointReader:
 
     def _learn(self, raw: bytes) -> tuple[int, Any]:
         """Read one attribute, and remember it unless it is a sequence number or work, which few points share."""
-        head, slot = (_WORK_HEAD, _WORK) if raw.startswith(_WORK_HEAD) else (_SEQ_HEAD, _SEQ)
-        if raw.startswith(head) and len(raw) <= len(head) + 3 + _MAX_VARINT:
+        if raw.startswith(_SEQ_HEAD) and len(raw) <= len(_SEQ_HEAD) + 3 + _MAX_VARINT:
             number = shift = 0
             # Key, length of the value, its field, then a varint.
-            for byte in raw[len(head) + 3 :]:
+            for byte in raw[len(_SEQ_HEAD) + 3 :]:
                 number |= (byte & 0x7F) << shift
                 shift += 7
-            if raw[len(head) + 2 : len(head) + 3] == _WHOLE and number < 2**63:
-                return slot, number
+            if raw[len(_SEQ_HEAD) + 2 : len(_SEQ_HEAD) + 3] == _WHOLE and number < 2**63:
+                return _SEQ, number
         try:
             pair = KeyValue.FromString(raw)
         except DecodeError:
@@ -307,6 +303,8 @@ class PointReader:
         value = pair.value
         kind = value.WhichOneof("value")
         whole = getattr(value, kind) if kind in ("string_value", "int_value") else None
+        if pair.key == attributes.WORK:
+            return _WORK, float(whole) if isinstance(whole, int) and 0 <= whole < MAX_WORK else NO_WORK
         found = (_SLOTS.get(pair.key, _OTHER), whole)
         if len(raw) <= _MAX_KEPT:
             if len(self._pairs) >= _REMEMBERED:
