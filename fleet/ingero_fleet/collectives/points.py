@@ -39,9 +39,6 @@ _REMEMBERED: Final = 200_000
 NO_SEQ: Final = -1
 NO_SIZE: Final = 0
 NO_WORK: Final = float("nan")
-MAX_WORK: Final = 1 << 60
-"""More work is taken for an error."""
-
 _SEQ, _OTHER, _WORK = 4, 6, 7
 _SLOTS: Final = {
     attributes.NCCL_OP_TYPE: 0,
@@ -55,6 +52,7 @@ _EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, NO_SIZE, None,
 """Operation, communicator, rank, ranks, number, bytes, any other attribute, and work."""
 
 _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
+_WORK_HEAD: Final = KeyValue(key=attributes.WORK).SerializeToString()
 _WHOLE: Final = b"\x18"
 _NO_VALUE: Final = "a point has no value"
 _MAX_KEPT: Final = 1024
@@ -288,14 +286,15 @@ class PointReader:
 
     def _learn(self, raw: bytes) -> tuple[int, Any]:
         """Read one attribute, and remember it unless it is a sequence number or work, which few points share."""
-        if raw.startswith(_SEQ_HEAD) and len(raw) <= len(_SEQ_HEAD) + 3 + _MAX_VARINT:
+        head, slot = (_SEQ_HEAD, _SEQ) if raw.startswith(_SEQ_HEAD) else (_WORK_HEAD, _WORK)
+        if raw.startswith(head) and len(raw) <= len(head) + 3 + _MAX_VARINT:
             number = shift = 0
             # Key, length of the value, its field, then a varint.
-            for byte in raw[len(_SEQ_HEAD) + 3 :]:
+            for byte in raw[len(head) + 3 :]:
                 number |= (byte & 0x7F) << shift
                 shift += 7
-            if raw[len(_SEQ_HEAD) + 2 : len(_SEQ_HEAD) + 3] == _WHOLE and number < 2**63:
-                return _SEQ, number
+            if raw[len(head) + 2 : len(head) + 3] == _WHOLE and number < 2**63:
+                return slot, number
         try:
             pair = KeyValue.FromString(raw)
         except DecodeError:
@@ -304,7 +303,7 @@ class PointReader:
         kind = value.WhichOneof("value")
         whole = getattr(value, kind) if kind in ("string_value", "int_value") else None
         if pair.key == attributes.WORK:
-            return _WORK, float(whole) if isinstance(whole, int) and 0 <= whole < MAX_WORK else NO_WORK
+            return _WORK, whole if isinstance(whole, int) and whole >= 0 else NO_WORK
         found = (_SLOTS.get(pair.key, _OTHER), whole)
         if len(raw) <= _MAX_KEPT:
             if len(self._pairs) >= _REMEMBERED:
