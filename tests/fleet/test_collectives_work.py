@@ -162,3 +162,11 @@ def test_old_collectives_take_their_work_along() -> None:
     feed(tracker, again.pushes(20), BEGIN + 62)
     tracker.judge(BEGIN + 65)
     assert window.work is None, "work is no longer told"
+
+
+def test_ranks_whose_figures_mean_other_amounts_are_not_named() -> None:
+    job = Job(lengths=VARYING)
+    told = job._told
+    job._told = lambda place, rank: (told(place, rank) or 0) // (2 if rank < 2 else 1)  # type: ignore[method-assign]
+
+    assert named(tracked(job)) == set()
