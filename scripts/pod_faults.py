@@ -80,7 +80,8 @@ class PodFaults(PodLab):
 
         def found() -> list[Named]:
             lines = [line for line in self.lab.log(role).read_text().splitlines() if line.startswith("{")]
-            return [Named(one["at"], one.get("named")) for one in map(json.loads, lines)]
+            answers = [one for one in map(json.loads, lines) if one.keys() & {"named", "no named"}]
+            return [Named(one["at"], one.get("named")) for one in answers]
 
         try:
             yield found

@@ -221,12 +221,16 @@ class Fleet:
             self.engine.machine.config = new
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stop taking pushes, answer pending requests, send what is queued, then close."""
+        """Stop taking pushes, answer pending requests, send what is queued, then close.
+
+        The state is saved first, because the successor of a deleted pod may read it before this process has ended.
+        """
         self._live.close()
+        if not self._replica:
+            await self._stop_ticking()
+            await self.engine.save()
         await self._reception.stop_listening(grace_seconds)
-        for task in self._ticking:
-            task.cancel()
-        await asyncio.gather(*self._ticking, return_exceptions=True)
+        await self._stop_ticking()
         if self._replica:
             await self._replica.publisher.hand_over(grace_seconds)
             await self._log.stop()
@@ -235,6 +239,11 @@ class Fleet:
         self.engine.close()
         await self._reception.stop_sending(grace_seconds)
         await self._pages.stop(grace_seconds)
+
+    async def _stop_ticking(self) -> None:
+        for task in self._ticking:
+            task.cancel()
+        await asyncio.gather(*self._ticking, return_exceptions=True)
 
 
 def _fleet(config: FleetConfig, read: Callable[[], FleetConfig]) -> "Fleet | ReceiverFleet":

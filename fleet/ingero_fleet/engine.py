@@ -29,6 +29,9 @@ log = get(__name__)
 POLLS_PER_TICK: Final = 10
 """How often, between two ticks, reports are searched for nodes that have fallen far."""
 
+SNAPSHOT_TICKS: Final = 2
+"""Ticks between two snapshots, as long as they cost little."""
+
 
 class Engine:
     """Owns the latest snapshot. Statistics run in a thread, so that no push waits for them."""
@@ -58,8 +61,10 @@ class Engine:
         self.state_hash = ""
         """Hash of the state that was saved last."""
         settings = machine.config.detector
-        self._snapshots = SnapshotFile(settings.snapshot, settings.snapshot_interval) if settings.snapshot else None
-        if self._snapshots:
+        self._snapshots: SnapshotFile | None = None
+        if settings.snapshot:
+            shortest = SNAPSHOT_TICKS * machine.config.push_interval
+            self._snapshots = SnapshotFile(settings.snapshot, shortest, settings.snapshot_interval)
             self._restore(self._snapshots)
         self._gc_freezer = GcFreezer()
         self._started = self._announced = clock()
@@ -173,9 +178,14 @@ class Engine:
         self._export_edges(judged[1])
         await loop.run_in_executor(self.worker, self._after, result.snapshot)
         if self._snapshots and self._snapshots.due(time.monotonic()):
-            table = machine.table.state()
-            await loop.run_in_executor(self.worker, self._save, self._snapshots, now, table)
+            await self.save()
         return result.snapshot
+
+    async def save(self) -> None:
+        """Save the state that a restart needs. No tick may run meanwhile."""
+        if self._snapshots:
+            table, loop = self.table.state(), asyncio.get_running_loop()
+            await loop.run_in_executor(self.worker, self._save, self._snapshots, self.clock(), table)
 
     def announce(self, result: TickResult) -> None:
         """Put the results of a tick before APIs and receivers."""
@@ -208,9 +218,11 @@ class Engine:
             trim_heap()
 
     def _save(self, snapshots: SnapshotFile, now: float, table: State) -> None:
+        started = time.thread_time()
         data = sealed(encode_state(self.machine.state(now, table)))
         self.state_hash = hash_in(data)
         snapshots.write(data)
+        snapshots.cost = time.thread_time() - started
 
     def _export_edges(self, findings: Findings) -> None:
         body = verdict_records.encode(findings.edges) if self.export_logs else None

@@ -117,7 +117,8 @@ class DetectorConfig(Settings):
     """File that keeps the state: what was learnt, thresholds, collectives, cost, taints. Without it a restart learns
     anew, and nodes echo their last verdict."""
     snapshot_interval: Duration = Field(default=60.0, ge=1)
-    """How often the snapshot is written."""
+    """Longest time between two snapshots. There is one every second push interval while they take less than 0.5 % of
+    a processor."""
     record: Path | None = None
     """File to which every tick is appended, for `ingero-fleet replay`."""
     record_bytes: int = Field(default=256 << 20, ge=1 << 20)

@@ -9,19 +9,29 @@ from ingero_kit.logs import get
 MOST_BYTES: Final = 1 << 30
 """Largest file that is read, bytes."""
 
+SHARE: Final = 0.005
+"""Share of a processor that writing more often than at the longest interval may take."""
+
 log = get(__name__)
 
 
 class SnapshotFile:
-    """Writes state at an interval, atomically; a failing disk is logged, and judging continues."""
+    """Writes state at an interval, atomically; a failing disk is logged, and judging continues.
 
-    def __init__(self, file: Path, interval_seconds: float) -> None:
-        self._file, self._interval = file, interval_seconds
+    A process that is killed loses what it has learnt since. So the interval, seconds, is the shortest one while
+    writing costs little, and never more than the longest.
+    """
+
+    def __init__(self, file: Path, shortest: float, longest: float) -> None:
+        self._file, self._shortest, self._longest = file, shortest, longest
         self._written: float | None = None
+        self.cost = 0.0
+        """Processor time of the latest snapshot, seconds."""
 
     def due(self, now: float) -> bool:
         """Whether it is time to write again; `now` in seconds of any clock that does not jump."""
-        if self._written is None or now - self._written >= self._interval:
+        interval = min(self._longest, max(self._shortest, self.cost / SHARE))
+        if self._written is None or now - self._written >= interval:
             self._written = now
             return True
         return False

@@ -73,7 +73,7 @@ def test_processes_of_containers_have_the_numbers_that_the_node_knows_and_other_
             stalls = "SELECT pid, SUM(sum_dur) / 1e9 FROM event_aggregates WHERE source = 3 AND op = 1 GROUP BY pid"
             wait_until(
                 lambda: sum(seconds for pid, seconds in rows(database, stalls) if pid in spins) > 0.9 * off,
-                "the stall",
+                lambda: f"{off} s of stalls of {spins}, not {rows(database, stalls)}",
             )
         called = {pid for pid, _ in rows(database, calls.format(9, 3))}
         names = {pid: name for pid, name in rows(database, "SELECT pid, name FROM process_names")}  # noqa: C416

@@ -32,12 +32,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    """Wait until `done` returns true; fails after `seconds`. Checks are 5 ms apart at first and 50 ms later."""
+def wait_until(done: Callable[[], bool], what: str | Callable[[], str], seconds: float = 90.0) -> None:
+    """Wait until `done` returns true; fails after `seconds`. Checks are 5 ms apart at first and 50 ms later.
+
+    `what` is waited for, in words; as a function it is called at the end, to say what there was instead.
+    """
     deadline, pause = time.monotonic() + seconds, 0.005
     while not done():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds} s for {what}")
+            raise AssertionError(f"waited {seconds} s for {what() if callable(what) else what}")
         time.sleep(pause)
         pause = min(0.05, 1.25 * pause)
 
