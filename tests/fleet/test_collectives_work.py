@@ -135,7 +135,7 @@ def test_a_restored_tracker_continues_with_equal_state() -> None:
 
 def test_tables_of_work_are_bounded_and_without_room_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unequal_work, "MOST_CELLS", 8 * 40)
-    monkeypatch.setattr(unequal_work, "MOST_CELLS_IN_ALL", 8 * 40)
+    monkeypatch.setattr(unequal_work, "MOST_CELLS_IN_ALL", 8 * 47)
     tracker = CollectivesTracker(NcclConfig())
     jobs = [
         Job(lengths=Lengths(0.1, skew=0.3), seed=seed, comm=f"{seed:016x}", cluster=f"c{seed}") for seed in (0, 1)

@@ -24,8 +24,8 @@ from ingero_fleet.collectives.attribution import LateRankFinding
 MOST_CELLS: Final = 32_768
 """Waits of one communicator that are kept with their work: the fewer collectives, the more ranks it has."""
 
-MOST_CELLS_IN_ALL: Final = 2_000_000
-"""The same for all communicators of an engine together, 16 MB."""
+MOST_CELLS_IN_ALL: Final = 4_000_000
+"""The same for all communicators of an engine together, 32 MB."""
 
 FEWEST: Final = 8
 """Collectives from which anything is learnt about work."""
@@ -88,23 +88,18 @@ class WorkRoom:
     def __init__(self, tables: Iterable[WorkTable | None], size: int) -> None:
         """`size`: most collectives of a window."""
         self._size = size
-        self._left = MOST_CELLS_IN_ALL - sum(
-            self._rows(table.work.shape[1]) * table.work.shape[1]
-            for table in tables
-            if table is not None and len(table) >= FEWEST
-        )
+        self._left = MOST_CELLS_IN_ALL - sum(table.work.size for table in tables if table is not None)
 
-    def rows(self, table: WorkTable | None, ranks: int) -> int:
-        """Most rows of a table; without room so few that nothing can be learnt from it, and so no rank is accused."""
-        rows = self._rows(ranks)
-        if table is None or len(table) < FEWEST:
-            if rows * ranks > self._left:
-                return FEWEST - 1
-            self._left -= rows * ranks
-        return rows
+    def rows(self, before: int, wanted: int, ranks: int) -> int:
+        """Most rows of a table that has some and would have more.
 
-    def _rows(self, ranks: int) -> int:
-        return min(self._size, max(2 * FEWEST, MOST_CELLS // ranks))
+        Without room a new table is so short that nothing can be learnt from it, and so no rank is accused.
+        """
+        wanted = min(wanted, self._size, max(2 * FEWEST, MOST_CELLS // ranks))
+        if (wanted - before) * ranks > self._left:
+            return max(before, FEWEST - 1)
+        self._left -= (wanted - before) * ranks
+        return wanted
 
 
 def judge_equal_work(table: WorkTable, raw: LateRankFinding, judge: Judge) -> LateRankFinding:

@@ -91,7 +91,7 @@ class CommunicatorWindow:
     def note_work(self, newer: WorkTable, room: WorkRoom) -> None:
         """Keep the work of new collectives, before they are added."""
         merged = newer if self.work is None else self.work.then(newer)
-        merged = merged.latest(room.rows(self.work, self.ranks))
+        merged = merged.latest(room.rows(0 if self.work is None else len(self.work), len(merged), self.ranks))
         self.work = merged if merged.tells else None
 
     def note_pace(self, numbers: npt.NDArray[np.int64], time: npt.NDArray[np.float64], now: float) -> None:
