@@ -38,8 +38,9 @@ def below(pid: int) -> set[int]:
 
 
 def maps(pid: int, library: Path) -> bool:
-    """Whether a descendant of a process has mapped a library by now."""
-    return any(str(library) in Path(f"/proc/{one}/maps").read_text() for one in descendants(pid))
+    """Whether a descendant of a process has mapped the code of a library by now; a loader maps that last."""
+    maps = (Path(f"/proc/{one}/maps").read_text() for one in descendants(pid))
+    return any(" r-xp " in line and line.endswith(str(library)) for text in maps for line in text.splitlines())
 
 
 @pytest.mark.ebpf
