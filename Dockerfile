@@ -56,10 +56,10 @@ FROM runtime AS sink
 COPY --from=build /env/sink/opt /opt
 ENTRYPOINT ["/opt/ingero/bin/ingero-sink"]
 
-# The only one with more than Python: BCC and its compiler are distribution packages.
+# The only one with more than Python: libbpf loads the eBPF programs that the wheel brings.
 FROM runtime AS agent
 USER 0:0
-RUN apt-get update && apt-get install -y --no-install-recommends python3-bpfcc \
+RUN apt-get update && apt-get install -y --no-install-recommends libbpf1 \
  && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/*
 USER 65532:65532
 COPY --from=build /env/agent/opt /opt

@@ -92,6 +92,9 @@ bench: setup ## figures of the receiving side compared with a Go collector, one 
 bench-trace: setup ## what tracing costs and whether it counts right, as root
 	@$(BIN)/python bench/trace.py $(ARGS)
 
+bench-trace-start: setup ## start, memory and packages of the tracer with shipped programs and with BCC, as root; two minutes
+	@$(BIN)/python bench/trace_start.py $(ARGS)
+
 bench-echo: setup ## figures of the event store: durable ingest, questions over ten million events, restart, retention
 	@$(BIN)/python bench/echo.py $(ARGS)
 
@@ -115,6 +118,9 @@ bench-operator: setup ## figures of the operator on a real API server
 fix: setup ## format and repair what ruff can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+probes: setup ## compile the eBPF programs that the agent ships, after a change of their sources; needs clang-19 and llvm-19
+	@$(BIN)/python -m scripts.probes
 
 generate: setup ## print crds/, manifests/ and generated docs from the code
 	@$(BIN)/python -m scripts.generate

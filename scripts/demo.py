@@ -226,7 +226,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the story")
     parser.add_argument(
         "--source", choices=("auto", "ebpf", "procfs"), default="auto",
-        help="measure by CUDA and NCCL calls through eBPF (as root with python3-bpfcc), or by /proc (default auto)",
+        help="measure by CUDA and NCCL calls through eBPF (as root with libbpf), or by /proc (default auto)",
     )  # fmt: skip
     flags = parser.parse_args()
     if not 3 <= flags.nodes <= 32:

@@ -1,8 +1,8 @@
 """Runs real synchronised jobs in which one rank is late, and reports which rank Fleet names.
 
-Where this machine can be traced (root, BTF, BCC, a C compiler) the ranks are unmodified processes over libraries with
-NCCL's and CUDA's names, whose wait is a barrier over all ranks; `ingero-agent trace` observes them through eBPF and
-pushes to Fleet. Elsewhere the ranks of `scripts.ranks` all-reduce vectors over sockets and push to Fleet themselves;
+Where this machine can be traced (root, BTF, libbpf, a C compiler) the ranks are unmodified processes over libraries
+with NCCL's and CUDA's names, whose wait is a barrier over all ranks; `ingero-agent trace` observes them through eBPF
+and pushes to Fleet. Elsewhere the ranks of `scripts.ranks` all-reduce vectors over sockets and push themselves;
 so do those of `scripts.gloo`, which are PyTorch processes.
 """
 

@@ -68,7 +68,7 @@ def find_tracer(settings: TraceSettings) -> Tracer:
     Raises `CannotTrace` if they ask for the database only.
     """
     try:
-        return EbpfTracer(settings.attach, settings.returns, _selection(settings))
+        return EbpfTracer(settings.attach, settings.returns, _selection(settings), settings.programs)
     except CannotTrace as error:
         if not (settings.prometheus or settings.otlp or settings.remediate or settings.annotate):
             facts = replace(machine_facts(), load_error=str(error))

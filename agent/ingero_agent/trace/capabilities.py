@@ -50,7 +50,9 @@ class Facts:
     mapped_files_error: str = ""
     btf: bool = False
     lockdown: str = ""
+    not_prebuilt: str = ""
     bcc: bool = False
+    origin: str = "prebuilt"
     load_error: str = ""
     load_seconds: float = 0.0
     helper_peak_bytes: int = 0
@@ -112,16 +114,8 @@ def evaluate(facts: Facts) -> list[Capability]:
             facts.lockdown.strip() or "no lockdown", needed=True,
         ),
         *_privileges(facts),
-        _check(
-            "compiler", "" if facts.bcc else "the distribution's BCC bindings are not installed",
-            "apt-get install --no-install-recommends python3-bpfcc (the PyPI package named bcc is something else)",
-            "python3-bpfcc is installed", needed=True,
-        ),
-        _check(
-            "programs", facts.load_error, "provide what is missing above",
-            f"compiled and loaded in {facts.load_seconds:.1f} s; helper's peak {facts.helper_peak_bytes >> 20} MB",
-            needed=True,
-        ),
+        _loader(facts),
+        _programs(facts),
         *_probes(facts),
         _cost(facts.costs),
         _libraries(facts),
@@ -177,6 +171,28 @@ def _privileges(facts: Facts) -> tuple[Capability, Capability]:
             state, needed=True,
         ),
         _check("files", unopened, cure, "the files that processes map can be opened", needed=True),
+    )  # fmt: skip
+
+
+def _loader(facts: Facts) -> Capability:
+    """What loads the programs: libbpf, or BCC, which compiles them."""
+    problem, state = facts.not_prebuilt, Support.DEGRADED if facts.bcc else Support.MISSING
+    if problem:
+        problem += (
+            "; python3-bpfcc compiles them" if facts.bcc else "; python3-bpfcc, which compiles, is not there either"
+        )
+    return _check(
+        "loader", problem, "apt-get install libbpf1", "libbpf loads the shipped programs", state, needed=True
+    )
+
+
+def _programs(facts: Facts) -> Capability:
+    made = "as shipped, loaded" if facts.origin == "prebuilt" else "compiled with BCC and loaded"
+    text = f"{made} in {facts.load_seconds:.1f} s; helper's peak {facts.helper_peak_bytes >> 20} MB"
+    slow = "" if facts.origin == "prebuilt" else text
+    return _check(
+        "programs", facts.load_error or slow, "provide what is missing above", text,
+        Support.MISSING if facts.load_error else Support.DEGRADED, needed=True,
     )  # fmt: skip
 
 

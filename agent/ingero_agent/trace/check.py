@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ingero_agent.nvml import find_reader
-from ingero_agent.trace import kernel
+from ingero_agent.trace import compiled, kernel, prebuilt
 from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate, nanoseconds
 from ingero_agent.trace.capabilities import Facts
 from ingero_agent.trace.counts import VALUE_BYTES
 from ingero_agent.trace.discovery import LOOK_INTO, LibraryFinder, mapped_files_error
-from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
+from ingero_agent.trace.helper import possible_cpus
 from ingero_agent.trace.host import command_of, own_capabilities
 from ingero_agent.trace.loader import ADVICE, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import EbpfSchedulerMonitor
@@ -60,12 +60,23 @@ def _fires(descriptors: dict[str, int]) -> None:
         raise OSError(f"{calls} calls were counted as {counted}")
 
 
+def _not_prebuilt() -> str:
+    """Why the shipped programs cannot be opened here; empty if they can."""
+    try:
+        prebuilt.open_library()
+    except prebuilt.NotPrebuilt as error:
+        return str(error)
+    file = prebuilt.object_file(os.uname().machine, in_namespace=False)
+    return "" if file.exists() else f"{file} is missing"
+
+
 def machine_facts() -> Facts:
     """What is known without trying to load a program. Takes a millisecond."""
     return Facts(
         release=os.uname().release, machine=os.uname().machine, effective=own_capabilities(),
         mapped_files_error=mapped_files_error(), btf=os.access("/sys/kernel/btf/vmlinux", os.R_OK),
-        lockdown=_text("/sys/kernel/security/lockdown"), bcc=Path(DIST_PACKAGES, "bcc").is_dir(),
+        lockdown=_text("/sys/kernel/security/lockdown"), bcc=compiled.is_installed(),
+        not_prebuilt=_not_prebuilt(),
         perf_uprobes=Path("/sys/bus/event_source/devices/uprobe/type").exists(),
     )  # fmt: skip
 
@@ -99,6 +110,7 @@ def collect_facts(database: Path) -> Facts:
     finally:
         kernel.close_all(programs.values())
     return replace(
-        known, no_scheduler=scheduler.why_not, load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes,
+        known, no_scheduler=scheduler.why_not, origin=loaded.origin, load_seconds=loaded.seconds,
+        helper_peak_bytes=loaded.peak_bytes,
         no_returns=no_returns, link_error=link_error, costs=costs,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Compiles and loads the kernel programs in a separate process, passes their file descriptors on, and ends.
+"""Loads the kernel programs in a separate process, passes their file descriptors on, and ends.
 
-`python -m ingero_agent.trace.helper FD MODE RING_BYTES` sends one JSON message over the unix socket FD. The
-compiler's memory is freed with the process, and the agent never imports the distribution's Python packages.
+`python -m ingero_agent.trace.helper FD MODE RING_BYTES ORIGIN` sends one JSON message over the unix socket FD. The
+memory of libbpf, of the kernel's types and of a compiler is freed with the process.
 """
 
 import functools
@@ -10,29 +10,17 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_agent.trace.btf import NoTypes, NumbersLayout, SwitchLayout, Types, numbers_layout, switch_layout
-from ingero_agent.trace.capabilities import kernel_version
+from ingero_agent.trace import compiled, prebuilt
+from ingero_agent.trace.btf import NoTypes, Types, numbers_layout, switch_layout
 from ingero_agent.trace.counts import VALUE_BYTES
-from ingero_agent.trace.probes.table import (
-    DISK_WAIT,
-    ELEMENT_SHIFTS,
-    ELEMENT_SIZES,
-    PROGRAMS,
-    SCHED_PROGRAMS,
-    SCHED_SWITCH,
-)
+from ingero_agent.trace.probes.table import MAPS, PROGRAMS, SCHED_MAPS, SCHED_PROGRAMS
 
-PROBES: Final = Path(__file__).parent / "probes"
-DIST_PACKAGES: Final = "/usr/lib/python3/dist-packages"
 UPROBE_MULTI: Final = 48
-MAPS: Final = (
-    "config", "rank_offset", "lost", "agg", "coll", "start", "comms", "group", "last_coll", "device", "events",
-)  # fmt: skip
-SCHED_MAPS: Final = ("tracked", "off", "pushed")
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
 PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
 FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
@@ -53,35 +41,6 @@ def entries(cpus: int) -> int:
     return max(128, min(4096, BUDGET_BYTES // (VALUE_BYTES * cpus)))
 
 
-def compile_flags(ring_bytes: int) -> list[str]:
-    """Compiler flags that depend on the running machine."""
-    major, minor, patch = kernel_version(os.uname().release)
-    page = os.sysconf("SC_PAGE_SIZE")
-    count = entries(possible_cpus())
-    return [
-        f"-DLINUX_VERSION_CODE={major * 65536 + minor * 256 + min(patch, 255)}",
-        f"-DPAGE_SIZE={page}",
-        f"-DAGG_ENTRIES={count}",
-        f"-DCOLL_ENTRIES={count}",
-        f"-DDATA_TYPES={len(ELEMENT_SIZES)}",
-        f"-DELEMENT_SHIFTS={ELEMENT_SHIFTS}U",
-        f"-DRING_PAGES={max(1, ring_bytes // page)}",
-        "-Wno-everything",
-    ]
-
-
-def scheduler_flags(layout: SwitchLayout) -> list[str]:
-    """Compiler flags of the scheduler's programs, which depend on the running kernel."""
-    flags = {**asdict(layout), "sched_switch": SCHED_SWITCH.number, "disk_wait": DISK_WAIT.number}
-    return [f"-D{name.upper()}={value}" for name, value in flags.items() if value is not None]
-
-
-def numbers_flags(namespace: int, layout: NumbersLayout) -> list[str]:
-    """Compiler flags to read process numbers in a PID namespace other than the machine's first."""
-    flags = {"pid_namespace": namespace, **asdict(layout)}
-    return [f"-D{name.upper()}={value}U" for name, value in flags.items()]
-
-
 @functools.cache
 def kernel_types() -> Types:
     """Read the running kernel's types. Raises `NoTypes`."""
@@ -91,44 +50,54 @@ def kernel_types() -> Types:
         raise NoTypes(str(error)) from None
 
 
-def compile_and_load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
-    """Compile and load; returns the message and the descriptors that it names, in order."""
-    os.environ["BCC_KERNEL_SOURCE"] = str(PROBES)
-    sys.path.append(DIST_PACKAGES)
-    from bcc import BPF, libbcc
+def kernel_values() -> tuple[dict[str, int], str]:
+    """What the programs need of the running kernel, and why the scheduler cannot be watched, empty if it can.
 
-    started = time.monotonic()
-    text, flags, refused = (PROBES / "calls.bpf.c").read_text(), compile_flags(ring_bytes), ""
-    namespace = PID_NAMESPACE.stat().st_ino
+    Raises `NoTypes` in a PID namespace other than the machine's first, where process numbers cannot be read without.
+    """
+    values, namespace = dict[str, int](), PID_NAMESPACE.stat().st_ino
     if namespace != FIRST_PID_NAMESPACE:
-        flags += numbers_flags(namespace, numbers_layout(kernel_types()))
+        values = {"pid_namespace": namespace, **asdict(numbers_layout(kernel_types()))}
     try:
-        flags += scheduler_flags(switch_layout(kernel_types()))
-        text += (PROBES / "sched.bpf.c").read_text()
+        layout = asdict(switch_layout(kernel_types()))
+        return {**values, **{name: value or 0 for name, value in layout.items()}}, ""
     except NoTypes as error:
-        refused = str(error)
-    bpf = BPF(text=text, cflags=flags)
-    names = list(dict.fromkeys(name for pair in PROGRAMS.values() for name in pair if name))
-    kind = {"attach_type": UPROBE_MULTI} if mode == "multi" else {}
-    programs = [bpf.load_func(name, BPF.KPROBE, **kind).fd for name in names]
+        return values, str(error)
+
+
+def load(origin: str, values: Mapping[str, int], refused: str, sizes: Mapping[str, int], mode: str) -> dict[str, Any]:
+    """Load the programs, without the scheduler's where the kernel refuses these.
+
+    `origin` is "prebuilt" or "compiled". Raises what its loader raises.
+    """
+    loader = {"prebuilt": prebuilt.load, "compiled": compiled.load}[origin]
+    programs = list(dict.fromkeys(name for pair in PROGRAMS.values() for name in pair if name))
+    kind = UPROBE_MULTI if mode == "multi" else 0
     if not refused:
         try:
-            programs += [bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in SCHED_PROGRAMS]
-            names += SCHED_PROGRAMS
+            found = loader(values, sizes, [*programs, *SCHED_PROGRAMS], [*MAPS, *SCHED_MAPS], kind)
+            return {"descriptors": found, "no_scheduler": "", "origin": origin}
         except Exception as error:
             refused = f"the kernel refuses the scheduler's programs: {error}"
-    module = bpf.module
-    maps = {}
-    for name in (*MAPS, *(() if refused else SCHED_MAPS)):
-        number = libbcc.lib.bpf_table_id(module, name.encode())
-        maps[name] = (
-            int(libbcc.lib.bpf_table_fd2(module, number))
-            if hasattr(libbcc.lib, "bpf_table_fd2")
-            else int(libbcc.lib.bpf_table_fd(module, name.encode()))
-        )
-    message = {"programs": names, "maps": list(maps), "seconds": round(time.monotonic() - started, 3),
-               "no_scheduler": refused}  # fmt: skip
-    return message, [*programs, *maps.values()]
+    return {"descriptors": loader(values, sizes, programs, MAPS, kind), "no_scheduler": refused, "origin": origin}
+
+
+def load_any(origin: str, ring_bytes: int, mode: str) -> dict[str, Any]:
+    """Load the shipped programs or, where they cannot be used and BCC is installed, compile them.
+
+    `origin` is "auto", or the only one to try.
+    """
+    values, refused = kernel_values()
+    count = entries(possible_cpus())
+    sizes = {"agg": count, "coll": count, "events": ring_bytes}
+    if origin != "auto":
+        return load(origin, values, refused, sizes, mode)
+    try:
+        return load("prebuilt", values, refused, sizes, mode)
+    except prebuilt.NotPrebuilt as error:
+        if not compiled.is_installed():
+            raise
+        return {**load("compiled", values, refused, sizes, mode), "not_prebuilt": str(error)}
 
 
 def large_files() -> list[str]:
@@ -139,12 +108,15 @@ def large_files() -> list[str]:
 
 
 def main() -> None:
-    """Load, send and exit at once. The library's own clean-up is skipped, as it would fail."""
+    """Load, send and exit at once. BCC's own clean-up is skipped, as it would fail."""
     channel = socket.socket(fileno=int(sys.argv[1]))
+    started = time.monotonic()
     try:
-        message, descriptors = compile_and_load(sys.argv[2], int(sys.argv[3]))
-        message["files"] = large_files()
-        socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
+        message = load_any(sys.argv[4], int(sys.argv[3]), sys.argv[2])
+        descriptors = message.pop("descriptors")
+        message |= {"names": list(descriptors), "seconds": round(time.monotonic() - started, 3)}
+        message["files"] = large_files() if message["origin"] == "compiled" else []
+        socket.send_fds(channel, [json.dumps(message).encode()], list(descriptors.values()))
     except Exception as error:
         channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Starts the helper process that compiles and loads the kernel programs, and receives their descriptors."""
+"""Starts the helper process that loads the kernel programs, and receives their descriptors."""
 
 import json
 import os
@@ -40,6 +40,7 @@ class CannotTrace(Exception):
 class LoadedPrograms:
     """Descriptors of programs and maps by name; what the helper cost, in seconds and bytes.
 
+    `origin`: "prebuilt" (as shipped) or "compiled" (with BCC).
     `no_scheduler`: why the scheduler is not watched, empty if it can be.
     """
 
@@ -47,23 +48,26 @@ class LoadedPrograms:
     seconds: float
     peak_bytes: int
     no_scheduler: str = ""
+    origin: str = "prebuilt"
 
 
-def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> LoadedPrograms:
-    """Compile and load the programs in a separate process.
+def load_programs(mode: str = "multi", origin: str = "auto", ring_bytes: int = RING_BYTES) -> LoadedPrograms:
+    """Load the programs in a separate process.
 
-    `mode` is "multi" (links of many functions) or "perf" (one function each). Raises `CannotTrace`.
+    `mode` is "multi" (links of many functions) or "perf" (one function each); `origin` is "prebuilt", "compiled", or
+    "auto": compiled where the shipped ones cannot be used. Raises `CannotTrace`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(HELPER_SECONDS)
     command = [sys.executable, "-m", "ingero_agent.trace.helper", str(theirs.fileno()), mode, str(ring_bytes)]
+    command.append(origin)
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL) as helper:
         theirs.close()
         try:
             text, descriptors, _, _ = socket.recv_fds(ours, 65536, 253)
         except TimeoutError:
             helper.kill()
-            raise CannotTrace(f"the eBPF compiler took longer than {HELPER_SECONDS:.0f} s") from None
+            raise CannotTrace(f"loading the eBPF programs took longer than {HELPER_SECONDS:.0f} s") from None
         try:
             helper.wait(HELPER_SECONDS)  # it has sent its message and exits
         except subprocess.TimeoutExpired:
@@ -72,13 +76,15 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> LoadedPr
     if "error" in message:
         raise CannotTrace(
             f"{message['error']}{ADVICE} root (CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE), "
-            "Linux 6.6 or newer with BTF, and the distribution's python3-bpfcc; `ingero-agent check` says which of "
-            "them is missing"
+            "Linux 6.6 or newer with BTF, and libbpf1; `ingero-agent check` says which of them is missing"
         )
     forget(message["files"])
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    log.info("programs_loaded", seconds=message["seconds"], helper_peak_bytes=peak)
-    names = [*message["programs"], *message["maps"]]
-    return LoadedPrograms(
-        dict(zip(names, descriptors, strict=True)), float(message["seconds"]), peak, message["no_scheduler"]
-    )
+    loaded = LoadedPrograms(
+        dict(zip(message["names"], descriptors, strict=True)), float(message["seconds"]), peak,
+        message["no_scheduler"], message["origin"],
+    )  # fmt: skip
+    if "not_prebuilt" in message:
+        log.warning("shipped_programs_not_used", reason=message["not_prebuilt"])
+    log.info("programs_loaded", origin=loaded.origin, seconds=loaded.seconds, helper_peak_bytes=peak)
+    return loaded

@@ -258,6 +258,7 @@ class TraceService:
             returns = "entry_only" if tracer.no_returns else "timed"
         return {
             "probes": tracer.mode,
+            "programs": tracer.programs,
             "returns": returns,
             "scheduler": "watched" if scheduler.on else unwatched,
             "gpus": self._aux.gpu_mode,

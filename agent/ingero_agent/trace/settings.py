@@ -80,6 +80,9 @@ class TraceSettings(Settings):
     """Write every operation of every rank to this CSV or Parquet file, for `ingero-fleet diagnose`."""
     attach: Literal["auto", "multi", "perf"] = "auto"
     """Links of many functions, or one for each of the most important ones, as before Linux 6.6."""
+    programs: Literal["auto", "prebuilt", "compiled"] = "auto"
+    """Use the eBPF programs that are shipped, or compile them with BCC. `auto` compiles where the shipped ones cannot
+    be used and BCC is installed."""
     returns: Literal["auto", "never"] = "auto"
     """Time calls, or only count them. `auto` tries whether a process in a container survives being timed."""
     only_command: Pattern = ""

@@ -47,11 +47,14 @@ _STATE_KEYS: Final = {"comms": 16, "last_coll": 4, "start": 8, "group": 4, "devi
 class EbpfTracer(Tracer):
     """Counts calls through eBPF. Closing it, or the end of the process, detaches everything. Raises `CannotTrace`.
 
-    `returns` is "auto" or "never".
+    `returns` is "auto" or "never"; `programs` is "auto", "prebuilt" or "compiled".
     """
 
-    def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
+    def __init__(
+        self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None, programs: str = AUTO
+    ) -> None:
         super().__init__()
+        self._wanted = programs
         if error := mapped_files_error():
             raise CannotTrace(": ".join(no_mapped_files(error, own_capabilities())))
         self._load(MULTI if attach == AUTO else attach)
@@ -179,8 +182,9 @@ class EbpfTracer(Tracer):
         self._close_descriptors()
 
     def _load(self, mode: str) -> None:
-        loaded = load_programs(mode)
+        loaded = load_programs(mode, self._wanted)
         self.mode, self._descriptors, self._no_scheduler = mode, loaded.descriptors, loaded.no_scheduler
+        self.programs = loaded.origin
         self.helper_peak_bytes = max(self.helper_peak_bytes, loaded.peak_bytes)
 
     def _calibrate(self) -> dict[str, ProbeCost]:

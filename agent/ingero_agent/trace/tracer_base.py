@@ -36,6 +36,7 @@ class SchedulerMonitor:
 class Tracer:
     """Counts the calls of processes; this class counts nothing, so that everything else of the agent still runs.
 
+    `programs`: "prebuilt" (as shipped) or "compiled" (with BCC).
     `no_returns`: why calls are counted but not timed, empty if they are timed. `blocked_reason`: why nothing can be
     counted although processes may make calls. `hidden_processes`: processes that may not be read, by what is missing.
     `excluded`: processes with GPU libraries that the selection leaves out.
@@ -45,7 +46,7 @@ class Tracer:
     instruction makes a probe expensive.
     """
 
-    mode = NOOP_MODE
+    mode = programs = NOOP_MODE
     helper_peak_bytes = excluded = libraries = replaced = unattached = 0
     costs: Mapping[str, ProbeCost] = ASSUMED_COSTS
     single_stepped: Collection[int] = ()

@@ -1,4 +1,4 @@
-"""Tests that load programs into the kernel: as root with BTF, BCC and a C compiler."""
+"""Tests that load programs into the kernel: as root with BTF, libbpf and a C compiler."""
 
 import tempfile
 from collections.abc import Iterator

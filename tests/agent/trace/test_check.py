@@ -41,7 +41,9 @@ def test_a_good_machine_is_good_throughout() -> None:
         pytest.param({"release": "4.18.0"}, "kernel", Support.MISSING, "5.15", id="old kernel"),
         pytest.param({"machine": "riscv64"}, "kernel", Support.MISSING, "x86_64", id="foreign machine"),
         pytest.param({"effective": 0}, "privileges", Support.MISSING, "BPF, PERFMON, SYS_PTRACE", id="no root"),
-        pytest.param({"bcc": False}, "compiler", Support.MISSING, "apt-get install", id="no bcc"),
+        pytest.param(
+            {"bcc": False, "not_prebuilt": "no libbpf"}, "loader", Support.MISSING, "libbpf1", id="no loader"
+        ),
         pytest.param({"load_error": "refused"}, "programs", Support.MISSING, "above", id="no programs"),
         pytest.param(
             {"lockdown": "none integrity [confidentiality]"},
@@ -76,6 +78,8 @@ def test_what_is_missing_stops_tracing_and_has_a_cure(
         ({"btf": False}, "btf", Support.DEGRADED),
         ({"link_error": "Invalid argument"}, "links", Support.DEGRADED),
         ({"effective": 1 << 21}, "privileges", Support.DEGRADED),
+        ({"not_prebuilt": "no libbpf"}, "loader", Support.DEGRADED),
+        ({"origin": "compiled"}, "programs", Support.DEGRADED),
         ({"no_returns": "it dies"}, "returns", Support.DEGRADED),
         ({"no_scheduler": "no types"}, "scheduler", Support.DEGRADED),
         ({"costs": None}, "cost", Support.DEGRADED),

@@ -1,4 +1,4 @@
-"""Counting calls of unmodified processes: the pure parts everywhere, the kernel parts as root with BCC."""
+"""Counting calls of unmodified processes: the pure parts everywhere, the kernel parts as root."""
 
 import os
 import pickle
@@ -20,6 +20,7 @@ from ingero_agent.trace.probes.table import FUNCTIONS, element_size, library_fun
 from ingero_agent.trace.queries import Filter, operations
 from ingero_agent.trace.store import TraceStore
 from ingero_testing.gpu_job import attached, compile_c, go, job, tracing
+from ingero_testing.needs import needs_bcc
 from ingero_testing.processes import Running, wait_until
 
 T = TypeVar("T")
@@ -227,6 +228,24 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(
         counted = ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
         want = {(pid, *row) for pid in (one.pid, other.pid) for row in counted}
         wait_until(lambda: set(rows()) == want, f"{want}")
+
+
+@needs_bcc
+@pytest.mark.ebpf
+def test_programs_that_bcc_compiled_count_the_same(tmp_path: Path) -> None:
+    library = compile_c(tmp_path, "libcudart.so.13", LIBRARY, "-shared", "-fPIC")
+    program = compile_c(tmp_path, "job", JOB, str(library))
+    with tracing(tmp_path, "--programs", "compiled") as agent, job(program) as running:
+        wait_until(lambda: attached(agent, library), "links")
+        go(running)
+
+        def rows() -> set[tuple[int, int]]:
+            with closing(sqlite3.connect(tmp_path / "trace.db")) as connection:
+                text = "SELECT op, SUM(count) FROM event_aggregates WHERE source = 1 AND pid = ? GROUP BY op"
+                return set(connection.execute(text, (running.pid,)))
+
+        wait_until(lambda: rows() == {(3, 50000), (1, 300), (9, 200)}, "the counts")
+        assert '"origin": "compiled"' in agent.words()
 
 
 NCCL = """

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ CONTROL_PLANE = "needs a control plane: make cluster-assets"
 HELM = "needs helm: make helm"
 COLLECTOR = "needs an OpenTelemetry Collector: make collector"
 NAMESPACES = "needs unshare and the right to use it: apt-get install util-linux; sudo make test"
-EBPF = "needs root, BTF, BCC and a C compiler: apt-get install python3-bpfcc gcc libc6-dev"
+EBPF = "needs root, BTF, libbpf and a C compiler: apt-get install libbpf1 gcc libc6-dev"
 PROMTOOL = "needs promtool: apt-get install prometheus"
 C_COMPILER = "needs a C compiler: apt-get install gcc libc6-dev"
 
@@ -37,8 +38,8 @@ def find_collector() -> str | None:
 
 
 def can_load_programs() -> bool:
-    """Whether eBPF programs can be compiled and loaded here."""
-    return bool(ROOT and COMPILER and BTF.exists() and BCC.exists())
+    """Whether eBPF programs can be loaded here, and jobs to trace be compiled."""
+    return bool(ROOT and COMPILER and BTF.exists() and find_library("bpf"))
 
 
 MOUNT = "needs root, to mount a small file system: sudo make test"
@@ -46,6 +47,7 @@ MOUNT = "needs root, to mount a small file system: sudo make test"
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=PROMTOOL)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=C_COMPILER)
+needs_bcc = pytest.mark.skipif(not BCC.exists(), reason="needs BCC: apt-get install python3-bpfcc")
 needs_browser = pytest.mark.skipif(
     find_browser() is None, reason="needs Chromium or Chrome: apt-get install chromium"
 )

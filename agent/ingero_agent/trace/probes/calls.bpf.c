@@ -7,31 +7,32 @@
  * Collectives are rare, so none of this is in a cache when one is called. The cost is the memory that a program
  * touches, its own code included. So loops are not unrolled, and there are few maps.
  */
-#include <uapi/linux/ptrace.h>
+#include <ingero/bpf.h>
 
+#define REGISTER(name) OF_CONTEXT(struct pt_regs, name)
 #if defined(__x86_64__)
-#define ARG0 ((u64)ctx->di)
-#define ARG1 ((u64)ctx->si)
-#define ARG2 ((u64)ctx->dx)
-#define ARG3 ((u64)ctx->cx)
-#define ARG4 ((u64)ctx->r8)
-#define ARG5 ((u64)ctx->r9)
-#define ARG6 stack_word((u64)ctx->sp + 8)
-#define ARG7 stack_word((u64)ctx->sp + 16)
-#define RESULT ((u32)ctx->ax)
+#define ARG0 REGISTER(di)
+#define ARG1 REGISTER(si)
+#define ARG2 REGISTER(dx)
+#define ARG3 REGISTER(cx)
+#define ARG4 REGISTER(r8)
+#define ARG5 REGISTER(r9)
+#define ARG6 stack_word(REGISTER(sp) + 8)
+#define ARG7 stack_word(REGISTER(sp) + 16)
+#define RESULT ((u32)REGISTER(ax))
 /* A 128-byte struct by value lies on the stack above the return address and takes no integer register. */
-#define UNIQUE_ID_ADDRESS ((u64)ctx->sp + 8)
+#define UNIQUE_ID_ADDRESS (REGISTER(sp) + 8)
 #define RANK_AFTER_ID ((u32)ARG2)
 #else
-#define ARG0 ((u64)ctx->regs[0])
-#define ARG1 ((u64)ctx->regs[1])
-#define ARG2 ((u64)ctx->regs[2])
-#define ARG3 ((u64)ctx->regs[3])
-#define ARG4 ((u64)ctx->regs[4])
-#define ARG5 ((u64)ctx->regs[5])
-#define ARG6 ((u64)ctx->regs[6])
-#define ARG7 ((u64)ctx->regs[7])
-#define RESULT ((u32)ctx->regs[0])
+#define ARG0 REGISTER(regs[0])
+#define ARG1 REGISTER(regs[1])
+#define ARG2 REGISTER(regs[2])
+#define ARG3 REGISTER(regs[3])
+#define ARG4 REGISTER(regs[4])
+#define ARG5 REGISTER(regs[5])
+#define ARG6 REGISTER(regs[6])
+#define ARG7 REGISTER(regs[7])
+#define RESULT ((u32)REGISTER(regs[0]))
 /* A struct over 16 bytes by value arrives as a pointer to a copy, which takes a register. */
 #define UNIQUE_ID_ADDRESS ARG2
 #define RANK_AFTER_ID ((u32)ARG3)
@@ -128,23 +129,23 @@ struct event {
 
 /* config: 0 sample mask of collectives, 1 a collective blocked this long is always sent (ns), 2 a call this long is
  * sent (ns), 3 nothing is attached at returns: count at entry */
-BPF_ARRAY(config, u64, 8);
-BPF_ARRAY(rank_offset, u64, 256);
-BPF_TABLE("percpu_array", u32, u64, lost, 16);
-BPF_TABLE("percpu_hash", struct agg_key, struct agg_value, agg, AGG_ENTRIES);
-BPF_TABLE("percpu_hash", struct coll_key, struct agg_value, coll, COLL_ENTRIES);
-BPF_TABLE("array", u32, struct agg_value, zero_agg, 1);
-BPF_TABLE("array", u32, struct last, zero_last, 1);
-BPF_TABLE("hash", struct call_key, struct call, start, 16384);
-BPF_TABLE("hash", struct comm_key, struct comm_state, comms, 4096);
-BPF_TABLE("hash", u32, u32, group, 4096);
-BPF_TABLE("hash", u32, struct last, last_coll, 1024);
-BPF_TABLE("hash", u32, u32, device, 8192);
-BPF_RINGBUF_OUTPUT(events, RING_PAGES);
+MAP(array, u32, u64, config, 8);
+MAP(array, u32, u64, rank_offset, 256);
+MAP(percpu_array, u32, u64, lost, 16);
+MAP(percpu_hash, struct agg_key, struct agg_value, agg, AGG_ENTRIES);
+MAP(percpu_hash, struct coll_key, struct agg_value, coll, COLL_ENTRIES);
+MAP(array, u32, struct agg_value, zero_agg, 1);
+MAP(array, u32, struct last, zero_last, 1);
+MAP(hash, struct call_key, struct call, start, 16384);
+MAP(hash, struct comm_key, struct comm_state, comms, 4096);
+MAP(hash, u32, u32, group, 4096);
+MAP(hash, u32, struct last, last_coll, 1024);
+MAP(hash, u32, u32, device, 8192);
+RING(events, RING_PAGES);
 
 static inline void lose(u32 reason)
 {
-  u64 *count = lost.lookup(&reason);
+  u64 *count = bpf_map_lookup_elem(&lost, &reason);
   if (count)
     __sync_fetch_and_add(count, 1);
 }
@@ -193,15 +194,15 @@ static inline void add(struct agg_value *value, u64 now, u64 ns, u64 bytes, u32 
 static inline struct agg_value *find_agg(u32 tgid, u32 fn, u32 kind)
 {
   struct agg_key key = {.tgid = tgid, .fn = fn, .kind = kind};
-  struct agg_value *value = agg.lookup(&key);
+  struct agg_value *value = bpf_map_lookup_elem(&agg, &key);
   if (value)
     return value;
   u32 zero = 0;
-  struct agg_value *fresh = zero_agg.lookup(&zero);
+  struct agg_value *fresh = bpf_map_lookup_elem(&zero_agg, &zero);
   if (!fresh)
     return 0;
-  agg.insert(&key, fresh);
-  value = agg.lookup(&key);
+  bpf_map_update_elem(&agg, &key, fresh, BPF_NOEXIST);
+  value = bpf_map_lookup_elem(&agg, &key);
   if (!value)
     lose(LOST_AGG);
   return value;
@@ -209,15 +210,15 @@ static inline struct agg_value *find_agg(u32 tgid, u32 fn, u32 kind)
 
 static inline struct agg_value *find_coll(struct coll_key *key)
 {
-  struct agg_value *value = coll.lookup(key);
+  struct agg_value *value = bpf_map_lookup_elem(&coll, key);
   if (value)
     return value;
   u32 zero = 0;
-  struct agg_value *fresh = zero_agg.lookup(&zero);
+  struct agg_value *fresh = bpf_map_lookup_elem(&zero_agg, &zero);
   if (!fresh)
     return 0;
-  coll.insert(key, fresh);
-  value = coll.lookup(key);
+  bpf_map_update_elem(&coll, key, fresh, BPF_NOEXIST);
+  value = bpf_map_lookup_elem(&coll, key);
   if (!value)
     lose(LOST_COLL);
   return value;
@@ -225,13 +226,13 @@ static inline struct agg_value *find_coll(struct coll_key *key)
 
 static inline u64 setting(u32 index)
 {
-  u64 *value = config.lookup(&index);
+  u64 *value = bpf_map_lookup_elem(&config, &index);
   return value ? *value : 0;
 }
 
 static inline void send(struct event *event)
 {
-  if (events.ringbuf_output(event, sizeof(*event), NO_WAKEUP))
+  if (bpf_ringbuf_output(&events, event, sizeof(*event), NO_WAKEUP))
     lose(LOST_RING);
 }
 
@@ -250,28 +251,28 @@ static inline void count_only(struct agg_value *value, u64 bytes)
  * namespace, and a container's tasks are in one below. So the task's own list of numbers is read, one for each
  * namespace from the first one down. The offsets come from the running kernel's BTF.
  */
-#ifdef PID_NAMESPACE
+#ifdef IN_NAMESPACE
 static inline u64 numbers_of(u64 task)
 {
   u64 mine = 0, ns = 0, leader = 0, of_leader = 0;
   u32 level = 0, inum = 0, tid = 0, tgid = 0;
-  bpf_probe_read_kernel(&mine, sizeof(mine), (void *)(task + TASK_THREAD_PID));
-  bpf_probe_read_kernel(&level, sizeof(level), (void *)(mine + PID_LEVEL));
+  bpf_probe_read_kernel(&mine, sizeof(mine), (void *)(task + KERNEL(task_thread_pid)));
+  bpf_probe_read_kernel(&level, sizeof(level), (void *)(mine + KERNEL(pid_level)));
 #pragma clang loop unroll(disable)
   for (u32 depth = 1; depth <= MAX_DEPTH; depth++) {
-    u64 at = PID_NUMBERS + depth * UPID_SIZE;
+    u64 at = KERNEL(pid_numbers) + depth * KERNEL(upid_size);
     if (depth > level)
       return 0;
-    bpf_probe_read_kernel(&ns, sizeof(ns), (void *)(mine + at + UPID_NS));
-    bpf_probe_read_kernel(&inum, sizeof(inum), (void *)(ns + NS_INUM));
-    if (inum != PID_NAMESPACE)
+    bpf_probe_read_kernel(&ns, sizeof(ns), (void *)(mine + at + KERNEL(upid_ns)));
+    bpf_probe_read_kernel(&inum, sizeof(inum), (void *)(ns + KERNEL(ns_inum)));
+    if (inum != KERNEL(pid_namespace))
       continue;
-    bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(mine + at + UPID_NR));
-    bpf_probe_read_kernel(&leader, sizeof(leader), (void *)(task + TASK_LEADER));
+    bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(mine + at + KERNEL(upid_nr)));
+    bpf_probe_read_kernel(&leader, sizeof(leader), (void *)(task + KERNEL(task_leader)));
     if (leader == task)
       return (u64)tid << 32 | tid;
-    bpf_probe_read_kernel(&of_leader, sizeof(of_leader), (void *)(leader + TASK_THREAD_PID));
-    bpf_probe_read_kernel(&tgid, sizeof(tgid), (void *)(of_leader + at + UPID_NR));
+    bpf_probe_read_kernel(&of_leader, sizeof(of_leader), (void *)(leader + KERNEL(task_thread_pid)));
+    bpf_probe_read_kernel(&tgid, sizeof(tgid), (void *)(of_leader + at + KERNEL(upid_nr)));
     return (u64)tgid << 32 | tid;
   }
   return 0;
@@ -282,6 +283,7 @@ static inline u64 numbers_of(u64 task)
 #endif
 
 /* Launches: entry only, a count and nothing else. */
+PROGRAM("uprobe")
 int launch_enter(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
@@ -293,19 +295,21 @@ int launch_enter(struct pt_regs *ctx)
   return 0;
 }
 
+PROGRAM("uprobe")
 int device_enter(struct pt_regs *ctx)
 {
   u64 who = current_numbers();
   u32 tid = who, index = ARG0;
   if (!who)
     return 0;
-  device.update(&tid, &index);
+  bpf_map_update_elem(&device, &tid, &index, BPF_ANY);
   struct agg_value *value = find_agg(who >> 32, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
   if (value)
     tally(value, bpf_ktime_get_ns());
   return 0;
 }
 
+PROGRAM("uprobe")
 int call_enter(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
@@ -339,7 +343,7 @@ int call_enter(struct pt_regs *ctx)
     count_only(find_agg(who >> 32, key.fn, call.kind), call.bytes);
     return 0;
   }
-  if (start.update(&key, &call))
+  if (bpf_map_update_elem(&start, &key, &call, BPF_ANY))
     lose(LOST_START);
   return 0;
 }
@@ -354,7 +358,7 @@ static inline u32 waited_for(struct pending *slot, struct call *call, u64 ns)
 /* A wait for the GPU ended. It waited for the collectives that were enqueued before it began. */
 static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
 {
-  struct last *last = last_coll.lookup(&tgid);
+  struct last *last = bpf_map_lookup_elem(&last_coll, &tgid);
   if (!last)
     return;
   u64 ns = now - call->ts;
@@ -387,7 +391,7 @@ static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
     if (((u32)slot->seq * SPREAD >> 16 & mask) && !(slow && ns >= slow))
       continue;
     struct comm_key key = {.tgid = tgid, .comm = slot->comm};
-    struct comm_state *comm = comms.lookup(&key);
+    struct comm_state *comm = bpf_map_lookup_elem(&comms, &key);
     if (!comm)
       continue;
     struct event event = {};
@@ -415,12 +419,13 @@ static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
   }
 }
 
+PROGRAM("uprobe")
 int call_return(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
   u32 tid = who, tgid = who >> 32;
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
-  struct call *call = start.lookup(&key);
+  struct call *call = bpf_map_lookup_elem(&start, &key);
   if (!call)
     return 0; /* it was called before the probe was attached */
   u64 now = bpf_ktime_get_ns(), ns = now - call->ts;
@@ -444,7 +449,7 @@ int call_return(struct pt_regs *ctx)
     event.result = RESULT;
     send(&event);
   }
-  start.delete(&key);
+  bpf_map_delete_elem(&start, &key);
   return 0;
 }
 
@@ -468,7 +473,7 @@ static inline u64 id_hash(u64 address)
 /* Identity from the library's own structure; the offset was found in its machine code, and is checked again here. */
 static inline int read_struct(u64 comm, u32 slot, struct comm_state *state)
 {
-  u64 *offset = rank_offset.lookup(&slot);
+  u64 *offset = bpf_map_lookup_elem(&rank_offset, &slot);
   if (!offset || !*offset)
     return -1;
   struct { u64 hash; u32 rank, nranks; s32 device; u32 pad; } seen = {};
@@ -492,7 +497,7 @@ static inline void remember(u32 tgid, u32 tid, u64 comm, struct comm_state *stat
 {
   struct comm_key key = {.tgid = tgid, .comm = comm};
   u64 now = bpf_ktime_get_ns();
-  if (comms.update(&key, state))
+  if (bpf_map_update_elem(&comms, &key, state, BPF_ANY))
     lose(LOST_COMMS);
   struct event event = {};
   event.type = EVENT_INIT;
@@ -510,6 +515,7 @@ static inline void remember(u32 tgid, u32 tid, u64 comm, struct comm_state *stat
   send(&event);
 }
 
+PROGRAM("uprobe")
 int init_enter(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
@@ -543,17 +549,18 @@ int init_enter(struct pt_regs *ctx)
   }
   if (address)
     call.id = id_hash(address);
-  if (start.update(&key, &call))
+  if (bpf_map_update_elem(&start, &key, &call, BPF_ANY))
     lose(LOST_START);
   return 0;
 }
 
+PROGRAM("uprobe")
 int init_return(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
   u32 tid = who, tgid = who >> 32, slot = SLOT(cookie);
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
-  struct call *call = start.lookup(&key);
+  struct call *call = bpf_map_lookup_elem(&start, &key);
   if (!call)
     return 0;
   u64 now = bpf_ktime_get_ns();
@@ -563,7 +570,7 @@ int init_return(struct pt_regs *ctx)
     add(value, now, now - call->ts, 0, failed);
   struct comm_state state = {};
   state.device = -1;
-  u32 *ordinal = device.lookup(&tid);
+  u32 *ordinal = bpf_map_lookup_elem(&device, &tid);
   if (ordinal)
     state.device = *ordinal;
   state.exact = 1;
@@ -594,22 +601,23 @@ int init_return(struct pt_regs *ctx)
       remember(tgid, tid, comm, &state);
     }
   }
-  start.delete(&key);
+  bpf_map_delete_elem(&start, &key);
   return 0;
 }
 
 /* One thread creates all members: the rank is the position; the identity is read from the first, for all. */
+PROGRAM("uprobe")
 int init_all_return(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
   u32 tid = who, tgid = who >> 32, slot = SLOT(cookie);
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
-  struct call *call = start.lookup(&key);
+  struct call *call = bpf_map_lookup_elem(&start, &key);
   if (!call)
     return 0;
   u64 handle = call->handle;
   u32 count = call->nranks, failed = RESULT != 0 && RESULT != 7;
-  start.delete(&key);
+  bpf_map_delete_elem(&start, &key);
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
   if (value)
     tally(value, bpf_ktime_get_ns());
@@ -618,7 +626,7 @@ int init_all_return(struct pt_regs *ctx)
   struct comm_state state = {};
   u64 comm = 0;
   bpf_probe_read_user(&comm, sizeof(comm), (void *)handle);
-  u64 *offset = rank_offset.lookup(&slot);
+  u64 *offset = bpf_map_lookup_elem(&rank_offset, &slot);
   if (offset && *offset)
     bpf_probe_read_user(&state.id, sizeof(state.id), (void *)(comm + *offset - 8));
   state.how = 1;
@@ -634,12 +642,13 @@ int init_all_return(struct pt_regs *ctx)
       bpf_probe_read_user(&comm, sizeof(comm), (void *)(handle + 8 * i));
     struct comm_key where = {.tgid = tgid, .comm = comm};
     state.rank = i;
-    if (comm && comms.update(&where, &state))
+    if (comm && bpf_map_update_elem(&comms, &where, &state, BPF_ANY))
       lose(LOST_COMMS);
   }
   return 0;
 }
 
+PROGRAM("uprobe")
 int destroy_enter(struct pt_regs *ctx)
 {
   u64 who = current_numbers();
@@ -647,7 +656,7 @@ int destroy_enter(struct pt_regs *ctx)
   if (!who)
     return 0;
   struct comm_key key = {.tgid = tgid, .comm = ARG0};
-  struct comm_state *state = comms.lookup(&key);
+  struct comm_state *state = bpf_map_lookup_elem(&comms, &key);
   struct agg_value *value = find_agg(tgid, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
   if (value)
     tally(value, bpf_ktime_get_ns());
@@ -667,20 +676,20 @@ int destroy_enter(struct pt_regs *ctx)
   event.how = state->how;
   event.exact = state->exact;
   send(&event);
-  comms.delete(&key);
+  bpf_map_delete_elem(&comms, &key);
   return 0;
 }
 
 static inline struct comm_state *find_comm(struct comm_key *key, u32 slot)
 {
-  struct comm_state *state = comms.lookup(key);
+  struct comm_state *state = bpf_map_lookup_elem(&comms, key);
   if (state)
     return state;
   struct comm_state fresh = {};
   fresh.device = -1;
   read_struct(key->comm, slot, &fresh);
-  comms.insert(key, &fresh);
-  state = comms.lookup(key);
+  bpf_map_update_elem(&comms, key, &fresh, BPF_NOEXIST);
+  state = bpf_map_lookup_elem(&comms, key);
   if (!state)
     lose(LOST_COMMS);
   return state;
@@ -688,15 +697,15 @@ static inline struct comm_state *find_comm(struct comm_key *key, u32 slot)
 
 static inline struct last *find_last(u32 tgid)
 {
-  struct last *last = last_coll.lookup(&tgid);
+  struct last *last = bpf_map_lookup_elem(&last_coll, &tgid);
   if (last)
     return last;
   u32 zero = 0;
-  struct last *fresh = zero_last.lookup(&zero);
+  struct last *fresh = bpf_map_lookup_elem(&zero_last, &zero);
   if (!fresh)
     return 0;
-  last_coll.insert(&tgid, fresh);
-  last = last_coll.lookup(&tgid);
+  bpf_map_update_elem(&last_coll, &tgid, fresh, BPF_NOEXIST);
+  last = bpf_map_lookup_elem(&last_coll, &tgid);
   if (!last)
     lose(LOST_PENDING);
   return last;
@@ -738,6 +747,7 @@ static inline u64 work_since(struct comm_state *state, struct last *last, u64 by
   return known ? others - state->base : UNKNOWN_WORK;
 }
 
+PROGRAM("uprobe")
 int coll_enter(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
@@ -778,7 +788,7 @@ int coll_enter(struct pt_regs *ctx)
   call.kind = dtype | redop << 8;
   u64 bytes = dtype < DATA_TYPES ? call.bytes << (ELEMENT_SHIFTS >> 2 * dtype & 3) : 0;
   if (shape == POINT_TO_POINT) {
-    struct last *last = last_coll.lookup(&tgid);
+    struct last *last = bpf_map_lookup_elem(&last_coll, &tgid);
     if (last)
       __sync_fetch_and_add(&last->bytes, bytes);
   } else if (call.comm) {
@@ -789,7 +799,7 @@ int coll_enter(struct pt_regs *ctx)
       call.seq = state->seq += 1; /* NCCL forbids two threads in one communicator */
     if (state && last) {
       __sync_fetch_and_add(&last->bytes, bytes);
-      u32 *depth = last->grouping ? group.lookup(&tid) : 0;
+      u32 *depth = last->grouping ? bpf_map_lookup_elem(&group, &tid) : 0;
       struct pending *mine = &last->slot[choose(last, call.comm) % SLOTS];
       mine->comm = call.comm;
       mine->seq = call.seq;
@@ -811,17 +821,18 @@ int coll_enter(struct pt_regs *ctx)
     count_only(find_coll(&where), call.bytes);
     return 0;
   }
-  if (start.update(&key, &call))
+  if (bpf_map_update_elem(&start, &key, &call, BPF_ANY))
     lose(LOST_START);
   return 0;
 }
 
+PROGRAM("uprobe")
 int coll_return(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
   u32 tid = who, tgid = who >> 32;
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
-  struct call *call = start.lookup(&key);
+  struct call *call = bpf_map_lookup_elem(&start, &key);
   if (!call)
     return 0;
   u64 now = bpf_ktime_get_ns(), ns = now - call->ts;
@@ -831,18 +842,19 @@ int coll_return(struct pt_regs *ctx)
   struct agg_value *value = find_coll(&where);
   if (value)
     add(value, now, ns, call->bytes, failed);
-  struct last *last = last_coll.lookup(&tgid);
+  struct last *last = bpf_map_lookup_elem(&last_coll, &tgid);
   if (last && call->seq) {
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < SLOTS; i++)
       if (last->slot[i].comm == call->comm && last->slot[i].seq == call->seq)
         last->slot[i].enqueue_ns = ns;
   }
-  start.delete(&key);
+  bpf_map_delete_elem(&start, &key);
   return 0;
 }
 
 /* Members of a group are launched by the outermost ncclGroupEnd: that is when all of them arrive. */
+PROGRAM("uprobe")
 int group_enter(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
@@ -852,14 +864,14 @@ int group_enter(struct pt_regs *ctx)
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
   if (value)
     tally(value, bpf_ktime_get_ns());
-  u32 *depth = group.lookup(&tid);
+  u32 *depth = bpf_map_lookup_elem(&group, &tid);
   if (SHAPE(cookie) == GROUP_START) {
     if (depth) {
       *depth += 1;
       return 0;
     }
     struct last *mine = find_last(tgid);
-    if (mine && !group.update(&tid, &one))
+    if (mine && !bpf_map_update_elem(&group, &tid, &one, BPF_ANY))
       __sync_fetch_and_add(&mine->grouping, 1);
     return 0;
   }
@@ -869,8 +881,8 @@ int group_enter(struct pt_regs *ctx)
     *depth -= 1;
     return 0;
   }
-  group.delete(&tid);
-  struct last *last = last_coll.lookup(&tgid);
+  bpf_map_delete_elem(&group, &tid);
+  struct last *last = bpf_map_lookup_elem(&last_coll, &tgid);
   if (!last)
     return 0;
   __sync_fetch_and_add(&last->grouping, -1);

@@ -10,11 +10,11 @@
 #define STATE_DEAD 0xb0
 
 struct away { u64 since, woken; u32 tgid, runnable, disk, pad; };
-BPF_TABLE("hash", u32, u32, tracked, 1024);
-BPF_TABLE("hash", u32, struct away, off, 16384);
+MAP(hash, u32, u32, tracked, 1024);
+MAP(hash, u32, struct away, off, 16384);
 /* When a thread of a process was last pushed off by a task; the least recent may be forgotten. */
 struct pushed_key { u32 tgid, by; };
-BPF_TABLE("lru_hash", struct pushed_key, u64, pushed, 4096);
+MAP(lru_hash, struct pushed_key, u64, pushed, 4096);
 
 static inline void account(u32 tgid, u32 fn, u64 ns)
 {
@@ -23,52 +23,60 @@ static inline void account(u32 tgid, u32 fn, u64 ns)
     add(value, 0, ns, 0, 0);
 }
 
+#define ARGUMENT(number) OF_CONTEXT(struct bpf_raw_tracepoint_args, args[number])
+
+/* A program must not read a fourth argument where the kernel passes three. The verifier knows the number, and leaves out
+ * what is not reached.
+ */
+static inline u64 argument(struct bpf_raw_tracepoint_args *ctx, u32 number)
+{
+  return number == 1 ? ARGUMENT(1) : number == 2 ? ARGUMENT(2) : number == 3 ? ARGUMENT(3) : 0;
+}
+
+PROGRAM("raw_tp")
 int on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
   u64 now = bpf_ktime_get_ns();
   u32 next = 0, tid = bpf_get_current_pid_tgid(), tgid = tid ? current_numbers() >> 32 : 0;
-  bpf_probe_read_kernel(&next, sizeof(next), (void *)(ctx->args[NEXT_ARGUMENT] + PID_OFFSET));
-  struct away *back = off.lookup(&next);
+  bpf_probe_read_kernel(&next, sizeof(next), (void *)(argument(ctx, KERNEL(next_argument)) + KERNEL(pid_offset)));
+  struct away *back = bpf_map_lookup_elem(&off, &next);
   if (back) {
     u64 wanted = back->runnable ? back->since : back->woken;
     if (back->disk)
       account(back->tgid, DISK_WAIT, (wanted ? wanted : now) - back->since);
     if (wanted)
       account(back->tgid, SCHED_SWITCH, now - wanted);
-    off.delete(&next);
+    bpf_map_delete_elem(&off, &next);
   }
-  if (!tgid || !tracked.lookup(&tgid))
+  if (!tgid || !bpf_map_lookup_elem(&tracked, &tgid))
     return 0;
-#ifdef STATE_ARGUMENT
-  u32 state = ctx->args[STATE_ARGUMENT];
-#else
-  u32 state = 0;
-  bpf_probe_read_kernel(&state, sizeof(state), (void *)(ctx->args[PREV_ARGUMENT] + STATE_OFFSET));
-#endif
-  u32 preempted = ctx->args[0] & 1;
+  u32 preempted = ARGUMENT(0) & 1, state = argument(ctx, KERNEL(state_argument));
+  if (!KERNEL(state_argument))
+    bpf_probe_read_kernel(&state, sizeof(state), (void *)(argument(ctx, KERNEL(prev_argument)) + KERNEL(state_offset)));
   if (!preempted && (state & STATE_DEAD))
     return 0;
   struct away fresh = {.since = now, .tgid = tgid};
   fresh.runnable = preempted || !(state & STATE_SLEEPS);
   fresh.disk = !fresh.runnable && (state & STATE_DISK);
   if (fresh.runnable && next) {
-#ifdef PID_NAMESPACE
-    struct pushed_key who = {.tgid = tgid, .by = numbers_of(ctx->args[NEXT_ARGUMENT])};
+#ifdef IN_NAMESPACE
+    struct pushed_key who = {.tgid = tgid, .by = numbers_of(argument(ctx, KERNEL(next_argument)))};
 #else
     struct pushed_key who = {.tgid = tgid, .by = next};
 #endif
-    pushed.update(&who, &now);
+    bpf_map_update_elem(&pushed, &who, &now, BPF_ANY);
   }
-  if (off.update(&tid, &fresh))
+  if (bpf_map_update_elem(&off, &tid, &fresh, BPF_ANY))
     lose(LOST_START);
   return 0;
 }
 
+PROGRAM("raw_tp")
 int on_wakeup(struct bpf_raw_tracepoint_args *ctx)
 {
   u32 tid = 0;
-  bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[0] + PID_OFFSET));
-  struct away *away = off.lookup(&tid);
+  bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ARGUMENT(0) + KERNEL(pid_offset)));
+  struct away *away = bpf_map_lookup_elem(&off, &tid);
   if (away && !away->runnable && !away->woken)
     away->woken = bpf_ktime_get_ns();
   return 0;

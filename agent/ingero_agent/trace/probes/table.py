@@ -144,6 +144,19 @@ SCHED_SWITCH, DISK_WAIT = (
 SCHED_PROGRAMS: Final = {"on_switch": "sched_switch", "on_wakeup": "sched_wakeup"}
 """Programs of the scheduler by their tracepoint."""
 
+MAPS: Final = (
+    "config", "rank_offset", "lost", "agg", "coll", "start", "comms", "group", "last_coll", "device", "events",
+)  # fmt: skip
+"""Maps that the agent reads or writes."""
+
+SCHED_MAPS: Final = ("tracked", "off", "pushed")
+
+NUMBERS: Final = {
+    "SCHED_SWITCH": SCHED_SWITCH.number, "DISK_WAIT": DISK_WAIT.number,
+    "DATA_TYPES": len(ELEMENT_SIZES), "ELEMENT_SHIFTS": ELEMENT_SHIFTS,
+}  # fmt: skip
+"""Definitions of the programs that this table makes."""
+
 
 def element_size(dtype: int) -> int:
     """Bytes of an element of NCCL's data type; 0 for one that is not known, never a guess."""
