@@ -2,6 +2,7 @@
 
 What `make release` made is copied; the fenced commands of the parts for users run there, in their order. A comment
 above a fence says on which releases it runs, which program it needs, and whether it runs for each program or image.
+Then the quickstarts are played in fresh roots.
 """
 
 import json
@@ -29,6 +30,7 @@ from scripts.release import (
     package_name,
     project_version,
 )
+from scripts.release_quickstarts import played
 from scripts.release_requirements import EXTRAS
 
 PARTS: Final = ("Verify what you downloaded", "Install what you downloaded")
@@ -142,6 +144,14 @@ def executed(page: str, folder: Path, version: str, only: str = "") -> Iterator[
             yield _execute(block, folder, about | chosen, path)
 
 
+def quickstarts(release: Path, version: str, keyring: Path | None, only: str) -> Iterator[Row]:
+    """The result of each quickstart in fresh roots; its commands and their output are printed."""
+    for page in played(release, version, keyring, only):
+        click.echo(f"\n{page.what}\n{page.transcript.rstrip()}")
+        prefix = "skipped: " if page.skipped else "FAILED: "
+        yield Row(page.what, f"{prefix}{page.problem}" if page.problem else "ok", page.seconds)
+
+
 def origin(release: Path) -> tuple[str, str]:
     """Version and commit of a release by its provenance."""
     (file,) = release.glob("ingero-*.provenance.json")
@@ -175,10 +185,15 @@ def _print(rows: list[Row], release: Path) -> None:
 
 @click.command()
 @click.option("--release", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another folder.")
-@click.option("--only", default="", help="Only the commands that contain this text, such as helm or buildah.")
+@click.option(
+    "--only", default="", help="Only the commands and quickstarts that contain this text, such as helm or slurm."
+)
 @click.option("--strict", is_flag=True, help="What is skipped for a missing program is a failure.")
 @click.option("--again/--no-again", default=True, help="Build a second time and compare.")
-def main(release: Path | None, only: str, strict: bool, again: bool) -> None:
+@click.option(
+    "--keyring", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Ubuntu's archive keys."
+)
+def main(release: Path | None, only: str, strict: bool, again: bool, keyring: Path | None) -> None:
     """Verify and install a release as its users do; exit status 1 if anything fails."""
     release = release or ROOT / f"dist/release-{project_version()}"
     if not (release / SUMS).exists():
@@ -188,6 +203,7 @@ def main(release: Path | None, only: str, strict: bool, again: bool) -> None:
         fresh = Path(folder) / "download"
         shutil.copytree(release, fresh)
         rows = list(executed((ROOT / "docs/release.md").read_text(), fresh, version, only))
+        rows += quickstarts(release, version, keyring, only)
     if again:
         rows += compared(release, version, commit)
     _print(rows, release)

@@ -12,7 +12,8 @@ from ingero_fleet.cli import main as fleet
 from ingero_operator.cli import main as operator
 from ingero_sink.cli import main as sink
 from ingero_testing.needs import COLLECTOR, NAMESPACES, find_collector
-from ingero_testing.pages import blocks_of, namespaces, play
+from ingero_testing.slurm import needs_slurm
+from scripts.pages import blocks_of, namespaces, play
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs/quickstart").glob("*.md")), ROOT / "docs/slurm.md"]
@@ -58,7 +59,12 @@ def invocations(text: str) -> list[list[str]]:
     return [item for item in found if item]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@needs_slurm
+def test_slurm(tmp_path: Path) -> None:
+    quickstart("slurm.md", tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_every_command_and_option_of_a_page_exists(page: Path) -> None:
     blocks = [block for block in blocks_of(page) if block.kind in ("sh", "console")]
     assert {block.kind for block in blocks_of(page)} <= {"sh", "console", "text", "yaml"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ingero_testing.needs import CONTROL_PLANE
-from ingero_testing.pages import play
 from scripts.controlplane import ControlPlane, find_assets
+from scripts.pages import play
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
