@@ -61,7 +61,7 @@ def invocations(text: str) -> list[list[str]]:
 
 @needs_slurm
 def test_slurm(tmp_path: Path) -> None:
-    quickstart("slurm.md", tmp_path)
+    quickstart("slurm.md", tmp_path, str(ROOT / ".venv/bin"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
