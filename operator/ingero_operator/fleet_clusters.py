@@ -317,8 +317,8 @@ class FleetClusters:
         ]  # fmt: skip
         progress = outcome.progress() or rollout_progress(children)
         overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, INFORMING)
-        stragglers = (taints.decision.confirmed, taints.decision.accused)
-        rest = figures(key[2], spec, context.platform.config.version, children, poll, stragglers)
+        confirmed, accused = taints.decision.confirmed, taints.decision.accused
+        rest = figures(key[2], spec, context.platform.config.version, children, poll, confirmed, accused)
         rest["taints"] = taints.status
         wait = None
         with context.failures.guarded(key, _writing_status(key)):

@@ -1,7 +1,9 @@
 """A FleetCluster's conditions and figures, from its children and from Fleet's response. Pure."""
 
+from collections.abc import Sequence
 from typing import Final
 
+from ingero_operator.api.status import MAX_NAMED
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.certificates import VALID
 from ingero_operator.conditions import Condition, no, unknown, yes
@@ -104,9 +106,9 @@ def rollout_progress(children: dict[ChildKey, Manifest]) -> str:
 
 def figures(
     name: str, spec: FleetClusterSpec, version: str, children: dict[ChildKey, Manifest], result: PollResult | None,
-    stragglers: tuple[int, int],
+    confirmed: int, accused: Sequence[str],
 ) -> Manifest:  # fmt: skip
-    """The status without conditions and taints. `stragglers`: how many are confirmed and how many accused."""
+    """The status without conditions and taints. `confirmed`: how many of the accused nodes are."""
     fleet_ready, fleet_desired = ready_of(children.get(("Deployment", f"{name}-fleet")))
     pairs = [ready_of(children.get(("DaemonSet", item))) for item in daemon_sets(name, spec)]
     out: Manifest = {
@@ -124,7 +126,9 @@ def figures(
         if result.threshold is not None:
             out["fleet"]["threshold"] = f"{result.threshold:.2f}"
         out["fleet"]["nodes"] = f"{result.active}/{result.expected}"
-        out["stragglers"] = {"confirmed": stragglers[0], "accused": stragglers[1]}
+        out["stragglers"] = {"confirmed": confirmed, "accused": len(accused)}
+        if accused:
+            out["stragglers"]["nodes"] = list(accused[:MAX_NAMED])
         if result.late_ranks:
             out["lateRanks"] = list(result.late_ranks)
         if result.cost:

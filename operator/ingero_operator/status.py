@@ -10,10 +10,11 @@ from ingero_operator.errors import ReconcileError, most_important
 from ingero_operator.kinds import Manifest
 
 TELEMETRY: Final = (
-    ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("cost",), ("storage", "usedBand"), ("sealing",),
+    ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers", "confirmed"), ("stragglers", "accused"), ("cost",),
+    ("storage", "usedBand"), ("sealing",),
     ("log", "lag"), ("log", "stateHash"), ("log", "stateTick"), ("taints", "preview"), ("taints", "more"),
 )  # fmt: skip
-"""Parts of a status that change continuously: written at most once a minute."""
+"""Parts of a status that change continuously: written at most once a minute, unless something else is."""
 
 HEALTHY: Final = "Healthy"
 _STORY: Final = ("observedGeneration", "summary", "message", "conditions")

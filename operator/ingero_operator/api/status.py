@@ -1,6 +1,6 @@
 """The status of both resources as types: what `kubectl get` shows and what survives a restart of the operator."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,8 @@ from ingero_operator.api.base import Part
 Short = Annotated[str, Field(max_length=256)]
 Sentence = Annotated[str, Field(max_length=4096)]
 Moment = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+MAX_NAMED: Final = 20
+"""Names of nodes in one list."""
 Effective = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=256)]
 
 
@@ -70,6 +72,8 @@ class Stragglers(Part):
     """Accused long enough to act on."""
     accused: int = 0
     """Below the threshold now."""
+    nodes: Annotated[tuple[Short, ...], Field(max_length=MAX_NAMED)] = ()
+    """Names of the accused, the first of them in order."""
 
 
 class LateRank(Part):

@@ -134,7 +134,8 @@ class Decision:
     used: int
     budget: int
     confirmed: int
-    accused: int
+    accused: tuple[str, ...]
+    """Names of the nodes, in order."""
     overrides: tuple[Override, ...] = ()
     found_done: tuple[Step, ...] = ()
     """Steps that an earlier process wrote and did not report."""

@@ -78,7 +78,7 @@ def decide(policy: Taints, observed: ClusterObservation, state: TaintState, now:
         used=len(tainted),
         budget=budget,
         confirmed=len(confirmed),
-        accused=len(accused),
+        accused=tuple(sorted(accused)),
         overrides=overrides,
         found_done=found_done,
     )
