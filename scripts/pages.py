@@ -2,8 +2,8 @@
 
 In a network namespace every port is free, so that documents name the default ports; in a process namespace everything
 that the page started ends with its shell. A ```text block after a ```sh block is its expected output: each line must
-appear in the output, in this order; `...` stands for any text. A ```console block is not executed, and neither is a
-block for another installation, which a comment before it names.
+appear in the output, in this order; `...` stands for any text. A ```console block is not executed, and neither is one
+whose condition, a comment before it, does not hold.
 """
 
 import os
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FENCE = re.compile(r"(?:^<!-- (from [^\n]*) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RELEASE, REPOSITORY = "from a release", "from the repository"
+FENCE = re.compile(r"(?:^<!-- ((?:from|with) [^\n]*) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RELEASE, REPOSITORY, NODES = "from a release", "from the repository", "with nodes"
 LOOPBACK = (
     "import fcntl, os, socket, struct, sys; probe = socket.socket(); "
     "fcntl.ioctl(probe, 0x8914, struct.pack('16sh', b'lo', 1 | 64)); "
@@ -29,11 +29,11 @@ programs that ask for names of configured families only, as Slurm does."""
 
 @dataclass
 class Block:
-    """A fenced block; `kind` is the word after the fence, `installation` the only one for which it is, if any."""
+    """A fenced block; `kind` is the word after the fence, `condition` is when it is for the reader, if not always."""
 
     kind: str
     text: str
-    installation: str = ""
+    condition: str = ""
 
 
 class PageFailed(AssertionError):
@@ -42,7 +42,7 @@ class PageFailed(AssertionError):
 
 def blocks_of(page: Path) -> list[Block]:
     """The fenced blocks of a document, in order."""
-    return [Block(kind, text, installation) for installation, kind, text in FENCE.findall(page.read_text())]
+    return [Block(kind, text, condition) for condition, kind, text in FENCE.findall(page.read_text())]
 
 
 def namespaces() -> list[str]:
@@ -55,6 +55,17 @@ def namespaces() -> list[str]:
     command += [sys.executable, "-c", LOOPBACK]
     done = subprocess.run([*command, "true"], capture_output=True)
     return command if done.returncode == 0 else []
+
+
+def chosen(blocks: list[Block], *conditions: str) -> list[Block]:
+    """The blocks whose condition is one of these, with what they print, and those without any."""
+    found, last = [], True
+    for block in blocks:
+        if block.kind != "text":
+            last = not block.condition or block.condition in conditions
+        if last:
+            found.append(block)
+    return found
 
 
 def script(blocks: list[Block]) -> str:
@@ -85,7 +96,7 @@ def transcript(blocks: list[Block], output: str) -> str:
 
 def play(page: Path, root: Path, home: Path, seconds: float, path: str = "", prefix: tuple[str, ...] = ()) -> str:
     """Execute a page from the folder `root` with another home folder, and compare; returns the whole output."""
-    blocks = [block for block in blocks_of(page) if block.installation != RELEASE]
+    blocks = chosen(blocks_of(page), REPOSITORY)
     environment = {**os.environ, "HOME": str(home), "PATH": f"{path}:{os.environ['PATH']}"}
     code, output = run([*prefix, "bash", "-c", script(blocks)], root, environment, home / "output", seconds)
     if code:

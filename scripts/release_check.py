@@ -30,7 +30,7 @@ from scripts.release import (
     package_name,
     project_version,
 )
-from scripts.release_quickstarts import played
+from scripts.release_quickstarts import fresh_storage, played
 from scripts.release_requirements import EXTRAS
 
 PARTS: Final = ("Verify what you downloaded", "Install what you downloaded")
@@ -116,22 +116,12 @@ def _execute(block: Block, folder: Path, variables: Mapping[str, str], path: str
     return Row(f"{named}{block.title}", result, time.monotonic() - began)
 
 
-def _fresh_storage(folder: Path) -> dict[str, str]:
-    """Root's buildah keeps nothing of other images, and leaves none; that of others needs its configured storage."""
-    if os.geteuid() != 0:
-        return {}
-    driver = os.environ.get("STORAGE_DRIVER", "overlay")
-    text = f'[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/images"\nrunroot = "{folder}/run"\n'
-    (folder / "storage.conf").write_text(text)
-    return {"CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
-
-
 def executed(page: str, folder: Path, version: str, only: str = "") -> Iterator[Row]:
     """The result of each command of the page in this folder, or of those that contain a text."""
     tools = [str(ROOT / ".tools/bin"), str(ROOT / ".venv/bin")]
     path = os.pathsep.join([os.environ["PATH"], *tools])
     about = {"VERSION": version, "ARCH": architecture(), "REPOSITORY": os.environ.get("GITHUB_REPOSITORY", "")}
-    about |= _fresh_storage(folder.parent)
+    about |= fresh_storage(folder.parent)
     by_key = (folder / "release.pub").exists()
     for block in (block for block in blocks(page) if only in block.commands):
         if reason := skipped(block, by_key, path):

@@ -17,24 +17,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from scripts.lab import laboratory
 from scripts.pages import (
+    NODES,
     RELEASE,
-    REPOSITORY,
     Block,
     PageFailed,
     blocks_of,
+    chosen,
     compare,
     namespaces,
     run,
     script,
     transcript,
 )
+from scripts.pod_lab import LAB, nodes
+from scripts.release import architecture
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "docs/quickstart"
 INSTALLATION: Final = "one-host"
 """The page that installs the programs of the others."""
 PAGES: Final = (INSTALLATION, "collector", "slurm")
+KUBERNETES: Final = "kubernetes"
+IMAGES: Final = ("operator", "fleet", "sink", "agent")
+"""What its page starts."""
 PACKAGES: Final = ("python3", "python3-venv", "curl", "ca-certificates", "slurm-wlm", "munge")
 """What the pages say that they need."""
 AUTHORITIES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -114,60 +121,125 @@ def fresh_root(suite: Suite, keyring: Path, release: Path) -> Iterator[Path]:
 
 def parts(page: str) -> tuple[list[Block], list[Block]]:
     """The installation from a release, with that of the first page; and the rest of the page."""
-    blocks = [block for block in blocks_of(FOLDER / f"{page}.md") if block.installation != REPOSITORY]
+    blocks = chosen(blocks_of(FOLDER / f"{page}.md"), RELEASE)
     before = [] if page == INSTALLATION else blocks_of(FOLDER / f"{INSTALLATION}.md")
-    installs = [block for block in [*before, *blocks] if block.installation == RELEASE]
-    return installs, [block for block in blocks if block.installation != RELEASE]
+    installs = [block for block in [*before, *blocks] if block.condition == RELEASE]
+    return installs, [block for block in blocks if block.condition != RELEASE]
 
 
 def play(root: Path, suite: Suite, page: str, version: str) -> Played:
     """Play a page in a root; nothing that it started is left."""
     began = time.monotonic()
     installs, rest = parts(page)
-    what = f"{suite.system}: quickstart {page}"
+    what = name(suite, page)
     if page == "collector" and not (root / "usr/local/bin/otelcol").exists():
         return Played(what, "", "needs otelcol (make collector)", skipped=True)
-    inside = ["env", "--ignore-environment", *(f"{key}={value}" for key, value in environment(version).items())]
-    output = root.parent / "output"
-
-    def execute(command: list[str], blocks: list[Block]) -> tuple[str, str]:
-        code, printed = run(command, Path("/"), os.environ, output, SECONDS)
-        if code:
-            logs = sorted((root / HOME[1:]).glob("ingero-quickstart/*.log"))
-            ends = "".join(f"{file.name}: {file.read_text(errors='replace')[-1500:]}\n" for file in logs)
-            return f"{transcript(blocks, printed)}\n{ends}", f"exit status {code}"
-        try:
-            compare(blocks, printed, page)
-        except PageFailed as error:
-            return transcript(blocks, printed), str(error).splitlines()[0]
-        return transcript(blocks, printed), ""
-
     # What the installation exports is there for the rest, as in one shell.
     commands = f"cd {HOME}/release\n{script(installs)}export -p > {HOME}/exported\n"
-    text, problem = execute(["chroot", str(root), *inside, "bash", "-c", commands], installs)
+    text, problem = _execute(root, _inside(root, version, commands), installs, page)
     if not problem:
-        commands = f". {HOME}/exported\n{script(rest)}"
-        within = shlex.join(["chroot", str(root), *inside, "bash", "-c", commands])
+        within = shlex.join(_inside(root, version, f". {HOME}/exported\n{script(rest)}"))
         proc, sys = shlex.quote(str(root / "proc")), shlex.quote(str(root / "sys"))
         mounted = f"mount -t proc proc {proc} && mount --rbind /sys {sys} && exec {within}"
-        more, problem = execute([*namespaces(), "sh", "-c", mounted], rest)
+        more, problem = _execute(root, [*namespaces(), "sh", "-c", mounted], rest, page)
         text += f"\n{more}"
     shutil.rmtree(root / f"{HOME[1:]}/ingero-quickstart", ignore_errors=True)
     return Played(what, text, problem, seconds=time.monotonic() - began)
 
 
+def play_on_nodes(root: Path, suite: Suite, version: str, release: Path) -> Played:
+    """Play the page for Kubernetes against a new cluster with the images of the release."""
+    began = time.monotonic()
+    blocks = chosen(blocks_of(FOLDER / f"{KUBERNETES}.md"), RELEASE, NODES)
+    with laboratory("release-check") as lab, nodes(lab) as cluster:
+        for program in (tool("helm"), tool("kubectl")):
+            shutil.copy(str(program), root / "usr/local/bin")
+        (root / f"{HOME[1:]}/.kube").mkdir(exist_ok=True)
+        shutil.copy(cluster.kubeconfig, root / f"{HOME[1:]}/.kube/config")
+        own = os.environ | fresh_storage(lab.folder)
+        for image in IMAGES:
+            archive, named = archive_of(image, version, release), f"localhost/ingero/{image}:{version}"
+            pull = ["buildah", "pull", "--quiet", f"oci-archive:{archive}"]
+            pulled = subprocess.run(pull, env=own, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+            subprocess.run(["buildah", "tag", pulled, named], env=own, check=True)
+            subprocess.run([*cluster.load, named], env=own, stdout=subprocess.DEVNULL, check=True)
+        commands = f"cd {HOME}/release\n{script(blocks)}"
+        text, problem = _execute(root, _inside(root, version, commands), blocks, KUBERNETES)
+    return Played(name(suite, KUBERNETES), text, problem, seconds=time.monotonic() - began)
+
+
+def fresh_storage(folder: Path) -> dict[str, str]:
+    """Root's buildah keeps nothing of other images, and leaves none; that of others needs its configured storage."""
+    if os.geteuid() != 0:
+        return {}
+    driver = os.environ.get("STORAGE_DRIVER", "overlay")
+    text = f'[storage]\ndriver = "{driver}"\ngraphroot = "{folder}/images"\nrunroot = "{folder}/run"\n'
+    (folder / "storage.conf").write_text(text)
+    return {"CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")}
+
+
+def archive_of(image: str, version: str, release: Path) -> Path:
+    """The archive of an image for this machine."""
+    return release / f"ingero-{image}-{version}-{architecture()}.oci.tar"
+
+
+def tool(program: str) -> str | None:
+    """A program of this machine, or one that the repository has built."""
+    return shutil.which(program, path=f"{os.environ['PATH']}{os.pathsep}{ROOT / '.tools/bin'}")
+
+
+def no_nodes(version: str, release: Path) -> str:
+    """Why the page for Kubernetes cannot be played; empty if it can."""
+    if not all(archive_of(image, version, release).exists() for image in IMAGES):
+        return "images in the release"
+    if not os.environ.get("INGERO_LAB") and not LAB.exists():
+        return "INGERO_LAB, a cluster with real nodes"
+    return "" if tool("helm") else "helm (make helm)"
+
+
+def name(suite: Suite, page: str) -> str:
+    """What the table calls it."""
+    return f"{suite.system}: quickstart {page}"
+
+
+def _inside(root: Path, version: str, commands: str) -> list[str]:
+    settings = [f"{key}={value}" for key, value in environment(version).items()]
+    return ["chroot", str(root), "env", "--ignore-environment", *settings, "bash", "-c", commands]
+
+
+def _execute(root: Path, command: list[str], blocks: list[Block], page: str) -> tuple[str, str]:
+    """Transcript, and what went wrong."""
+    code, printed = run(command, Path("/"), os.environ, root.parent / "output", SECONDS)
+    if code:
+        logs = sorted((root / HOME[1:]).glob("ingero-quickstart/*.log"))
+        ends = "".join(f"{file.name}: {file.read_text(errors='replace')[-1500:]}\n" for file in logs)
+        return f"{transcript(blocks, printed)}\n{ends}", f"exit status {code}"
+    try:
+        compare(blocks, printed, page)
+    except PageFailed as error:
+        return transcript(blocks, printed), str(error).splitlines()[0]
+    return transcript(blocks, printed), ""
+
+
 def played(release: Path, version: str, keyring: Path | None, only: str) -> Iterator[Played]:
     """Every quickstart in a fresh root of every suite; those whose name contains a text."""
     for suite in SUITES:
-        pages = [page for page in PAGES if only in f"{suite.system}: quickstart {page}"]
+        pages = [page for page in (*PAGES, KUBERNETES) if only in name(suite, page)]
         if not pages:
             continue
         keys = keyring if keyring and not suite.keyring.exists() else suite.keyring
         reason = lacking() or ("" if keys.exists() else f"{keys.name}: --keyring FILE")
+        if not reason and KUBERNETES in pages and (absent := no_nodes(version, release)):
+            pages.remove(KUBERNETES)
+            yield Played(name(suite, KUBERNETES), "", f"needs {absent}", skipped=True)
         if reason:
             for page in pages:
-                yield Played(f"{suite.system}: quickstart {page}", "", f"needs {reason}", skipped=True)
-            continue
-        with fresh_root(suite, keys, release) as root:
-            for page in pages:
-                yield play(root, suite, page, version)
+                yield Played(name(suite, page), "", f"needs {reason}", skipped=True)
+        elif pages:
+            with fresh_root(suite, keys, release) as root:
+                for page in pages:
+                    yield (
+                        play_on_nodes(root, suite, version, release)
+                        if page == KUBERNETES
+                        else play(root, suite, page, version)
+                    )

@@ -29,8 +29,10 @@ log = get(__name__)
 def make_source(config: AgentSettings, gpus: int) -> SignalSource:
     """Create the signal source that the settings select. Only its module is loaded."""
     if config.stub or config.stub_script:
-        from ingero_agent.sources.scripted import ScriptedSource
+        from ingero_agent.sources.scripted import FollowedScript, ScriptedSource
 
+        if config.stub and config.stub_script:
+            return FollowedScript(config.stub_script)
         return ScriptedSource.from_file(config.stub_script) if config.stub_script else ScriptedSource.constant()
     if config.signal_db_path:
         from ingero_agent.sources.trace_db import DatabaseSource

@@ -88,7 +88,7 @@ class AgentSettings(Settings):
     stub: bool = False
     """Constant made-up signals."""
     stub_script: Path | None = None
-    """Made-up signals from a scenario file."""
+    """Made-up signals from a scenario file; with `stub` it may be written and changed later."""
     watch_pid: tuple[PositiveInt, ...] = ()
     """Processes whose CPU time stands for work."""
     watch_command: Pattern = ""
@@ -153,10 +153,10 @@ class AgentSettings(Settings):
         if self.fleet_protocol == "grpc" and self.fleet_encoding == "json":
             raise ValueError("fleet_encoding json is for fleet_protocol http only")
         watched = bool(self.watch_pid or self.watch_command or self.watch_cgroup or self.progress_file)
-        chosen = [self.stub, self.stub_script is not None, self.signal_db_path is not None, watched]
+        chosen = [self.stub or self.stub_script is not None, self.signal_db_path is not None, watched]
         if sum(chosen) != 1:
             raise ValueError(
-                "choose one source of signals: --stub, --stub-script, --signal-db-path, "
+                "choose one source of signals: --stub and --stub-script, --signal-db-path, "
                 "or --watch-pid / --watch-command / --watch-cgroup with or without --progress-file"
             )
         if self.fleet_world_size and (self.fleet_node_rank or 0) >= self.fleet_world_size:

@@ -21,7 +21,7 @@ from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed, procfs
 from ingero_agent.sources.poll_buffer import PollBuffer
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
-from ingero_agent.sources.scripted import ScriptedSource
+from ingero_agent.sources.scripted import FollowedScript, ScriptedSource
 from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_kit.settings import SettingsError
 from ingero_testing.processes import wait_until
@@ -152,6 +152,21 @@ def test_a_scenario_that_makes_no_sense_is_refused_with_its_place(tmp_path: Path
 
     with pytest.raises(SettingsError, match="stages"):
         ScriptedSource.from_file(file)
+
+
+def test_a_scenario_that_is_written_and_changed_later_is_played_from_its_start(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    source = FollowedScript(file)
+
+    assert source.read(0.0).rate == 100.0
+    file.write_text("stages: [{seconds: 5, launches_per_second: 40}, {seconds: 1, launches_per_second: 7}]")
+    assert [source.read(now).rate for now in (50.0, 54.0, 56.0)] == [40.0, 40.0, 7.0]
+    file.write_text("stages: [{seconds: -1}]")
+    for now in (57.0, 58.0):
+        with pytest.raises(ReadFailed, match="stages"):
+            source.read(now)
+    file.unlink()
+    assert source.read(59.0).rate == 100.0
 
 
 def database(file: Path, rows: list[tuple[int, int, int, int, int]], version: int = 10) -> Path:

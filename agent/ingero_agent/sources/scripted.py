@@ -76,3 +76,34 @@ class ScriptedSource:
             cpu=stage.cpu,
             launches=round(stage.launches_per_second),
         )
+
+
+class FollowedScript:
+    """Plays a scenario file from its first stage whenever it changes, and the published stub while there is none."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: tuple[int, int, int] | None = None
+        self._source = ScriptedSource.constant()
+        self._problem = ""
+
+    def pids(self) -> tuple[int, ...]:
+        """None: the signals are made up."""
+        return ()
+
+    def read(self, now: float) -> SignalReading:
+        """The stage that `now` falls into. Raises `ReadFailed` while the file makes no sense."""
+        try:
+            found = self._file.stat()
+            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+        except OSError:
+            seen = None
+        if seen != self._seen:
+            self._seen, self._problem = seen, ""
+            try:
+                self._source = ScriptedSource.from_file(self._file) if seen else ScriptedSource.constant()
+            except SettingsError as error:
+                self._problem = str(error)
+        if self._problem:
+            raise ReadFailed(self._problem)
+        return self._source.read(now)

@@ -414,7 +414,8 @@ class Agents(Part):
     """The two DaemonSets."""
 
     source: Source = Source.TRACE
-    """Trace: both DaemonSets. Stub: fleet-push alone with made-up signals, for trying things out."""
+    """Trace: both DaemonSets. Stub: fleet-push alone with made-up signals, for trying things out; a scenario in
+    /run/ingero/stub.yaml of its pod changes them."""
     node_selector: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)] = Field(
         default={"nvidia.com/gpu.present": "true"}
     )

@@ -230,7 +230,7 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
         volumes.append({"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}})
         mounts.append({"name": "state", "mountPath": STATE, "readOnly": True})
     else:
-        args.append("--stub")
+        args += ["--stub", f"--stub-script={SOCKET}/stub.yaml"]  # to try things out: written by `kubectl exec`
     api = spec.agents.api
     if api:
         args += [
