@@ -14,7 +14,7 @@ from ingero_testing.gpu_job import attached, build_job, go, job, receiver, said,
 from ingero_testing.processes import BIN, wait_until
 from scripts.lab import Lab, Site
 
-RANKS, STEPS, LATE, EXTRA_US = 4, 40, 2, 40_000
+RANKS, STEPS, LATE, EXTRA_US = 4, 40, 2, 100_000  # more than what a loaded machine delays any rank
 
 
 def diagnose(file: Path) -> dict[str, Any]:
