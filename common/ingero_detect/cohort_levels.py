@@ -11,7 +11,7 @@ from ingero_detect.grouped import Singles
 from ingero_detect.observation import JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
-from ingero_detect.sequential_tests import Residuals
+from ingero_detect.sequential_tests import NOTHING, Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LATE_PHASE_COUNT: Final = 10
@@ -47,7 +47,8 @@ def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Refere
     moved[:] = np.where(some & reference.common, moved + 1, np.where(some, 0, moved))
     shift, slow_since = memory.group("shift"), memory.group("slow_since")
     shift *= 1 - min(1.0, parameters.tick_hours)
-    settled = moved >= parameters.settle_ticks
+    nothing = reference.level <= -NOTHING + 0.01  # a job that does nothing pauses; only if that lasts it is a phase
+    settled = moved >= np.where(nothing, parameters.warmup, parameters.settle_ticks)
     if settled.any():
         level[settled] += reference.level[settled]
         shift[settled] += reference.level[settled]

@@ -19,7 +19,11 @@ from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
 from ingero_detect.reference import Reference, find_reference
 
 MAX_DEVIATION: Final = 7.0
-"""Limit of residuals, log units; a rate of zero counts as this far below."""
+"""Limit of residuals, log units."""
+
+NOTHING: Final = 4.0
+"""Residuals below minus this (2 % of the usual rate) count as this: of what a job does while it starts or ends, the
+logarithm is noise."""
 
 _HALF: Final = float(np.log(2.0))
 """A loss of more than half, log units: a collapse."""
@@ -145,7 +149,7 @@ def compute_residuals(
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
     baseline = memory.node("baseline")[index].copy()
-    residual = np.clip(singles(logs - baseline - level[group]), -MAX_DEVIATION, MAX_DEVIATION)
+    residual = np.clip(singles(logs - baseline - level[group]), -NOTHING, MAX_DEVIATION)
     tolerance = np.maximum(parameters.own_band, 3 * spread)
     count = np.bincount(group, minlength=len(memory.groups))
 

@@ -21,10 +21,10 @@ from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
 from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import LONGEST_RUN, MAX_DEVIATION, Alarms, PeerTest, Residuals
+from ingero_detect.sequential_tests import LONGEST_RUN, MAX_DEVIATION, NOTHING, Alarms, PeerTest, Residuals
 from ingero_detect.verdicts import Axis, Kind
 
-_NOTHING: Final = float(np.log(100.0))
+_NOTHING: Final = NOTHING - 0.5
 """A loss beyond this is work that stopped, log units."""
 
 

@@ -271,6 +271,26 @@ def test_everybody_restarting_accuses_nobody() -> None:
     assert play(rates).accused() == []
 
 
+@pytest.mark.parametrize("most", [0.1, 2.0])
+def test_what_nodes_do_while_their_job_starts_again_accuses_nobody(most: float) -> None:
+    for seed in range(6):
+        rates = healthy(240, 32, seed)
+        for start in (60, 120, 180):
+            rates[start : start + 10] = np.random.default_rng(start + seed).random((10, 32)) * most
+
+        assert play(rates).accused() == []
+
+
+def test_a_phase_with_a_hundredth_of_the_rate_is_followed_and_its_straggler_is_named() -> None:
+    rates = healthy(240, 8)
+    rates[60:] *= 0.01
+    rates[180:, 3] *= 0.6
+
+    ((tick, node),) = play(rates).accused()
+
+    assert node == "n3" and 181 <= tick <= 184
+
+
 def test_in_a_cohort_of_one_or_two_nobody_is_accused() -> None:
     for nodes in (1, 2):
         rates = healthy(400, nodes)
