@@ -5,15 +5,16 @@ first record is parsed. Every other record must equal it byte for byte outside t
 structure, and the places are read for all records at once. Records that do not match are left to the parser.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
-import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from ingero_echo.arrays import np, pa
 from ingero_echo.records import Origin, encoded_scope
 from ingero_echo.request_limits import (
     BLOCK,
@@ -36,9 +37,9 @@ MAX_SCOPE_BYTES: Final = 1024
 
 _LENGTH, _FIXED64, _VARINT = 2, 1, 0
 
-ByteMatrix = np.ndarray[Any, np.dtype[np.uint8]]
-Int64Array = np.ndarray[Any, np.dtype[np.int64]]
-BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+ByteMatrix: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+BoolArray: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 class Span(NamedTuple):
@@ -302,7 +303,7 @@ class RecordGroup:
         """The first record."""
         return bytes(self.matrix[0])
 
-    def only(self, rows: BoolArray) -> "RecordGroup":
+    def only(self, rows: BoolArray) -> RecordGroup:
         """Some of its records."""
         return RecordGroup(
             self.matrix[rows], self.ordinals[rows], self.starts[rows], self.variable_fields, self.origin
@@ -312,7 +313,7 @@ class RecordGroup:
         """Its records one by one, for the parser."""
         return _spans(self.ordinals, self.starts, self.matrix.shape[1], self.origin)
 
-    def readable(self) -> tuple["RecordGroup | None", list[Span]]:
+    def readable(self) -> tuple[RecordGroup | None, list[Span]]:
         """This group without the records that have a text that is not UTF-8, and these records as spans."""
         odd = np.zeros(len(self.ordinals), dtype=bool)
         for variable in self.variable_fields:

@@ -1,53 +1,45 @@
 """The Arrow columns of every table, and the conversion of rows to record batches."""
 
-from typing import Any, Final
+from __future__ import annotations
 
-import pyarrow as pa
+from functools import cache
+from typing import Any
 
 from ingero_contract.signals import SIGNALS
+from ingero_echo.arrays import pa
 
-NANOS: Final = pa.timestamp("ns")
-_TEXT, _REAL, _INT = pa.string(), pa.float64(), pa.int32()
-_HEAD: Final = [
-    ("event_id", pa.uuid()), ("timestamp", NANOS), ("cluster_id", _TEXT), ("node_id", _TEXT),
-]  # fmt: skip
 
-SCHEMAS: Final[dict[str, pa.Schema]] = {
-    "events": pa.schema(
-        [
-            ("event_id", pa.uuid()), ("timestamp", NANOS), ("received", NANOS), ("signal", _TEXT),
-            ("cluster_id", _TEXT), ("node_id", _TEXT), ("metric_name", _TEXT), ("value_double", _REAL),
-            ("rank", _INT), ("nranks", _INT), ("causal_chain_id", _TEXT), ("message", _TEXT), ("attributes", _TEXT),
-        ]
-    ),
-    "node_metrics": pa.schema(
-        [
-            *_HEAD, ("rank", _INT), ("world_size", _INT), ("state", _TEXT), ("workload_type", _TEXT),
-            ("job_id", _TEXT), ("gpu_model", _TEXT), ("provider", _TEXT), ("health_score", _REAL),
-            *((row.column, _REAL) for row in SIGNALS), ("throughput_rate", _REAL),
-        ]
-    ),
-    "collectives": pa.schema(
-        [
-            *_HEAD, ("measure", _TEXT), ("operation", _TEXT), ("communicator", _TEXT), ("rank", _INT),
-            ("nranks", _INT), ("sequence", pa.int64()), ("value_double", _REAL),
-        ]
-    ),
-    "verdicts": pa.schema(
-        [
-            *_HEAD, ("rank", _INT), ("source", _TEXT), ("state", _TEXT), ("kind", _TEXT), ("since", _TEXT),
-            ("severity", _REAL), ("cohort", _TEXT), ("evidence", _TEXT), ("digest", _TEXT), ("communicator", _TEXT),
-            ("pod", _TEXT),
-        ]
-    ),
-    "causal_chains": pa.schema(
-        [
-            *_HEAD, ("causal_chain_id", _TEXT), ("severity", _TEXT), ("root_cause", _TEXT), ("summary", _TEXT),
-            ("attributes", _TEXT),
-        ]
-    ),
-}  # fmt: skip
-"""Tables and their columns, in the order of the schema files."""
+@cache
+def schema(table: str) -> pa.Schema:
+    """The columns of a table, in the order of the schema files."""
+    nanos, text, real, whole = pa.timestamp("ns"), pa.string(), pa.float64(), pa.int32()
+    head = [("event_id", pa.uuid()), ("timestamp", nanos), ("cluster_id", text), ("node_id", text)]
+    tables: dict[str, list[tuple[str, pa.DataType]]] = {
+        "events": [
+            ("event_id", pa.uuid()), ("timestamp", nanos), ("received", nanos), ("signal", text),
+            ("cluster_id", text), ("node_id", text), ("metric_name", text), ("value_double", real),
+            ("rank", whole), ("nranks", whole), ("causal_chain_id", text), ("message", text), ("attributes", text),
+        ],
+        "node_metrics": [
+            *head, ("rank", whole), ("world_size", whole), ("state", text), ("workload_type", text),
+            ("job_id", text), ("gpu_model", text), ("provider", text), ("health_score", real),
+            *((row.column, real) for row in SIGNALS), ("throughput_rate", real),
+        ],
+        "collectives": [
+            *head, ("measure", text), ("operation", text), ("communicator", text), ("rank", whole),
+            ("nranks", whole), ("sequence", pa.int64()), ("value_double", real),
+        ],
+        "verdicts": [
+            *head, ("rank", whole), ("source", text), ("state", text), ("kind", text), ("since", text),
+            ("severity", real), ("cohort", text), ("evidence", text), ("digest", text), ("communicator", text),
+            ("pod", text),
+        ],
+        "causal_chains": [
+            *head, ("causal_chain_id", text), ("severity", text), ("root_cause", text), ("summary", text),
+            ("attributes", text),
+        ],
+    }  # fmt: skip
+    return pa.schema(tables[table])
 
 
 def uuids(blob: bytes) -> pa.Array:
@@ -58,8 +50,7 @@ def uuids(blob: bytes) -> pa.Array:
 
 def batch(table: str, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     """Rows of a table, event id as 16 bytes first, as a record batch."""
-    schema = SCHEMAS[table]
-    columns = list(zip(*rows, strict=True))
-    arrays = [uuids(b"".join(columns[0]))]
-    arrays += [pa.array(column, field.type) for column, field in zip(columns[1:], list(schema)[1:], strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    ids, *columns = zip(*rows, strict=True)
+    fields = list(schema(table))[1:]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays([uuids(b"".join(ids)), *arrays], schema=schema(table))

@@ -5,10 +5,12 @@ id have the same identity once in 2^64 times, and a sender cannot cause it, as t
 is remembered as written need not be looked up. Identities are valid within one process only.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import numpy as np
+from ingero_echo.arrays import np
 
 ID_BYTES: Final = 16
 """Length of an event id, the first part of an identity."""

@@ -1,5 +1,7 @@
 """Converts the records of a request to rows of tables. Pure: bytes and time in, rows and rejections out."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +11,7 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-import numpy as np
 import orjson
-import pyarrow as pa
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ScopeLogs
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, NumberDataPoint
@@ -22,6 +22,7 @@ from ingero_contract import echo, metrics
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import GPU_THROTTLED, LATE_RANK
 from ingero_echo import columnar, columns
+from ingero_echo.arrays import np, pa
 from ingero_echo.dedup import identities, identity, identity_suffix
 from ingero_echo.records import (
     Block,
@@ -194,15 +195,16 @@ def decode_request(
         RowBuilder(request, block.resource, rows).take(block.records, ordinals)
     try:
         made = {table: columns.batch(table, found) for table, found in rows.items()}
-    except _COLUMN_ERRORS:
+    except _column_errors():
         made = _without_misfits(request.batch, rows)
     for table, part in made.items():
         request.batch.tables.setdefault(table, []).append(part)
     return request.batch
 
 
-_COLUMN_ERRORS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""Errors that columns raise for a value of another type."""
+def _column_errors() -> tuple[type[Exception], ...]:
+    """Errors that columns raise for a value of another type."""
+    return (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, pa.RecordBatch]:
@@ -212,7 +214,7 @@ def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> di
         for row in found:
             try:
                 columns.batch(table, [row])
-            except _COLUMN_ERRORS as error:
+            except _column_errors() as error:
                 if row[0] not in odd:
                     batch.reject(f"it does not fit the table {table}: {str(error)[:200]}")
                 odd.add(row[0])
@@ -226,7 +228,7 @@ def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> di
     return {table: columns.batch(table, found) for table, found in kept.items() if found}
 
 
-def _one_by_one(request: "RequestContext", body: bytes) -> Iterator[tuple[Block, list[int]]]:
+def _one_by_one(request: RequestContext, body: bytes) -> Iterator[tuple[Block, list[int]]]:
     """The records of a request. Strings that are not UTF-8 are left out, whatever the request's length."""
     try:
         return _numbered(read_request(request.signal, body, request.budget))
@@ -623,7 +625,7 @@ def _columns(builder: RowBuilder, group: columnar.RecordGroup) -> list[columnar.
         return odd + _columns(builder, fit) if fit and odd else group.spans()
     kinds = [identity_suffix(record.name, context.cluster) for context in contexts]
     request.batch.identities += identities(ids, map(kinds.__getitem__, which.tolist()))
-    rows = pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMAS["events"])
+    rows = pa.RecordBatch.from_arrays(arrays, schema=columns.schema("events"))
     request.batch.tables.setdefault("events", []).append(rows)
     return []
 
@@ -684,7 +686,7 @@ def _arrays(
     contexts: list[RecordContext],
     which: np.ndarray[Any, np.dtype[np.int32]],
 ) -> list[pa.Array]:
-    count, schema = len(group.ordinals), columns.SCHEMAS["events"]
+    count, schema = len(group.ordinals), columns.schema("events")
 
     def same(name: str, value: Any) -> pa.Array:
         return pa.repeat(pa.scalar(value, schema.field(name).type), count)
@@ -707,7 +709,8 @@ def _arrays(
         raise UnsupportedLayout
     clusters, nodes, ranks, sizes, texts = (list(column) for column in zip(*contexts, strict=True))
     return [
-        columns.uuids(ids), pa.array(times, pa.int64()).cast(columns.NANOS), same("received", request.now),
+        columns.uuids(ids), pa.array(times, pa.int64()).cast(schema.field("timestamp").type),
+        same("received", request.now),
         same("signal", request.signal.name.lower()), by_context("cluster_id", clusters), by_context("node_id", nodes),
         same("metric_name", record.name), values, by_context("rank", ranks), by_context("nranks", sizes),
         group.texts(chain) if chain else same("causal_chain_id", None),

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import orjson
-import pyarrow as pa
-import pyarrow.csv
 from fastapi import Body, FastAPI, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from ingero_contract import echo
+from ingero_echo.arrays import pa
 from ingero_echo.auth import Identity, Scope
 from ingero_echo.errors import EchoApiError
 from ingero_echo.lake.plan import SealFailure
@@ -156,12 +155,14 @@ def _facts(reply: QueryReply) -> dict[str, str]:
 
 
 def _csv(result: QueryResult) -> bytes:
+    from pyarrow.csv import write_csv  # imported late: most servers never need it
+
     sink = io.BytesIO()
-    pyarrow.csv.write_csv(_flat(result), sink)
+    write_csv(_flat(result), sink)
     return sink.getvalue()
 
 
-def _flat(result: QueryResult) -> pa.Table:
+def _flat(result: QueryResult) -> "pa.Table":
     """Columns that CSV can hold: numbers and truth values as such, everything else as the text that JSON has."""
     columns = []
     for name, column in zip(result.columns, result.table.columns, strict=True):

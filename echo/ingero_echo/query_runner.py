@@ -1,5 +1,7 @@
 """Runs one query within its limits: time, rows, bytes."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -9,8 +11,8 @@ from functools import cached_property
 from typing import Any, Final, Protocol
 
 import duckdb
-import pyarrow as pa
 
+from ingero_echo.arrays import pa
 from ingero_echo.errors import EchoApiError
 
 _CHUNK_ROWS: Final = 2000

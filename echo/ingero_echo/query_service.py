@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from ingero_contract import echo
+from ingero_echo.arrays import pa
 from ingero_echo.auth import Identity, Scope, caller_key
 from ingero_echo.concurrency import ConcurrencyLimiter
 from ingero_echo.errors import EchoApiError

@@ -7,6 +7,7 @@ limits, and that can be killed. Through its pipe it reads its limits, then quest
 """
 
 import contextlib
+import importlib
 import os
 import queue
 import resource
@@ -20,8 +21,8 @@ from typing import Any, Final
 
 import duckdb
 import orjson
-import pyarrow as pa
 
+from ingero_echo.arrays import pa
 from ingero_echo.errors import EchoApiError
 from ingero_echo.query_runner import CancelToken, arrow_stream, run_query
 from ingero_echo.sandbox import sandbox_query
@@ -154,6 +155,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(5)
         Path("/proc/self/oom_score_adj").write_text("1000")
+    importlib.import_module("pyarrow")  # before the first question, whose time and memory are limited
     Worker(Connection(int(sys.argv[1]))).serve()
 
 

@@ -2,6 +2,8 @@
 transaction, and only then answers: acknowledged means committed.
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
 import time
@@ -13,10 +15,9 @@ from typing import Any, Final
 from uuid import UUID
 
 import duckdb
-import pyarrow as pa
 
-from ingero_echo import rollups
-from ingero_echo.columns import SCHEMAS
+from ingero_echo import columns, rollups
+from ingero_echo.arrays import pa
 from ingero_echo.dedup import ID_BYTES, Deduplicator, identities, identity, identity_suffix
 from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest import DERIVED, Batch
@@ -263,7 +264,7 @@ class Writer:
                 found = [part for tables in new_rows.batches for part in tables.get(table, ())]
                 if found:
                     # As one batch: for the engine many small batches cost as much as full ones.
-                    connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]).combine_chunks())
+                    connection.register("rows", pa.Table.from_batches(found, columns.schema(table)).combine_chunks())
                     try:
                         connection.execute(f"INSERT INTO {table} SELECT *, {seq} FROM rows")
                         if table == "events":
@@ -288,7 +289,9 @@ class Writer:
             if not summed:
                 return
             self._store.connection.unregister("rows")
-            self._store.connection.register("rows", pa.Table.from_batches(summed, SCHEMAS["events"]).combine_chunks())
+            self._store.connection.register(
+                "rows", pa.Table.from_batches(summed, columns.schema("events")).combine_chunks()
+            )
         self._store.connection.execute(rollups.ADD, {"seq": seq})
 
     def take_over(self, predecessors: str, sealed: int, highest: int, position: SourcePosition) -> None:
@@ -318,7 +321,9 @@ class Writer:
         size = self._config.remembered_ids
         out: list[bytes] = []
         cursor = self._store.cursor()
-        newest = cursor.execute("SELECT max(rowid) FROM events").fetchall()[0][0] or 0
+        newest = cursor.execute("SELECT max(rowid) FROM events").fetchall()[0][0]
+        if newest is None:
+            return out
         rows = cursor.sql(
             "SELECT event_id::BLOB AS event_id, metric_name, cluster_id FROM events WHERE rowid > $oldest",
             params={"oldest": newest - size},
@@ -363,7 +368,7 @@ def _without_repeats(group: list[_QueuedBatch], written: set[bytes]) -> _NewRows
 
 def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
     """The rows of some of a batch's events, and what was derived from those."""
-    events = pa.Table.from_batches(batch.tables["events"], SCHEMAS["events"]).take(pa.array(kept, pa.int64()))
+    events = pa.Table.from_batches(batch.tables["events"], columns.schema("events")).take(pa.array(kept, pa.int64()))
     tables = {"events": events.combine_chunks().to_batches()}
     names, clusters = events["metric_name"].to_pylist(), events["cluster_id"].to_pylist()
     derived = Counter(
@@ -375,7 +380,7 @@ def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
         if table == "node_rollups":
             tables[table] = parts
         elif table != "events":
-            rows, mask = pa.Table.from_batches(parts, SCHEMAS[table]), []
+            rows, mask = pa.Table.from_batches(parts, columns.schema(table)), []
             for event_id, cluster in zip(rows["event_id"].to_pylist(), rows["cluster_id"].to_pylist(), strict=True):
                 key = (table, event_id.bytes, cluster)
                 mask.append(derived[key] > 0)

@@ -21,7 +21,7 @@ TRACER = {"sqlite3", "ingero_agent.trace.settings", "ingero_agent.trace.evidence
         ("ingero_fleet.cli, ingero_fleet.app", ANYWHERE | {"google.protobuf.descriptor_pb2", "zstandard"}),
         (
             "ingero_echo.cli, ingero_echo.app, ingero_echo.json_api",
-            ANYWHERE | {"mcp_types", "pyiceberg", "sqlalchemy"},
+            ANYWHERE | {"mcp_types", "numpy", "pyarrow", "pyiceberg", "sqlalchemy"},
         ),
     ],
 )

@@ -1,13 +1,14 @@
 """Pages of rows by order of arrival, from a writer to the readers of the shared tables: one Arrow stream."""
 
+from __future__ import annotations
+
 import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Final
 
-import pyarrow as pa
-
+from ingero_echo.arrays import pa
 from ingero_echo.errors import EchoApiError, UserError
 from ingero_echo.lake.plan import cut
 from ingero_echo.store import Store
