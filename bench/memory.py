@@ -24,6 +24,9 @@ from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory  # noqa: E40
 TARGETS: Final = {"Fleet, 5 nodes": 60.0, "agent": 35.0, "sink": 25.0, "Echo": 120.0}
 """Most megabytes (10⁶ bytes) of a service, by the name that the table gives it."""
 
+ASKED: Final = "Fleet whose APIs were asked"
+"""Its APIs are loaded with their first request."""
+
 NODES: Final = tuple(f"node-{number}" for number in range(5))
 AGENTS: Final = tuple(f"{node}-agent" for node in NODES)
 PUSHES: Final = 20
@@ -76,11 +79,12 @@ def verdict(memory: Memory, target: float, undisturbed: bool) -> str:
 
 def rows(found: dict[str, Memory], undisturbed: bool) -> list[str]:
     """The lines of the table."""
-    return [
-        f"| {name} | {memory.alone:.1f} MB | {memory.together:.1f} MB | < {TARGETS[name]:g} MB "
-        f"| {verdict(memory, TARGETS[name], undisturbed)} |"
-        for name, memory in found.items()
-    ]
+    lines = []
+    for name, memory in found.items():
+        target = TARGETS.get(name)
+        judged = f"< {target:g} MB | {verdict(memory, target, undisturbed)}" if target else "– | for comparison"
+        lines.append(f"| {name} | {memory.alone:.1f} MB | {memory.together:.1f} MB | {judged} |")
+    return lines
 
 
 def strangers(own: set[int]) -> list[int]:
@@ -118,14 +122,21 @@ class Host:
 
     def wait(self) -> None:
         """Wait until every service has done its work several times."""
-        self.lab.wait("every node to be pushed", lambda: all(self.pushes(node) >= PUSHES for node in NODES), 120)
+        self.lab.wait("every node to be pushed", lambda: self.pushes() >= PUSHES * len(NODES), 120)
         self.lab.wait("the sink to be connected", lambda: self.site.sink_lines().get("ingero_sink_connected") == 1)
         self.lab.wait("Echo to be whole", lambda: "front_ends_ready" in self.lab.log("echo").read_text(), 120)
 
-    def pushes(self, node: str) -> int:
-        """Pushes of a node that Fleet has accepted."""
-        found = self.site.get("diagnostics", f"/api/v1/why?node_id={node}") or {}
-        return int(found.get("pushes", 0))
+    def pushes(self) -> float:
+        """Pushes that Fleet has taken, read where no API is asked."""
+        page = self.lab.client.get(f"http://127.0.0.1:{self.site.ports['telemetry']}/metrics").text
+        found = [line for line in page.splitlines() if line.startswith('ingero_fleet_pushes_total{signal="metrics"}')]
+        return float(found[0].rsplit(" ", 1)[1]) if found else 0.0
+
+    def ask(self) -> None:
+        """Ask Fleet's APIs, as the operator and people do."""
+        for port, path in (("threshold", "/api/v1/stragglers"), ("diagnostics", "/api/v1/nodes")):
+            if self.site.get(port, path) is None:
+                raise LabFailed(f"Fleet does not answer {path}")
 
     def read(self) -> dict[str, Memory]:
         """The memory of each service, of the agents the largest, after a scrape of the pages open by default."""
@@ -149,7 +160,10 @@ def measure() -> tuple[dict[str, Memory], int]:
         host = Host(lab)
         host.start()
         host.wait()
-        return settled(host.read, lambda: time.sleep(PAUSE), 60), len(host.strangers)
+        idle = settled(host.read, lambda: time.sleep(PAUSE), 60)
+        host.ask()
+        asked = settled(host.read, lambda: time.sleep(PAUSE), 60)
+        return {**idle, ASKED: asked["Fleet, 5 nodes"]}, len(host.strangers)
 
 
 def main() -> None:

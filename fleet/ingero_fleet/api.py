@@ -1,11 +1,10 @@
-"""The HTTP APIs: threshold and stragglers for agents and operator, diagnostics, health, zPages, metrics pages."""
+"""The HTTP APIs: threshold and stragglers for agents and operator, and diagnostics."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from ingero_contract import routes
 from ingero_fleet.collectives.tracker import CollectivesTracker
@@ -20,7 +19,6 @@ from ingero_fleet.tick_snapshot import (
     threshold_answer,
     why_answer,
 )
-from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 from ingero_kit.otlp_receiver import Authenticator
 
 Cluster = Annotated[str, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
@@ -30,10 +28,6 @@ OptionalNode = Annotated[str | None, Query(alias=routes.NODE_PARAMETER, min_leng
 OptionalNodes = Annotated[list[str] | None, Query(alias=routes.NODE_PARAMETER, max_length=1000)]
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Offset = Annotated[int, Query(ge=0)]
-
-
-Health = tuple[bool, dict[str, Any]]
-"""Whether a Fleet is healthy, and facts about it."""
 
 
 def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
@@ -168,54 +162,6 @@ def admin_api(
             **collectives.answer(cluster_id, now, limit), "hangs": hangs.hangs(now, cluster_id),
             "watched_jobs": hangs.watched(now, cluster_id),
         }  # fmt: skip
-
-    return app
-
-
-def health_api(health_now: Callable[[], Health], authenticator: Authenticator) -> FastAPI:
-    """Port 8088: health of Fleet itself. The detailed state is served only when a token is configured."""
-    app = _app("ingero Fleet health")
-
-    @app.get(routes.FLEET_HEALTH)
-    def health() -> Response:
-        """A short state without authentication."""
-        healthy, _ = health_now()
-        return PlainTextResponse("ok\n" if healthy else "unhealthy\n", 200 if healthy else 503)
-
-    if authenticator.tokens is not None:
-
-        @app.get(routes.FLEET_STATE, dependencies=[Depends(bearer(authenticator))])
-        def details() -> Response:
-            """Everything about Fleet's own health."""
-            healthy, facts = health_now()
-            return JSONResponse({"healthy": healthy, **facts}, 200 if healthy else 503)
-
-    return app
-
-
-def zpages(health_now: Callable[[], Health]) -> FastAPI:
-    """Port 55679: pages for probes and people."""
-    app = _app("ingero Fleet zPages")
-
-    @app.get("/debug/servicez")
-    def servicez() -> Response:
-        """Is the service up, and what runs in it."""
-        healthy, facts = health_now()
-        rows = "".join(f"<tr><td>{key}</td><td>{value}</td></tr>" for key, value in facts.items())
-        page = f"<!doctype html><html lang=en><title>ingero Fleet</title><h1>ingero Fleet</h1><table>{rows}</table>"
-        return HTMLResponse(page, 200 if healthy else 503)
-
-    return app
-
-
-def metrics_app(collectors: Sequence[Collector]) -> FastAPI:
-    """A Prometheus page."""
-    app = _app("metrics")
-
-    @app.get("/metrics")
-    def page() -> Response:
-        """The metrics in text exposition format."""
-        return Response(exposition(collectors), media_type=CONTENT_TYPE)
 
     return app
 

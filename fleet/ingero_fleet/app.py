@@ -7,11 +7,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
-from ingero_fleet import api
 from ingero_fleet.collectives.collector import COLLECTIVES
 from ingero_fleet.collectives.polling import poll_between_ticks
 from ingero_fleet.collectives.topology_file import TopologyFile, follow_topology
@@ -21,8 +20,8 @@ from ingero_fleet.engine import Engine
 from ingero_fleet.hangs import HANGS
 from ingero_fleet.intake import Observe
 from ingero_fleet.page.live import LivePage
-from ingero_fleet.page.serve import add_page
 from ingero_fleet.page_servers import PageServers
+from ingero_fleet.plain_pages import health_pages, late_app, metrics_pages, plain_app, zpages
 from ingero_fleet.receivers.ingest import make_authenticator, try_reload
 from ingero_fleet.receivers.reception import Reception
 from ingero_fleet.score_table import ScoreTable
@@ -34,7 +33,7 @@ from ingero_kit.exposition import Collector
 from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
-from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_receiver import Authenticator, Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import leave_out_pydantic_v1, use_single_malloc_arena
 from ingero_kit.process_metrics import PROCESS
@@ -153,27 +152,22 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(
-                engine, make_authenticator(threshold.auth), self._cost, self._collectives,
-                self._reception.exporting,
-                self._replica.log_answer if self._replica else None,
-            )  # fmt: skip
-            await self._pages.open("threshold", app, threshold.agent_endpoint, threshold.tls)
+            agents, people = make_authenticator(threshold.auth), make_authenticator(threshold.admin_auth)
+            await self._pages.open(
+                "threshold", late_app(lambda: self._agent_api(agents)), threshold.agent_endpoint, threshold.tls
+            )
             await self._pages.open(
                 "diagnostics",
-                add_page(
-                    api.admin_api(engine, self._collectives, self._taints, make_authenticator(threshold.admin_auth)),
-                    self._live,
-                ),
+                late_app(lambda: self._admin_api(people)),
                 threshold.admin_endpoint,
                 threshold.admin_tls,
             )
         if "healthee" in wanted:
             healthee = extensions.healthee
-            app = api.health_api(engine.health, make_authenticator(healthee.auth))
+            app = plain_app(health_pages(engine.health, make_authenticator(healthee.auth)))
             await self._pages.open("health", app, healthee.endpoint, healthee.tls)
         if "zpages" in wanted:
-            await self._pages.open("zpages", api.zpages(engine.health), extensions.zpages.endpoint)
+            await self._pages.open("zpages", plain_app(zpages(engine.health)), extensions.zpages.endpoint)
         if any(
             "prometheus" in getattr(self.config.service.pipelines, kind.name.lower()).exporters for kind in Signal
         ):
@@ -184,7 +178,8 @@ class Fleet:
                 TableCollector(TAINTS, lambda: self._taints),
                 TableCollector(HANGS, lambda: engine.machine.hangs),
             ]
-            await self._pages.open("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
+            page = plain_app(metrics_pages(findings))
+            await self._pages.open("prometheus", page, self.config.exporters.prometheus.endpoint)
         traffic = self._reception.traffic
         stats: list[Collector] = [
             TableCollector(ENGINE, lambda: engine),
@@ -196,7 +191,21 @@ class Fleet:
             from ingero_fleet.replication.log_stats import LOG
 
             stats.append(TableCollector(LOG, lambda: self._log.stats))
-        await self._pages.open("telemetry", api.metrics_app(stats), self.config.service.telemetry.metrics.address)
+        page = plain_app(metrics_pages(stats))
+        await self._pages.open("telemetry", page, self.config.service.telemetry.metrics.address)
+
+    def _agent_api(self, authenticator: Authenticator) -> Any:
+        from ingero_fleet.api import agent_api
+
+        log_answer = self._replica.log_answer if self._replica else None
+        exporting = self._reception.exporting
+        return agent_api(self.engine, authenticator, self._cost, self._collectives, exporting, log_answer)
+
+    def _admin_api(self, authenticator: Authenticator) -> Any:
+        from ingero_fleet.api import admin_api
+        from ingero_fleet.page.serve import add_page
+
+        return add_page(admin_api(self.engine, self._collectives, self._taints, authenticator), self._live)
 
     def reload(self) -> None:
         """Read settings, rates and rules again. Failures are logged, and the old ones stay in force."""

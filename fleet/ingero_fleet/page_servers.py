@@ -1,8 +1,7 @@
 """The HTTP listeners of a Fleet for APIs and pages."""
 
 import asyncio
-
-from fastapi import FastAPI
+from typing import Any
 
 from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_kit.addresses import parse_endpoint
@@ -17,8 +16,8 @@ class PageServers:
         """Where they listen, by purpose."""
         self._servers: list[AsgiServer] = []
 
-    async def open(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
-        """Serve an application; raises `SettingsError` or `OSError`."""
+    async def open(self, name: str, app: Any, endpoint: str, tls: ServerTls | None = None) -> None:
+        """Serve an ASGI application; raises `SettingsError` or `OSError`."""
         server = AsgiServer(head_as_get(app))
         self.ports[name] = await server.start(*parse_endpoint(endpoint), tls=tls, purpose=name)
         self._servers.append(server)

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from ingero_fleet import api
 from ingero_fleet.collectors import LISTENERS, TRAFFIC
 from ingero_fleet.page_servers import PageServers
+from ingero_fleet.plain_pages import Health, health_pages, metrics_pages, plain_app, zpages
 from ingero_fleet.receivers.ingest import make_authenticator, try_reload
 from ingero_fleet.receivers.reception import Reception
 from ingero_fleet.replication.jetstream import JetStreamLog
@@ -57,10 +57,10 @@ class ReceiverFleet:
     async def _open_pages(self) -> None:
         wanted, extensions = self.config.service.extensions, self.config.extensions
         if "healthee" in wanted:
-            app = api.health_api(self._health, make_authenticator(extensions.healthee.auth))
+            app = plain_app(health_pages(self._health, make_authenticator(extensions.healthee.auth)))
             await self._pages.open("health", app, extensions.healthee.endpoint, extensions.healthee.tls)
         if "zpages" in wanted:
-            await self._pages.open("zpages", api.zpages(self._health), extensions.zpages.endpoint)
+            await self._pages.open("zpages", plain_app(zpages(self._health)), extensions.zpages.endpoint)
         stats: list[Collector] = [
             TableCollector(TRAFFIC, self._reception.traffic),
             TableCollector(LISTENERS, lambda: self._reception.traffic().listeners),
@@ -69,9 +69,9 @@ class ReceiverFleet:
             PROCESS,
         ]
         address = self.config.service.telemetry.metrics.address
-        await self._pages.open("telemetry", api.metrics_app(stats), address)
+        await self._pages.open("telemetry", plain_app(metrics_pages(stats)), address)
 
-    def _health(self) -> api.Health:
+    def _health(self) -> Health:
         healthy, facts = self._receiver.health()
         return healthy, facts | self._reception.facts()
 

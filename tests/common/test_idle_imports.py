@@ -18,7 +18,10 @@ TRACER = {"sqlite3", "ingero_agent.trace.settings", "ingero_agent.trace.evidence
             (ON_NODES | TRACER | {"ingero_agent.collector", "ingero_agent.node_api"}) - {"httpx", "zstandard"},
         ),
         ("ingero_sink.cli, ingero_sink.app", ON_NODES | {"google", "orjson"}),
-        ("ingero_fleet.cli, ingero_fleet.app", ANYWHERE | {"google.protobuf.descriptor_pb2", "zstandard"}),
+        (
+            "ingero_fleet.cli, ingero_fleet.app, ingero_fleet.plain_pages",
+            ANYWHERE | {"anyio", "fastapi", "google.protobuf.descriptor_pb2", "starlette", "zstandard"},
+        ),
         (
             "ingero_echo.cli, ingero_echo.app, ingero_echo.json_api",
             ANYWHERE | {"mcp_types", "numpy", "pyarrow", "pyiceberg", "sqlalchemy"},
