@@ -134,6 +134,16 @@ def test_a_column_of_metrics_makes_no_cohorts_and_one_of_singles_is_told(tmp_pat
     assert [episode["node"] for episode in judged(file, "--column", "job_id=")["episodes"]] == ["n2"]
 
 
+def test_a_job_that_changes_all_the_time_judges_nobody_and_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    file.write_text(slow_node("time,node,rate,job", "{s},{node},{rate:.3f},{s}"))
+
+    text = " ".join(run(file).stdout.split())
+
+    assert "200 cohorts by job" in text
+    assert "nobody is judged: no node worked in one cohort for as long as the warm-up" in text
+
+
 @pytest.mark.parametrize(
     ("header", "line", "note"),
     [
@@ -233,6 +243,30 @@ def test_a_node_that_stopped_reporting_is_named_and_not_accused(tmp_path: Path) 
         ],
     }
     assert f"1 node was silent at the end, dead or taken away: n3 since {START + 1000}" in text
+
+
+def test_a_node_without_any_value_is_named(tmp_path: Path) -> None:
+    lines = slow_node("time,node,rate", "{s},{node},{rate}").splitlines()
+    (tmp_path / "history.csv").write_text(
+        "\n".join(f"{line.rsplit(',', 1)[0]},NaN" if ",n3," in line else line for line in lines)
+    )
+
+    found, text = judged(tmp_path / "history.csv"), run(tmp_path / "history.csv").stdout
+
+    assert found["summary"]["silent"]["always"] == [{"cluster": "", "node": "n3"}]
+    assert found["summary"]["silent"]["at_end"] == []
+    assert "1 node never had a value: n3" in text
+
+
+def test_fleets_settings_choose_what_forms_cohorts(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_text(slow_node("time,node,rate,job,stage", "{s},{node},{rate},A,{node}"))
+    (tmp_path / "fleet.yaml").write_text(json.dumps({"processors": {"ingero": {"cohort": {"by": ["job_id"]}}}}))
+
+    found = judged(tmp_path / "history.csv", "--config", tmp_path / "fleet.yaml")
+
+    assert found["summary"]["columns"]["ignored"] == ["stage"]
+    assert found["summary"]["cohorts"] == 1
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
 
 
 def test_a_recording_of_which_rows_are_missing_never_claims_to_be_equal(tmp_path: Path) -> None:

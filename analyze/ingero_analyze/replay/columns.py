@@ -118,7 +118,7 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
     unit = None if recorded else _unit(roles["time"][0])
     return Columns(
         roles, measures[0], _unit(roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
-        tuple(name for name in names if name not in used), recorded,
+        tuple(name for name in names if name and name not in used), recorded,
     )  # fmt: skip
 
 

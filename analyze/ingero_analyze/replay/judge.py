@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import NotInOrder, RecordedHistory, RecordedTick
+from ingero_analyze.replay.rows import NOBODY
 from ingero_analyze.replay.silences import Silence, Silences
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.column_store import ColumnStore
@@ -189,6 +190,7 @@ class Replay:
             "problems": reading.problems.answer(),
             "silent": {
                 "at_end": [_silence(one) for one in self.silences.at_end()],
+                "always": [{"cluster": cluster, "node": node} for cluster, node in self._never_reported()],
                 "ended": {"count": self.silences.count, "first": [_silence(one) for one in self.silences.ended]},
             },
         }
@@ -196,6 +198,10 @@ class Replay:
         if reading.recorded and reading.problems.count:
             about["digest"], about["recorded_states"] = "", None
         return about
+
+    def _never_reported(self) -> list[NodeKey]:
+        """Nodes all of whose rows lack a value."""
+        return [node for node in self.history.words.nodes if node != NOBODY and not self.silences.knows(node)]
 
 
 def _silence(one: Silence) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def print_table(done: Replay, console: Console) -> None:
             f"{_cohort(job['cohort'])} lost {100 * job['severity']:.0f} % {'on average' if few else 'together'}, "
             f"since {_short(job['since'], calendar)}: {why}"
         )
-    for line in (*_silent(about["silent"]["at_end"], calendar), *_reading(done, about)):
+    for line in (*_silent(about["silent"], calendar), *_reading(done, about)):
         console.print(line)
     if about["digest"]:
         console.print(f"digest {about['digest']}", style="dim")
@@ -114,22 +114,25 @@ def _limits(about: dict[str, Any]) -> Iterator[str]:
     parameters, small = about["parameters"], about["small_cohorts"]
     if about["ticks"] <= parameters["warmup"]:
         yield f"the history has no more ticks than the warm-up ({parameters['warmup']}): nobody is judged"
+    elif not about["node_hours"] and not small:
+        yield "nobody is judged: no node worked in one cohort for as long as the warm-up"
     if small:
         nodes, cohorts = _counted(sum(small.values()), "node"), _counted(len(small), "cohort")
         fewest = parameters["min_peers"]
         yield f"{nodes} cannot be judged, in {cohorts} with fewer than {fewest} nodes to compare"
 
 
-def _silent(silent: Sequence[dict[str, Any]], calendar: bool) -> Iterator[str]:
-    if silent:
-        shown = [
-            f"{plain('/'.join(filter(None, (one['cluster'], one['node']))))} since {_short(one['since'], calendar)}"
-            for one in silent[:MOST_NAMES]
-        ]
-        were = "was" if len(silent) == 1 else "were"
-        yield (
-            f"{_counted(len(silent), 'node')} {were} silent at the end, dead or taken away: {_listed(shown, silent)}"
-        )
+def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
+    for what, every in (("was silent at the end, dead or taken away", silent["at_end"]),
+                        ("never had a value", silent["always"])):  # fmt: skip
+        if every:
+            shown = [
+                plain("/".join(filter(None, (one["cluster"], one["node"]))))
+                + (f" since {_short(one['since'], calendar)}" if "since" in one else "")
+                for one in every[:MOST_NAMES]
+            ]
+            words = what if len(every) == 1 else what.replace("was", "were", 1)
+            yield f"{_counted(len(every), 'node')} {words}: {_listed(shown, every)}"
 
 
 def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:

@@ -118,6 +118,7 @@ class _Check:
 
     def __init__(self, batch: TableBatch, problems: Problems) -> None:
         self.good = np.ones(batch.rows, np.bool_)
+        self.missing = np.zeros(batch.rows, np.bool_)
         self._batch, self._problems = batch, problems
 
     def refuse(self, wrong: Bools, column: str, text: Callable[[int], str]) -> None:
@@ -216,6 +217,7 @@ class RowReader:
                 self.reading.first_missing = batch.place(index, name)
             self.reading.missing += int(missing.sum())
             check.good &= ~missing
+            check.missing = missing
         if measure == "step_seconds":
             with np.errstate(divide="ignore", over="ignore"):
                 value = 1.0 / value
@@ -248,7 +250,7 @@ class RowReader:
         check.refuse((node == names.get("", -1)) & ~empty, name, lambda _: "a node needs a name")
         return _numbered(
             [self._column(batch, columns.one("cluster")), (node, list(names))],
-            check.good,
+            check.good | (check.missing & (node != names.get("", -1))),
             lambda parts: self.words.nodes.setdefault(node_key(parts[0], parts[1]), len(self.words.nodes)),
         )
 

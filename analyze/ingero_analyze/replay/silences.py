@@ -52,6 +52,10 @@ class Silences:
         self._last[here] = now
         self._since[self._last_tick == self._tick - 1] = now
 
+    def knows(self, node: NodeKey) -> bool:
+        """Whether there was a row of this node."""
+        return node in self._numbers
+
     def at_end(self) -> list[Silence]:
         """The nodes that are silent now, longest first."""
         gone = np.flatnonzero((self._tick - self._last_tick > self._ticks) & (self._last_tick > 0))
