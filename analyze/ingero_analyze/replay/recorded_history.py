@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.columns import LABELS
-from ingero_analyze.replay.rows import NOBODY, SORTED, BatchRows, Reading, RowReader, Vocabulary
+from ingero_analyze.replay.reading import SORTED, Reading
+from ingero_analyze.replay.rows import NOBODY, BatchRows, RowReader, Vocabulary
 from ingero_analyze.tables import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.replay.cells import SCALES, Cells, numbers, per_second_of, times
-from ingero_analyze.replay.columns import LABELS, Columns, recognised
+from ingero_analyze.replay.columns import Columns, recognised
+from ingero_analyze.replay.reading import ZONELESS, Reading
 from ingero_analyze.tables import TableBatch, TableError, read_columns
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.observation import ACTIVE
-from ingero_fleet.recording import EMPTY, MERGEABLE, PARTS, RECORDED, STATES
+from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
 
 CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
 """Values that the column `state` may hold."""
@@ -28,9 +29,6 @@ SHORTEST: Final = float(np.finfo(np.float64).tiny)
 
 MOST_COMBINATIONS: Final = 1 << 62
 """Numbers of combinations of texts that are told apart without renumbering."""
-
-SORTED: Final = "the rows are not in the order of time, and were sorted"
-ZONELESS: Final = "times without a zone are taken as UTC"
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,49 +66,6 @@ class Vocabulary:
 
     nodes: dict[NodeKey, int] = field(default_factory=lambda: {NOBODY: 0})
     cohorts: dict[CohortKey, int] = field(default_factory=dict)
-
-
-@dataclass
-class Reading:
-    """How files were read. `used`: columns by role; `rows`: those used; `first_missing`: the first row without a
-    value, which counts as no report."""
-
-    measure: str = ""
-    used: dict[str, list[str]] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    rows: int = 0
-    missing: int = 0
-    first_missing: str = ""
-    problems: Problems = field(default_factory=Problems)
-    mergeable: tuple[int, ...] = ()
-    calendar: bool = False
-    recorded: bool = False
-
-    @property
-    def labels(self) -> list[str]:
-        """The columns that form cohorts."""
-        return [name for role in LABELS for name in self.used.get(role, ())]
-
-    def note(self, text: str) -> None:
-        """Remember a sentence once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def begin(self, file: str, columns: Columns) -> None:
-        """Add the columns of a file. Raises `TableError` when its values are of another kind than earlier ones."""
-        if self.measure and columns.measure != self.measure:
-            raise TableError(
-                file, f"the column {columns.measure} cannot be compared with {self.measure} of another file"
-            )
-        self.measure = columns.measure
-        self.recorded = columns.recorded
-        if any(part in columns.roles for part in PARTS):
-            self.mergeable = MERGEABLE
-        for role, names in columns.roles.items():
-            known = self.used.setdefault(role, [])
-            known += [name for name in names if name not in known]
-        self.ignored += [name for name in columns.ignored if name not in self.ignored]
 
 
 class _Check:
@@ -153,13 +108,14 @@ class RowReader:
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             return [*used, RECORDED] if columns.recorded else used
 
-        consumed, per_second = 0, 0.0
+        consumed, begun, per_second = 0, False, 0.0
         for batch in read_columns(file, choose, lambda error: self.reading.problems.add("", str(error))):
             columns = found[0]
-            if not per_second:
+            if not begun:
                 self.reading.begin(file, columns)
-                per_second = self._per_second(batch, columns)
+                begun = True
             if batch.rows:
+                per_second = per_second or self._per_second(batch, columns)
                 rows, kept = self._rows(batch, columns, per_second)
                 if len(kept):
                     self.reading.rows += len(kept)
@@ -179,7 +135,7 @@ class RowReader:
     def _rows(self, batch: TableBatch, columns: Columns, per_second: float) -> tuple[BatchRows, Ints]:
         check = _Check(batch, self.reading.problems)
         time = self._times(batch, columns, per_second, check)
-        empty = self._empty(batch)
+        empty = _empty(batch, columns)
         state = self._states(batch, columns, check)
         value = self._values(batch, columns, check, (state == ACTIVE) & ~empty)
         node = self._nodes(batch, columns, check, empty)
@@ -222,13 +178,6 @@ class RowReader:
             with np.errstate(divide="ignore", over="ignore"):
                 value = 1.0 / value
         return value
-
-    def _empty(self, batch: TableBatch) -> Bools:
-        """Which rows stand for a recorded tick without nodes."""
-        if not self.reading.recorded:
-            return np.zeros(batch.rows, np.bool_)
-        kinds = {EMPTY: 0}
-        return np.asarray(batch.codes(RECORDED, kinds) == kinds[EMPTY])
 
     def _states(self, batch: TableBatch, columns: Columns, check: _Check) -> npt.NDArray[np.uint8]:
         name = columns.one("state")
@@ -277,6 +226,14 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
+
+
+def _empty(batch: TableBatch, columns: Columns) -> Bools:
+    """Which rows stand for a recorded tick without nodes."""
+    if not columns.recorded:
+        return np.zeros(batch.rows, np.bool_)
+    kinds = {EMPTY: 0}
+    return np.asarray(batch.codes(RECORDED, kinds) == kinds[EMPTY])
 
 
 def _cells(batch: TableBatch, name: str, parse: Callable[[Any], Cells]) -> Cells:
