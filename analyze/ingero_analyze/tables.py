@@ -1,5 +1,6 @@
 """Reads CSV and Parquet as batches of text and number columns, with errors that name file, row and column."""
 
+import csv
 import gzip
 import sys
 import zlib
@@ -17,6 +18,8 @@ BATCH_ROWS: Final = 1 << 16
 LATEST: Final = 1e11
 """Largest time in seconds, some three thousand years; times in milliseconds and finer units since 1970 are larger."""
 
+DELIMITERS: Final = ",;\t|"
+
 _PACKED: Final = b"\x1f\x8b"
 
 
@@ -24,12 +27,13 @@ class TableError(ValueError):
     """A file cannot be read; the text names the place."""
 
     def __init__(self, file: str, text: str, row: int | None = None, column: str | None = None) -> None:
-        place = file
-        if row is not None:
-            place += f", row {row}"
-        if column is not None:
-            place += f", column {column}"
-        super().__init__(f"{place}: {text}")
+        super().__init__(f"{place_of(file, row, column)}: {text}")
+
+
+def place_of(file: str, row: int | None = None, column: str | None = None) -> str:
+    """A place in a file, in words."""
+    place = file if row is None else f"{file}, row {row}"
+    return place if column is None else f"{place}, column {column}"
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,14 @@ class TableBatch:
 
     def error(self, index: int, column: str, text: str) -> TableError:
         """An error at a row of this batch."""
-        place = index if self.places is None else int(self.places[index])
-        return TableError(self.file, text, self.first_row + place, column)
+        return TableError(self.file, text, self._row(index), column)
+
+    def place(self, index: int, column: str) -> str:
+        """A row of this batch, in words."""
+        return place_of(self.file, self._row(index), column)
+
+    def _row(self, index: int) -> int:
+        return self.first_row + (index if self.places is None else int(self.places[index]))
 
     def text(self, name: str) -> list[str]:
         """A column as text; empty where a value is missing."""
@@ -70,7 +80,7 @@ class TableBatch:
         import pyarrow.compute as pc
 
         column = self.columns[name]
-        if _is_text(column):
+        if is_text(column):
             column = pc.utf8_trim_whitespace(column)
             column = pc.if_else(pc.equal(column, ""), None, column)
         try:
@@ -79,40 +89,6 @@ class TableBatch:
             index = self._first_without(column, pa.float64(), safe=False)
             raise self.error(index, name, f"{str(column[index])[:40]!r} is not a number") from None
         return np.asarray(pc.fill_null(numbers, float("nan")), np.float64)
-
-    def times(self, name: str) -> tuple[npt.NDArray[np.float64], bool]:
-        """A column of seconds or RFC 3339 times as seconds, and whether it was the latter."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        column = self.columns[name]
-        if pa.types.is_timestamp(column.type):
-            moments = pc.cast(column, pa.timestamp("us"), safe=False)
-        elif _is_text(column) and pc.any(pc.match_substring(column, ":")).as_py():
-            moments = self._moments(pc.utf8_upper(pc.utf8_trim_whitespace(column)), name)
-        else:
-            return self._seconds(self.numbers(name), name), False
-        if moments.null_count:
-            raise self.error(int(np.flatnonzero(np.asarray(pc.is_null(moments)))[0]), name, "a time is missing")
-        return np.asarray(moments.cast(pa.int64()), np.float64) / 1e6, True
-
-    def _moments(self, column: Any, name: str) -> Any:
-        """RFC 3339 times as microseconds; null where a time is missing."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        column = pc.if_else(pc.equal(column, ""), None, column)
-        try:
-            return pc.cast(column, pa.timestamp("us", tz="UTC"))
-        except pa.ArrowInvalid:
-            pass
-        nanoseconds = pa.timestamp("ns", tz="UTC")
-        try:
-            return pc.cast(pc.cast(column, nanoseconds), pa.timestamp("us", tz="UTC"), safe=False)
-        except pa.ArrowInvalid:
-            index = self._first_without(column, nanoseconds)
-            value = str(self.columns[name][index])[:40]
-            raise self.error(index, name, f"{value!r} is no RFC 3339 time with a zone") from None
 
     def texts(self, name: str) -> Any:
         """A column as an array of text; empty where a value is missing. `TableError` names the first that is none."""
@@ -139,19 +115,19 @@ class TableBatch:
                 return index
         return 0
 
-    def _seconds(self, values: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float64]:
-        bad = np.flatnonzero(~(np.abs(values) <= LATEST))
-        if len(bad):
-            value = float(values[bad[0]])
-            large = f"{value:g} is too large: seconds are expected"
-            raise self.error(int(bad[0]), name, large if np.isfinite(value) else "a time is missing or not finite")
-        return values
 
-
-def _is_text(column: Any) -> bool:
+def is_text(column: Any) -> bool:
+    """Whether a column of Arrow holds text."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
+
+
+Choose = Callable[[Sequence[str]], Sequence[str]]
+"""Which of a file's columns to read. Raises `ValueError` if they are not the right ones."""
+
+Skip = Callable[[TableError], None]
+"""Takes note of a row that cannot be read and is left out."""
 
 
 def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[TableBatch]:
@@ -159,22 +135,27 @@ def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) ->
 
     `TableError` for a missing required column or a malformed row, `OSError` as usual.
     """
+    return read_columns(file, lambda names: _wanted(names, required, optional))
+
+
+def read_columns(file: str, choose: Choose, skip: Skip | None = None) -> Iterator[TableBatch]:
+    """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:
         raise TableError(file, "reading histories needs pyarrow: pip install pyarrow") from None
     if Path(file).suffix.lower() in (".parquet", ".pq"):
-        yield from _parquet(file, required, optional)
+        yield from _parquet(file, choose, skip)
     elif file == "-":
-        yield from _csv("-", standard_input(), required, optional)
+        yield from _csv("-", standard_input(), choose, skip)
     else:
         with Path(file).open("rb") as stream:
             if stream.peek(2)[:2] != _PACKED:
-                yield from _csv(file, stream, required, optional)
+                yield from _csv(file, stream, choose, skip)
                 return
             try:
                 with gzip.GzipFile(fileobj=stream) as unpacked:
-                    yield from _csv(file, unpacked, required, optional, stream.tell)
+                    yield from _csv(file, unpacked, choose, skip, stream.tell)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise TableError(file, f"not gzip, or cut off: {error}") from None
 
@@ -186,14 +167,21 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer
 
 
-def _wanted(file: str, names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> list[str]:
+def _wanted(names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> list[str]:
     for name in required:
         if name not in names:
-            raise TableError(file, f"there is no column {name!r} (there are: {', '.join(names)[:200]})")
+            raise ValueError(f"there is no column {name!r} (there are: {', '.join(names)[:200]})")
     doubled = [name for name in (*required, *optional) if list(names).count(name) > 1]
     if doubled:
-        raise TableError(file, "this column is there twice", column=doubled[0])
+        raise ValueError(f"the column {doubled[0]} is there twice")
     return [name for name in (*required, *optional) if name in names]
+
+
+def _chosen(file: str, names: Sequence[str], choose: Choose) -> Sequence[str]:
+    try:
+        return choose(names)
+    except ValueError as error:
+        raise TableError(file, str(error)) from None
 
 
 class _Counted:
@@ -211,14 +199,55 @@ class _Counted:
 
 
 def _csv(
-    file: str, stream: Any, required: Sequence[str], optional: Sequence[str],
-    consumed: Callable[[], int] | None = None,
-) -> Iterator[TableBatch]:  # fmt: skip
+    file: str, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None = None
+) -> Iterator[TableBatch]:
     """Batches of CSV; `consumed` counts the bytes of the file where the stream unpacks it."""
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import csv as arrow_csv
 
     counted = _Counted(stream)
+    names, delimiter = _header(file, stream)
+    wanted = list(_chosen(file, names, choose))
+    ragged: list[TableError] = []
+    skipped: list[int] = []
+
+    def refuse(row: Any) -> str:
+        text = f"{row.actual_columns} values where {row.expected_columns} columns were expected"
+        error = TableError(file, text, row.number + 1)
+        if skip is None:
+            ragged.append(error)
+            return "error"
+        skip(error)
+        skipped.append(row.number + 1)
+        return "skip"
+
+    unique = [name if names.index(name) == place else f"{name} {place}" for place, name in enumerate(names)]
+    row = 2
+    try:
+        reader = arrow_csv.open_csv(
+            counted,
+            read_options=arrow_csv.ReadOptions(block_size=BATCH_BYTES, column_names=unique, use_threads=False),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=delimiter, invalid_row_handler=refuse, ignore_empty_lines=False
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                include_columns=wanted, column_types={name: pa.binary() for name in wanted}
+            ),
+        )
+        for found in reader:
+            size = found.num_rows
+            places = np.setdiff1d(np.arange(size + len(skipped)), np.array(skipped, np.int64) - row)[:size]
+            yield _batch(file, row, found, wanted, consumed() if consumed else counted.consumed, places, skip)
+            row += int(places[-1]) + 1 if size else 0
+            skipped[:] = [number for number in skipped if number >= row]
+    except pa.ArrowInvalid as error:
+        if "Empty CSV" in str(error):
+            return
+        raise ragged[0] if ragged else TableError(file, f"after row {row - 1}: {str(error)[:200]}") from None
+
+
+def _header(file: str, stream: Any) -> tuple[list[str], str]:
+    """The names of the columns, and what delimits them."""
     first = stream.readline(1 << 20)
     if not first.strip():
         raise TableError(file, "the file is empty")
@@ -226,56 +255,60 @@ def _csv(
         header = first.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise TableError(file, "the first row is not UTF-8 text; is this a CSV file?") from None
-    names = [name.strip().strip('"').strip() for name in header.split(",")]
-    wanted = _wanted(file, names, required, optional)
-    ragged: list[TableError] = []
-
-    def refuse(row: Any) -> str:
-        text = f"{row.actual_columns} values where {row.expected_columns} columns were expected"
-        ragged.append(TableError(file, text, row.number + 1))
-        return "error"
-
-    unique = [name if names.index(name) == place else f"{name} {place}" for place, name in enumerate(names)]
-    row = 2
+    delimiter = max(DELIMITERS, key=header.count)
     try:
-        reader = csv.open_csv(
-            counted,
-            read_options=csv.ReadOptions(block_size=BATCH_BYTES, column_names=unique, use_threads=False),
-            parse_options=csv.ParseOptions(invalid_row_handler=refuse, ignore_empty_lines=False),
-            convert_options=csv.ConvertOptions(
-                include_columns=wanted, column_types={name: pa.binary() for name in wanted}
-            ),
-        )
-        for found in reader:
-            yield _batch(file, row, found, wanted, consumed() if consumed else counted.consumed)
-            row += found.num_rows
-    except pa.ArrowInvalid as error:
-        if "Empty CSV" in str(error):
-            return
-        raise ragged[0] if ragged else TableError(file, f"after row {row - 1}: {str(error)[:200]}") from None
+        names = next(csv.reader([header], delimiter=delimiter, skipinitialspace=True))
+    except csv.Error as error:
+        raise TableError(file, f"the first row is not CSV: {error}") from None
+    return [name.strip() for name in names], delimiter
 
 
-def _batch(file: str, row: int, found: Any, wanted: Sequence[str], consumed: int) -> TableBatch:
+def _batch(
+    file: str, row: int, found: Any, wanted: Sequence[str], consumed: int, places: npt.NDArray[np.int64],
+    skip: Skip | None,
+) -> TableBatch:  # fmt: skip
     """Rows of CSV as text, without those that have no value in any column that is used, such as empty lines."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     given = [np.asarray(pc.not_equal(found.column(place), b"")) for place in range(len(wanted))]
     kept = np.flatnonzero(np.logical_or.reduce(given)) if wanted else np.arange(found.num_rows)
-    places = None if len(kept) == found.num_rows else kept
-    rows = found if places is None else found.take(pa.array(kept))
-    raw = TableBatch(file, row, dict(zip(wanted, rows.columns, strict=True)), len(kept), consumed, places)
-    return replace(raw, columns={name: raw.texts(name) for name in wanted})
+    rows = found if len(kept) == found.num_rows else found.take(pa.array(kept))
+    raw = TableBatch(file, row, dict(zip(wanted, rows.columns, strict=True)), len(kept), consumed, places[kept])
+    return _as_text(raw, wanted, skip)
 
 
-def _parquet(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[TableBatch]:
+def _as_text(raw: TableBatch, names: Sequence[str], skip: Skip | None) -> TableBatch:
+    """The batch with these columns as text; with `skip`, without the rows of which one is no text."""
+    try:
+        return replace(raw, columns={**raw.columns, **{name: raw.texts(name) for name in names}})
+    except TableError:
+        if skip is None:
+            raise
+    import pyarrow as pa
+
+    kept = np.ones(raw.rows, np.bool_)
+    for name in names:
+        for index in np.flatnonzero(kept).tolist():
+            try:
+                (raw.columns[name][index].as_py() or b"").decode()
+            except UnicodeDecodeError:
+                kept[index] = False
+                skip(raw.error(index, name, "not UTF-8 text"))
+    rows = np.flatnonzero(kept)
+    places = rows if raw.places is None else raw.places[rows]
+    columns = {name: column.take(pa.array(rows)) for name, column in raw.columns.items()}
+    return _as_text(replace(raw, columns=columns, rows=len(rows), places=places), names, None)
+
+
+def _parquet(file: str, choose: Choose, skip: Skip | None) -> Iterator[TableBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import parquet
 
     try:
         source = parquet.ParquetFile(file)
-        wanted = _wanted(file, source.schema_arrow.names, required, optional)
+        wanted = list(_chosen(file, source.schema_arrow.names, choose))
         row, size = 1, Path(file).stat().st_size
         total = max(1, source.metadata.num_rows)
         for found in source.iter_batches(BATCH_ROWS, columns=wanted):
@@ -285,7 +318,8 @@ def _parquet(file: str, required: Sequence[str], optional: Sequence[str]) -> Ite
                 coded = pa.types.is_dictionary(column.type)
                 columns[name] = pc.cast(column, column.type.value_type) if coded else column
             done = row - 1 + found.num_rows
-            yield TableBatch(file, row, columns, found.num_rows, size * done // total)
+            batch = TableBatch(file, row, columns, found.num_rows, size * done // total)
+            yield _as_text(batch, [name for name in wanted if pa.types.is_binary(columns[name].type)], skip)
             row += found.num_rows
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:

@@ -14,16 +14,31 @@ from ingero_detect.parameters import Parameters
 from ingero_kit.flags import FiniteRange
 
 
-def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
-    """Flag over file over default."""
+def _settings(file: Path | None, flags: dict[str, Any]) -> tuple[Parameters, tuple[str, ...]]:
+    """Parameters, flag over file over default, and the labels that nodes of a cohort share."""
+    from ingero_analyze.replay.columns import LABELS
+
     given = {name: value for name, value in flags.items() if value is not None}
     if file is None:
-        return Parameters(**given)
+        return Parameters(**given), LABELS
     from ingero_fleet.live_detector import parameters_of
     from ingero_fleet.settings import read_config
 
-    config = read_config(file)
-    return dataclasses.replace(parameters_of(config.processors.ingero), **given)
+    config = read_config(file).processors.ingero
+    return dataclasses.replace(parameters_of(config), **given), (*config.cohort.by, "measure", "cohort")
+
+
+def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
+    """Columns by the role that was chosen for them; none where a role is given without a column."""
+    from ingero_analyze.replay.columns import LABELS, ROLES
+
+    found: dict[str, list[str]] = {}
+    for one in given:
+        role, equal, name = one.partition("=")
+        if not equal or role not in ROLES or (role in found and role not in LABELS):
+            raise click.UsageError(f"--column {one}: ROLE=COLUMN is needed, ROLE one of {', '.join(ROLES)}")
+        found.setdefault(role, []).extend([name] if name else [])
+    return found
 
 
 @click.command("replay")
@@ -46,6 +61,10 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
     "--rule", type=click.Choice(["ingero", "mad"]), default="ingero", show_default=True,
     help="The detector, or the published rule for comparison.",
 )  # fmt: skip
+@click.option(
+    "--column", multiple=True, metavar="ROLE=COLUMN",
+    help="The column of a role, such as rate='Tokens/s' or cohort=rack; without a column the role has none.",
+)  # fmt: skip
 @json_flag("--json", "One JSON object.")
 @plot_flag
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -56,6 +75,7 @@ def command(
     warmup: int | None,
     budget: float | None,
     rule: Literal["ingero", "mad"],
+    column: tuple[str, ...],
     as_json: bool | None,
     plot: Path | None,
     quiet: bool,
@@ -65,15 +85,19 @@ def command(
     Without --config a tick is 5 s, and 3 nodes are enough to be compared (Fleet's defaults: 10 s, 5 nodes).
 
     FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input; several files are merged
-    by time. Columns: `time` (seconds or RFC 3339), `node`, and one of `score` (0 to 1), `rate` (larger is better) or
-    `step_seconds`; optional `cluster`, `cohort`, `state` (active, idle, calibrating). Others are ignored.
+    by time. Columns: time, node, and one value, which is a score (0 to 1), a rate (larger is better) or the time of
+    a step; optional cluster and state (active, idle, calibrating). Nodes are compared only with those of the same
+    workload, job, GPU model, stage and cohort, where there are such columns. Columns are known by usual names, such
+    as timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses others. The output says
+    how the file was read, and which columns, cells and rows were not used.
 
     Exit status 0 whether or not somebody is accused, 1 when the plot cannot be written, 2 when a flag or a file
-    cannot be used.
+    cannot be used, or no row of the files.
 
     \b
     ingero-fleet replay history.csv
     ingero-fleet replay --tick 60 --plot week.png week.parquet
+    ingero-fleet replay --column step_seconds=latency --column cohort=rack history.csv
     ingero-fleet replay history.csv.gz --json | jq '.episodes[].node'
     """
     from ingero_analyze.file_progress import progress_over_files
@@ -81,13 +105,16 @@ def command(
     from ingero_analyze.replay import plot as plots
     from ingero_analyze.replay.recorded_history import RecordedHistory
 
+    chosen = _columns(column)
     with progress_over_files("replay", files, "judging", quiet) as advance:
-        parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
-        history = RecordedHistory(files, parameters.tick_seconds, advance)
+        parameters, labels = _settings(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
+        history = RecordedHistory(files, parameters.tick_seconds, advance, chosen, labels)
         done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
-    if history.tick_seconds != parameters.tick_seconds:
-        asked = parameters.tick_seconds
-        click.echo(f"the rows are {history.tick_seconds:g} s apart, so that is the tick, not {asked:g} s", err=True)
+    if done.history.tick_seconds != parameters.tick_seconds:
+        asked, found = parameters.tick_seconds, done.history.tick_seconds
+        click.echo(f"the rows are {found:g} s apart, so that is the tick, not {asked:g} s", err=True)
+    for line in done.history.reading.problems.shown:
+        click.echo(f"ingero-fleet replay: {line}", err=True)
     if as_json:
         report.print_json(done)
     else:

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
-from ingero_analyze.replay.recorded_history import RecordedHistory, RecordedTick
+from ingero_analyze.replay.recorded_history import NotInOrder, RecordedHistory, RecordedTick
+from ingero_analyze.replay.rows import NOBODY
+from ingero_analyze.replay.silences import Silence, Silences
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.detector import Detector
@@ -168,38 +170,74 @@ class Replay:
     ticks: int
     nodes: int
     last: float
+    silences: Silences
     watch: Watch | None
 
     def summary(self) -> dict[str, Any]:
-        """The summary as JSON."""
+        """The summary as JSON, times in seconds."""
+        reading = self.history.reading
         about = {
             "nodes": self.nodes,
             "ticks": self.ticks,
-            "rows": self.history.rows,
+            "rows": reading.rows,
             "node_hours": round(self.judge.node_hours, 6),
             "episodes": len(self.episodes),
             **self.judge.summary(),
+            "cohorts": len(self.history.words.cohorts),
+            "columns": {"used": reading.used, "ignored": reading.ignored},
+            "notes": reading.notes,
+            "without_value": {"count": reading.missing, "first": reading.first_missing or None},
+            "problems": reading.problems.answer(),
+            "silent": {
+                "at_end": [_silence(one) for one in self.silences.at_end()],
+                "always": [{"cluster": cluster, "node": node} for cluster, node in self._never_reported()],
+                "ended": {"count": self.silences.count, "first": [_silence(one) for one in self.silences.ended]},
+            },
         }
         about["parameters"] = {**about["parameters"], "tick_seconds": self.history.tick_seconds}
+        if reading.recorded and reading.problems.count:
+            about["digest"], about["recorded_states"] = "", None
         return about
+
+    def _never_reported(self) -> list[NodeKey]:
+        """Nodes all of whose rows lack a value."""
+        return [node for node in self.history.words.nodes if node != NOBODY and not self.silences.knows(node)]
+
+
+def _silence(one: Silence) -> dict[str, Any]:
+    cluster, node = one.node
+    return {
+        "cluster": cluster, "node": node, "last_report": one.last_report, "since": one.since, "until": one.until,
+    }  # fmt: skip
 
 
 def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None = None) -> Replay:
-    """Judge a whole history; the tick is the history's. `TableError` when a file cannot be used."""
+    """Judge a whole history; the tick is the history's. `TableError` when nothing of it can be used."""
+    try:
+        return _replay(history, rule, parameters, watch)
+    except NotInOrder:
+        return _replay(history.sorted(), rule, parameters, watch and Watch(watch.most_cells))
+
+
+def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None) -> Replay:
     judge: Judge | None = None
-    episodes = Episodes()
+    episodes, silences = Episodes(), Silences(parameters.silent_ticks)
     ticks, last = 0, 0.0
     for moment in history.ticks():
         if judge is None:
             if rule == "ingero":
-                judge = DetectorJudge(replace(parameters, tick_seconds=history.tick_seconds), history.mergeable)
+                judge = DetectorJudge(
+                    replace(parameters, tick_seconds=history.tick_seconds), history.reading.mergeable
+                )
                 judge.states = RecordedStates.read(history.files)
             else:
-                judge = PublishedRuleJudge(history.measure, history.tick_seconds, parameters.warmup)
+                judge = PublishedRuleJudge(history.reading.measure, history.tick_seconds, parameters.warmup)
         episodes.add(judge.tick(moment))
+        silences.note(moment.now, moment.seen)
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())
         ticks, last = ticks + 1, moment.now
     assert judge is not None, "a history without rows is an error before this"
     episodes.refresh(judge.open_verdicts(list(episodes.open)))
-    return Replay(history, judge, episodes.all(), ticks, len(history.words.nodes) - 1, last, watch)
+    nodes = len(history.words.nodes) - 1
+    return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, watch)

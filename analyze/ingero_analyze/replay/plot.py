@@ -43,8 +43,8 @@ def draw(done: Replay, file: Path) -> None:
         len(heights), 1, figsize=(11, sum(heights) + 1), height_ratios=heights, sharex=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
-    ground = 0.0 if not done.history.calendar else float(times[0])
-    hours = (times - ground) / 3600 if done.history.calendar else times
+    ground = 0.0 if not done.history.reading.calendar else float(times[0])
+    hours = (times - ground) / 3600 if done.history.reading.calendar else times
     top = axes[0, 0]
     heatmap = top.imshow(
         np.clip(grid[shown], 0, 1.25), aspect="auto", interpolation="nearest", cmap="RdYlGn", vmin=0.4, vmax=1.1,
@@ -53,7 +53,7 @@ def draw(done: Replay, file: Path) -> None:
     top.set_yticks(np.arange(len(shown)) + 0.5, [names[place][1] for place in shown], fontsize=6)
     top.set_title("speed of nodes relative to what was expected of them; black bars: accused")
     figure.colorbar(heatmap, ax=top, pad=0.01)
-    scale = 3600.0 if done.history.calendar else 1.0
+    scale = 3600.0 if done.history.reading.calendar else 1.0
     for episode in done.episodes:
         name = (episode.first.cluster, episode.first.node)
         row = shown.index(number[name]) if name in number and number[name] in shown else None
@@ -65,7 +65,7 @@ def draw(done: Replay, file: Path) -> None:
         mine = [item for item in done.episodes if (item.first.cluster, item.first.node) == name]
         _curve(axis, hours, grid, number, mine, ground, scale, done.last)
     label = "seconds"
-    if done.history.calendar:
+    if done.history.reading.calendar:
         label = f"hours since {datetime.fromtimestamp(ground, UTC):%Y-%m-%d %H:%M} UTC"
     axes[-1, 0].set_xlabel(label)
     save(plt, figure, file)

@@ -1,36 +1,31 @@
 """Streams a recorded history as ticks of the detector: rows in, one observation per tick out."""
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.tables import TableBatch, TableError, read_batches
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_analyze.replay.columns import LABELS
+from ingero_analyze.replay.reading import SORTED, Reading
+from ingero_analyze.replay.rows import NOBODY, BatchRows, RowReader, Vocabulary
+from ingero_analyze.tables import TableError
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.observation import ACTIVE, Observation
-from ingero_fleet.recording import EMPTY, MERGEABLE, PARTS, RECORDED, STATES
+from ingero_detect.observation import Observation
 
-VALUES: Final = ("score", "rate", "step_seconds")
-"""Columns of which exactly one must be present."""
-
-OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS, RECORDED)
-
-CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
-"""Values that the column `state` may hold."""
-
-NOBODY: Final = node_key("", "")
-"""Stands for the nodes of a recorded tick without any."""
-
-SHORTEST: Final = float(np.finfo(np.float64).tiny)
-"""Seconds of a step whose inverse is a finite number."""
+SORTED_ROWS: Final = 1 << 18
+"""Rows of a part of a history that was sorted."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+class NotInOrder(TableError):
+    """Rows run backwards by more than a tick."""
 
 
 @dataclass(frozen=True)
@@ -39,39 +34,6 @@ class RecordedTick:
 
     now: float
     seen: Observation
-
-
-@dataclass
-class BatchRows:
-    """Rows of one batch as arrays."""
-
-    time: Floats
-    node: Ints
-    cohort: Ints
-    value: Floats
-    state: npt.NDArray[np.uint8]
-
-    def cut(self, part: Any) -> "BatchRows":
-        """Some of the rows."""
-        return BatchRows(self.time[part], self.node[part], self.cohort[part], self.value[part], self.state[part])
-
-    @staticmethod
-    def join(parts: Sequence["BatchRows"]) -> "BatchRows":
-        """Rows one after another."""
-        return BatchRows(
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
-                for name in ("time", "node", "cohort", "value", "state")
-            )
-        )
-
-
-@dataclass
-class Vocabulary:
-    """Numbers of nodes and cohorts, in the order of their first rows."""
-
-    nodes: dict[NodeKey, int] = field(default_factory=dict)
-    cohorts: dict[CohortKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,28 +46,45 @@ class _Order:
 
 
 class RecordedHistory:
-    """Files as ticks. After the first tick `tick_seconds`, `measure`, `mergeable` and `calendar` are known.
+    """Files as ticks. After the first tick `tick_seconds` and `reading` are known.
 
+    `ticks` raises `NotInOrder` when rows run backwards by more than a tick; `sorted` takes them nevertheless.
     A tick is never shorter than the interval between rows: 5 s become a minute where rows are a minute apart.
     Rows of a recording belong to one tick if they have the same time.
     """
 
     def __init__(
-        self, files: Sequence[str], tick_seconds: float, progress: Callable[[int], None] = lambda _: None
+        self,
+        files: Sequence[str],
+        tick_seconds: float,
+        progress: Callable[[int], None] = lambda _: None,
+        chosen: Mapping[str, Sequence[str]] | None = None,
+        labels: Sequence[str] = LABELS,
+        in_order: bool = True,
     ) -> None:
         self.files = list(files)
         self.tick_seconds = tick_seconds
-        self.measure = ""
-        self.mergeable: tuple[int, ...] = ()
-        self.calendar = False
-        self.recorded = False
-        self.words = Vocabulary({NOBODY: 0})
-        self.rows = 0
+        self._given = (self.files, tick_seconds, progress, chosen, labels)
+        self._in_order = in_order and "-" not in files
         self._progress = progress
-        self._texts: dict[str, dict[str, int]] = {}
+        self._reader = RowReader(chosen or {}, labels)
         self._started = False
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
+
+    @property
+    def reading(self) -> Reading:
+        """How the files were read so far."""
+        return self._reader.reading
+
+    @property
+    def words(self) -> Vocabulary:
+        """Numbers of nodes and cohorts."""
+        return self._reader.words
+
+    def sorted(self) -> "RecordedHistory":
+        """The same files, all of which are read and sorted by time before the first tick."""
+        return RecordedHistory(*self._given, in_order=False)
 
     def ticks(self) -> Iterator[RecordedTick]:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""
@@ -120,8 +99,17 @@ class RecordedHistory:
             waiting = sum(len(part.time) for part in held)
         if held:
             yield from self._release(held, final=True)
-        if not self.rows:
-            raise TableError(", ".join(self.files), "there are no rows")
+        if not self.reading.rows:
+            raise self._nothing()
+
+    def _nothing(self) -> TableError:
+        """Why there is nothing to judge."""
+        reading = self.reading
+        if reading.problems.count:
+            return TableError(reading.problems.shown[0], "nothing can be used")
+        if reading.missing:
+            return TableError(reading.first_missing, "no row has a value")
+        return TableError(", ".join(self.files), "there are no rows")
 
     def _release(self, held: list[BatchRows], final: bool) -> Iterator[RecordedTick]:
         """Emit whole ticks; the last two are kept, because rows may come one tick late."""
@@ -132,7 +120,7 @@ class RecordedHistory:
                 return
             self._fit_tick(rows)
         tick = np.floor(rows.time / self.tick_seconds + 1e-9).astype(np.int64)
-        if self.recorded:
+        if self.reading.recorded:
             tick = np.unique(rows.time, return_inverse=True)[1]
         order = np.lexsort((np.arange(len(tick)), rows.node, tick))
         rows, tick = rows.cut(order), tick[order]
@@ -182,6 +170,9 @@ class RecordedHistory:
         return RecordedTick(now, seen)
 
     def _merged(self) -> Iterator[BatchRows]:
+        if not self._in_order:
+            yield from self._sorted()
+            return
         if len(self.files) == 1:
             yield from self._read(self.files[0])
             return
@@ -203,118 +194,25 @@ class RecordedHistory:
             if rest is not None:
                 heapq.heappush(heads, (float(rest.time[0]), number, rest))
 
+    def _sorted(self) -> Iterator[BatchRows]:
+        parts = [rows for file in self.files for rows in self._read(file)]
+        if not parts:
+            return
+        rows = BatchRows.join(parts)
+        parts.clear()
+        order = np.argsort(rows.time, kind="stable")
+        for start in range(0, len(order), SORTED_ROWS):
+            yield rows.cut(order[start : start + SORTED_ROWS])
+
     def _read(self, file: str) -> Iterator[BatchRows]:
-        newest, consumed = -np.inf, 0
-        for batch in read_batches(file, ("time", "node"), (*VALUES, *OPTIONAL)):
-            if batch.rows:
-                rows = self._rows(batch)
-                high = np.maximum.accumulate(np.concatenate(([newest], rows.time)))
-                back = np.flatnonzero(rows.time < high[:-1] - self.tick_seconds)
-                if len(back):
-                    index = int(back[0])
-                    raise batch.error(
-                        index, "time", f"runs backwards by {high[index] - rows.time[index]:g} s, more than one tick"
-                    )
-                newest = float(high[-1])
-                self.rows += batch.rows
-                yield rows
-            self._progress(batch.consumed - consumed)
-            consumed = batch.consumed
-
-    def _rows(self, batch: TableBatch) -> BatchRows:
-        present = [name for name in VALUES if name in batch.columns]
-        if len(present) != 1:
-            found = f"there are {' and '.join(present)}" if present else "there is none"
-            raise TableError(batch.file, f"exactly one of the columns {', '.join(VALUES)} is needed; {found}")
-        measure = present[0]
-        if self.measure and measure != self.measure:
-            raise TableError(
-                batch.file, f"the column {measure} cannot be compared with {self.measure} of another file"
-            )
-        self.measure = measure
-        self.recorded = RECORDED in batch.columns
-        time, calendar = batch.times("time")
-        self.calendar |= calendar
-        value = batch.numbers(measure)
-        state = self._states(batch)
-        empty = self._empty(batch)
-        working = (state == ACTIVE) & ~empty
-        bad = np.flatnonzero(working & ~np.isfinite(value))
-        if len(bad):
-            raise batch.error(int(bad[0]), measure, "a finite number was expected")
-        bad = np.flatnonzero(value < (SHORTEST if measure == "step_seconds" else 0))
-        if len(bad):
-            words = "negative" if measure != "step_seconds" else "too small" if value[bad[0]] > 0 else "not positive"
-            raise batch.error(int(bad[0]), measure, f"{value[bad[0]]:g} is {words}")
-        if measure == "score" and (value > 1).any():
-            index = int(np.flatnonzero(value > 1)[0])
-            raise batch.error(index, measure, f"a score lies between 0 and 1, this is {value[index]:g}")
-        if measure == "step_seconds":
-            value = 1.0 / value
-        return BatchRows(time, self._nodes(batch, empty), self._cohorts(batch, empty), value, state)
-
-    def _empty(self, batch: TableBatch) -> npt.NDArray[np.bool_]:
-        """Which rows stand for a recorded tick without nodes."""
-        if not self.recorded:
-            return np.zeros(batch.rows, np.bool_)
-        kinds = {EMPTY: 0}
-        return np.asarray(batch.codes(RECORDED, kinds) == kinds[EMPTY])
-
-    def _states(self, batch: TableBatch) -> npt.NDArray[np.uint8]:
-        if "state" not in batch.columns:
-            return np.full(batch.rows, ACTIVE, np.uint8)
-        words: dict[str, int] = {}
-        numbers = batch.codes("state", words)
-        codes = [CODES.get(word.strip().lower()) for word in words]
-        for number, (word, code) in enumerate(zip(words, codes, strict=True)):
-            if code is None:
-                index = int(np.flatnonzero(numbers == number)[0])
-                raise batch.error(index, "state", f"{word[:40]!r} is none of active, idle, calibrating")
-        return np.array(codes, np.uint8)[numbers]
-
-    def _nodes(self, batch: TableBatch, empty: npt.NDArray[np.bool_]) -> Ints:
-        names = self._texts.setdefault("node", {})
-        node = batch.codes("node", names)
-        unnamed = np.flatnonzero((node == names.get("", -1)) & ~empty)
-        if len(unnamed):
-            raise batch.error(int(unnamed[0]), "node", "a node needs a name")
-        return self._numbered(
-            [self._column(batch, "cluster"), (node, list(names))],
-            lambda parts: self.words.nodes.setdefault(node_key(parts[0], parts[1]), len(self.words.nodes)),
-        )
-
-    def _cohorts(self, batch: TableBatch, empty: npt.NDArray[np.bool_]) -> Ints:
-        named = "cohort" in batch.columns
-        parts = [self._column(batch, "cluster")]
-        if named:
-            parts.append(self._column(batch, "cohort"))
-        elif any(name in batch.columns for name in PARTS):
-            parts += [self._column(batch, name) for name in PARTS]
-            self.mergeable = MERGEABLE
-        else:
-            parts.append((np.zeros(batch.rows, np.int64), [""]))
-        found = np.zeros(batch.rows, np.int64)
-        found[~empty] = self._numbered(
-            [(numbers[~empty], words) for numbers, words in parts],
-            lambda key: self.words.cohorts.setdefault(tuple(key), len(self.words.cohorts)),
-        )
-        return found
-
-    def _column(self, batch: TableBatch, name: str) -> tuple[Ints, list[str]]:
-        if name not in batch.columns:
-            return np.zeros(batch.rows, np.int64), [""]
-        words = self._texts.setdefault(name, {})
-        numbers = batch.codes(name, words)
-        return numbers, list(words)
-
-    @staticmethod
-    def _numbered(parts: Sequence[tuple[Ints, list[str]]], number_of: Callable[[list[str]], int]) -> Ints:
-        """Number every combination of texts."""
-        combined = np.zeros(len(parts[0][0]), np.int64)
-        for numbers, words in parts:
-            combined = combined * len(words) + numbers
-        different, where, back = np.unique(combined, return_index=True, return_inverse=True)
-        known = np.zeros(len(different), np.int64)
-        for place, row in sorted(enumerate(where.tolist()), key=lambda pair: pair[1]):
-            known[place] = number_of([words[numbers[row]] for numbers, words in parts])
-        return known[back]
+        newest = -np.inf
+        for batch, rows, places in self._reader.read(file, self._progress):
+            high = np.maximum.accumulate(np.concatenate(([newest], rows.time)))
+            back = np.flatnonzero(rows.time < high[:-1] - self.tick_seconds)
+            newest = float(high[-1])
+            if len(back) and self._in_order:
+                place = batch.place(int(places[back[0]]), "time")
+                raise NotInOrder(place, "runs backwards by more than one tick")
+            if len(back):
+                self.reading.note(SORTED)
+            yield rows

@@ -1,19 +1,24 @@
 """Prints a replay as JSON for programs and as a table for people."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
+from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.judge import Replay
 from ingero_analyze.terminal import plain
 from ingero_kit.clock import rfc3339
 
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
+SILENCE_TIMES: Final = ("last_report", "since", "until")
+MOST_NAMES: Final = 10
+"""Most silent nodes and columns that are named; JSON has all of them."""
+
 MOST_ROWS: Final = 200
 """Most episodes in the table; JSON has all of them."""
 
@@ -25,7 +30,7 @@ def moment(seconds: float | None, calendar: bool) -> float | str | None:
 
 def to_json(done: Replay) -> dict[str, Any]:
     """All results as one JSON object."""
-    calendar = done.history.calendar
+    calendar = done.history.reading.calendar
     episodes = []
     for episode in done.episodes:
         found = episode.to_json()
@@ -39,6 +44,8 @@ def to_json(done: Replay) -> dict[str, Any]:
     summary = done.summary()
     for job in summary.get("job_slow", ()):
         job["since"] = moment(job["since"], calendar)
+    for silence in (*summary["silent"]["at_end"], *summary["silent"]["ended"]["first"]):
+        silence |= {name: moment(silence[name], calendar) for name in SILENCE_TIMES}
     return {"episodes": episodes, "summary": summary}
 
 
@@ -49,7 +56,7 @@ def print_json(done: Replay) -> None:
 
 def print_table(done: Replay, console: Console) -> None:
     """The episodes as a table: which node, since when, how severe, how certain."""
-    calendar = done.history.calendar
+    calendar = done.history.reading.calendar
     if done.episodes:
         table = Table()
         cohorts = any(episode.first.cohort for episode in done.episodes)
@@ -94,6 +101,8 @@ def print_table(done: Replay, console: Console) -> None:
             f"{_cohort(job['cohort'])} lost {100 * job['severity']:.0f} % {'on average' if few else 'together'}, "
             f"since {_short(job['since'], calendar)}: {why}"
         )
+    for line in (*_silent(about["silent"], calendar), *_reading(done, about)):
+        console.print(line)
     if about["digest"]:
         console.print(f"digest {about['digest']}", style="dim")
     if states := about.get("recorded_states"):
@@ -105,10 +114,53 @@ def _limits(about: dict[str, Any]) -> Iterator[str]:
     parameters, small = about["parameters"], about["small_cohorts"]
     if about["ticks"] <= parameters["warmup"]:
         yield f"the history has no more ticks than the warm-up ({parameters['warmup']}): nobody is judged"
+    elif not about["node_hours"] and not small:
+        yield "nobody is judged: no node worked in one cohort for as long as the warm-up"
     if small:
         nodes, cohorts = _counted(sum(small.values()), "node"), _counted(len(small), "cohort")
         fewest = parameters["min_peers"]
         yield f"{nodes} cannot be judged, in {cohorts} with fewer than {fewest} nodes to compare"
+
+
+def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
+    for what, every in (("was silent at the end, dead or taken away", silent["at_end"]),
+                        ("never had a value", silent["always"])):  # fmt: skip
+        if every:
+            shown = [
+                plain("/".join(filter(None, (one["cluster"], one["node"]))))
+                + (f" since {_short(one['since'], calendar)}" if "since" in one else "")
+                for one in every[:MOST_NAMES]
+            ]
+            words = what if len(every) == 1 else what.replace("was", "were", 1)
+            yield f"{_counted(len(every), 'node')} {words}: {_listed(shown, every)}"
+
+
+def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:
+    """How the file was read, where it is no recording, and what of it was not used."""
+    reading = done.history.reading
+    missing, problems = about["without_value"], about["problems"]
+    if not reading.recorded:
+        roles = {role: names for role, names in reading.used.items() if role not in LABELS}
+        columns = [
+            role if names == [role] else f"{role} = {plain(', '.join(names))}" for role, names in roles.items()
+        ]
+        labels = plain(", ".join(reading.labels))
+        compared = f"{_counted(about['cohorts'], 'cohort')} by {labels}" if labels else "no column forms cohorts"
+        yield f"columns: {', '.join(columns)}; {compared}" + "".join(f"; {note}" for note in reading.notes)
+        if reading.ignored:
+            yield f"columns not used: {plain(_listed(reading.ignored[:MOST_NAMES], reading.ignored))}"
+    if missing["count"]:
+        rows = _counted(missing["count"], "row")
+        yield f"no report: {rows} without a value, first {plain(missing['first'])}"
+    if problems["count"]:
+        yield f"{_counted(problems['count'], 'row')} could not be used, first {plain(problems['first'][0])}"
+    if problems["count"] and reading.recorded:
+        yield "rows of a recording are missing, so this is not what that Fleet has judged"
+
+
+def _listed(shown: Sequence[str], every: Sequence[Any]) -> str:
+    more = len(every) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def _states_sentence(states: dict[str, Any]) -> str:

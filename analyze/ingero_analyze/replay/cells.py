@@ -1,0 +1,171 @@
+"""Cells of a column as numbers and times, where some cells may be missing or anything else. Pure."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_analyze.tables import LATEST, is_text
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+MISSING: Final = ("", "-", "na", "n/a", "nan", "null", "none", "inf", "+inf", "-inf", "infinity", "+infinity",
+                  "-infinity")  # fmt: skip
+"""Cells, in lower case, that say that there is no number."""
+
+SCALES: Final = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
+"""Units of times since 1970, by how many are a second."""
+
+EARLIEST: Final = 1e9
+"""Seconds since 1970 of the year 2001. Smaller times in a unit that a name says may count from anything."""
+
+_NUMBER: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_ZONE: Final = r":.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Numbers or seconds by row, NaN where they are missing or wrong; `wrong`: which rows have something else."""
+
+    values: Floats
+    wrong: Bools
+    calendar: bool = False
+    """Whether they are dates and times of day."""
+    zoneless: bool = False
+    """Whether some of these had no zone and were taken as UTC."""
+
+
+def numbers(column: Any) -> Cells:
+    """A column of Arrow as finite numbers. `ValueError` when its type can hold none."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not is_text(column):
+        try:
+            found = pc.cast(column, pa.float64(), safe=False)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            raise ValueError(f"{column.type} is no number") from None
+        return Cells(_finite(found), np.zeros(len(column), np.bool_))
+    column = pc.utf8_trim_whitespace(column)
+    try:
+        return Cells(_finite(pc.cast(column, pa.float64())), np.zeros(len(column), np.bool_))
+    except pa.ArrowInvalid:
+        pass
+    missing = pc.is_in(pc.utf8_lower(column), value_set=pa.array(MISSING))
+    usable = pc.match_substring_regex(column, _NUMBER)
+    found = pc.cast(pc.utf8_ltrim(pc.if_else(usable, column, None), "+"), pa.float64())
+    return Cells(_finite(found), ~np.asarray(pc.or_(missing, usable)))
+
+
+def _finite(column: Any) -> Floats:
+    import pyarrow.compute as pc
+
+    values = np.array(pc.fill_null(column, float("nan")), np.float64)
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
+def times(column: Any, per_second: float) -> Cells:
+    """A column of Arrow as seconds: ISO 8601, timestamps, or numbers of which so many are a second.
+
+    `ValueError` when its type can hold no time.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        moments = pc.cast(pc.cast(column, pa.timestamp("us", column.type.tz if pa.types.is_timestamp(column.type)
+                                                       else None), safe=False), pa.int64())  # fmt: skip
+        zoneless = pa.types.is_date(column.type) or column.type.tz is None
+        return Cells(_seconds(moments), np.zeros(len(column), np.bool_), calendar=True, zoneless=zoneless)
+    if is_text(column) and _is_iso(column):
+        return _iso(column)
+    found = numbers(column)
+    values = found.values / per_second
+    far = np.abs(values) > LATEST
+    return Cells(np.where(far, np.nan, values), found.wrong | far)
+
+
+def per_second_of(column: Any, named: float | None) -> float:
+    """How many of a column's numbers are a second, where they can only be times since 1970 in a finer unit; else 1.
+
+    `named`: how many are one by the unit in its name, if there is one.
+    """
+    if is_text(column) and _is_iso(column):
+        return 1.0
+    try:
+        values = np.abs(numbers(column).values)
+    except ValueError:
+        return 1.0
+    values = values[np.isfinite(values)]
+    usual = float(np.median(values)) if len(values) else 0.0
+    if named is not None:
+        return named if usual > EARLIEST * named else 1.0
+    return max((scale for scale in SCALES if usual > LATEST * scale / 1e3), default=1.0)
+
+
+def _is_iso(column: Any) -> bool:
+    """Whether most cells that hold something have a time of day."""
+    import pyarrow.compute as pc
+
+    held = pc.sum(pc.not_equal(column, "")).as_py() or 0
+    return 2 * (pc.sum(pc.match_substring(column, ":")).as_py() or 0) > held
+
+
+def _seconds(microseconds: Any) -> Floats:
+    import pyarrow.compute as pc
+
+    values = np.asarray(pc.fill_null(microseconds, 0), np.float64) / 1e6
+    return np.where(np.asarray(pc.is_null(microseconds)), np.nan, values)
+
+
+def _iso(column: Any) -> Cells:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = pc.utf8_upper(pc.utf8_trim_whitespace(column))
+    missing = pc.is_in(column, value_set=pa.array([text.upper() for text in (*MISSING, "nat")]))
+    column = pc.if_else(missing, None, column)
+    clean = np.zeros(len(column), np.bool_)
+    found = _moments(column)
+    if found is not None:
+        return Cells(_seconds(found), clean, calendar=True)
+    column = pc.replace_substring_regex(column, r"\s*(UTC|GMT)$", "Z")
+    column = pc.replace_substring_regex(column, r"\s+([+-][0-9]{2}:?[0-9]{2})$", r"\1")
+    bare = pc.invert(pc.match_substring_regex(column, _ZONE))
+    zoneless = bool(pc.any(bare).as_py())
+    column = pc.if_else(bare, pc.binary_join_element_wise(column, "Z", ""), column)
+    found = _moments(column)
+    if found is not None:
+        return Cells(_seconds(found), clean, calendar=True, zoneless=zoneless)
+    coded = pc.dictionary_encode(column)
+    known = np.array([*(_parsed(text) for text in coded.dictionary.to_pylist()), np.nan])
+    values = known[np.asarray(pc.fill_null(coded.indices, len(known) - 1))]
+    return Cells(values, np.isnan(values) & ~np.asarray(missing), calendar=True, zoneless=zoneless)
+
+
+def _moments(column: Any) -> Any | None:
+    """Texts with zones as microseconds; `None` if one is no time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return pc.cast(pc.cast(column, pa.timestamp("us", "UTC")), pa.int64())
+    except pa.ArrowInvalid:
+        pass
+    try:
+        fine = pc.cast(column, pa.timestamp("ns", "UTC"))
+        return pc.cast(pc.cast(fine, pa.timestamp("us", "UTC"), safe=False), pa.int64())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _parsed(text: str) -> float:
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return float("nan")

@@ -1,0 +1,185 @@
+"""Finds the columns of a history by their names: what they hold, and in which unit. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
+from ingero_fleet.recording import PARTS, RECORDED
+
+MEASURES: Final = ("score", "rate", "step_seconds")
+"""What a value can be; a history has exactly one of them."""
+
+LABELS: Final = (*PARTS, "cohort")
+"""What the nodes of a cohort share. Several columns may hold one of these."""
+
+ROLES: Final = ("time", "node", *MEASURES, "cluster", "state", *LABELS)
+
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "time": (
+        "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
+    ),
+    "node": (
+        "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
+        "instance id", "kubernetes node", "k8s node", "k8s node name",
+    ),
+    "score": ("score", "health score"),
+    "rate": ("rate", "throughput", "goodput", "mfu"),
+    "step_seconds": (
+        "step seconds", "step time", "step duration", "step latency", "iteration time", "iteration duration",
+        "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration",
+    ),
+    "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
+    "state": ("state",),
+    "workload_type": ("workload type", "workload", "workload name", "job type"),
+    "job_id": ("job id", "job", "jobid", "job name", "slurm job id", "slurm jobid", "slurm job"),
+    "gpu_model": (
+        "gpu model", "gpu name", "gpu type", "gpu product", "model", "model name", "gpu model name",
+        "accelerator type",
+    ),
+    "stage": ("stage", "stage id", "pipeline stage", "pp stage"),
+    "cgroup_path_hash": ("cgroup path hash",),
+    "measure": ("measure",),
+    "cohort": ("cohort",),
+}  # fmt: skip
+"""Names of columns in lower case, words separated by one space. A unit may follow that of a time or a value."""
+
+_UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "min"}
+"""Seconds of a unit; `min` is as often a minimum."""
+
+_WORK: Final = (
+    r"(?:tokens?|toks?|samples?|images?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
+    r"requests?|queries|frames|items|records)"
+)
+_PER_SECOND: Final = re.compile(
+    rf"(?:train(?:ing)? )?(?:{_WORK} per (?:s|secs?|seconds?)|[kmgtp]?flops?(?: per s| per second)?)"
+    r"(?: per (?:gpu|device|chip|node|replica))?"
+)
+_PER_STEP: Final = re.compile(r"(\w+) per (?:step|it|iter|iteration|batch)")
+_SLASH: Final = re.compile(
+    r"\s*/\s*(?=(?:s|secs?|seconds?|it|iter|iteration|step|batch|gpu|device|chip|node|replica)\b)", re.IGNORECASE
+)
+_STEPS: Final = ("step", "iteration", "iter", "batch")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a file by their role. `seconds`: of one unit of a step; `per_second`: how many units of the time are
+    a second, if its name says so; `ignored`: the columns without a role."""
+
+    roles: Mapping[str, tuple[str, ...]]
+    measure: str
+    seconds: float
+    per_second: float | None
+    ignored: tuple[str, ...]
+    recorded: bool
+
+    def one(self, role: str) -> str | None:
+        """The column with a role of which there is at most one column."""
+        return self.roles.get(role, (None,))[0]
+
+    @property
+    def value(self) -> str:
+        """The column of the value."""
+        return self.roles[self.measure][0]
+
+
+def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str] = LABELS) -> Columns:
+    """Columns by role: as `chosen` (none, if that is empty), else by name. Only these `labels` make cohorts.
+
+    Columns of a recording have their own names. `ValueError` says which column is missing or not certain.
+    """
+    recorded = RECORDED in names
+    taken = {name for columns in chosen.values() for name in columns}
+    for name in sorted(taken - set(names)):
+        raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
+    free = [name for name in names if name not in taken]
+    matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
+    roles = {role: tuple(columns) for role, columns in chosen.items() if columns}
+    for role in ("time", "node"):
+        if role not in roles:
+            roles[role] = (_only(role, names, matching[role]),)
+    if not any(role in roles for role in MEASURES):
+        roles |= _measured(names, matching)
+    for role in ("cluster", "state"):
+        if role not in chosen and matching[role]:
+            roles[role] = (role if role in matching[role] else matching[role][0],)
+    for role in LABELS:
+        if role not in chosen and matching[role] and role in labels:
+            roles[role] = tuple(matching[role])
+    measures = [role for role in MEASURES if role in roles]
+    if len(measures) > 1:
+        raise ValueError(f"exactly one of the columns {', '.join(MEASURES)} is needed; {_found(measures)}")
+    used = {name for columns in roles.values() for name in columns} | {RECORDED}
+    doubled = [name for name in used if names.count(name) > 1]
+    if doubled:
+        raise ValueError(f"the column {min(doubled)} is there twice")
+    unit = None if recorded else _unit(roles["time"][0])
+    return Columns(
+        roles, measures[0], _unit(roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
+        tuple(name for name in names if name and name not in used), recorded,
+    )  # fmt: skip
+
+
+def _only(role: str, names: Sequence[str], matching: Sequence[str]) -> str:
+    """The column of a role: that with its very name, else the only one with a name that is known."""
+    if role in matching or len(matching) == 1:
+        return role if role in matching else matching[0]
+    option = f"--column {role}=COLUMN"
+    if matching:
+        raise ValueError(f"the columns {', '.join(matching)} could all be the {role}; choose one with {option}")
+    raise ValueError(f"there is no column {role!r} ({_there_are(names)}); choose one with {option}")
+
+
+def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """The column of the value by its role: those with the very names of roles come first."""
+    exact: dict[str, tuple[str, ...]] = {role: (role,) for role in MEASURES if role in matching[role]}
+    if exact:
+        return exact
+    fitting = [(role, name) for role in MEASURES for name in matching[role]]
+    if len(fitting) == 1:
+        return {fitting[0][0]: (fitting[0][1],)}
+    options = " or ".join(f"--column {role}={name}" for role, name in fitting)
+    if fitting:
+        raise ValueError(
+            f"the columns {', '.join(name for _, name in fitting)} could all be the value; choose one: {options}"
+        )
+    raise ValueError(
+        f"exactly one of the columns {', '.join(MEASURES)} is needed; there is none ({_there_are(names)}); "
+        f"choose one with --column rate=COLUMN, or step_seconds or score instead of rate"
+    )
+
+
+def _is(role: str, name: str) -> bool:
+    """Whether a column with this name has the role."""
+    name = _SLASH.sub(" per ", name)
+    whole = words_of(name).removeprefix("ingero ")
+    head, unit = split_unit(name)
+    known = _NAMES[role]
+    if whole in known:
+        return True
+    if role == "time":
+        return head in known and unit in (*_UNITS, "utc")
+    if role == "rate":
+        return head in known or bool(_PER_SECOND.fullmatch(whole))
+    if role == "step_seconds":
+        per_step = _PER_STEP.fullmatch(whole)
+        return (head in (*known, *_STEPS) and unit in _UNITS) or bool(per_step and per_step.group(1) in _UNITS)
+    return False
+
+
+def _unit(name: str) -> float | None:
+    """Seconds of the unit in a name; `None` if there is none."""
+    name = _SLASH.sub(" per ", name)
+    per_step = _PER_STEP.fullmatch(words_of(name))
+    unit = split_unit(name)[1] or (per_step.group(1) if per_step else "")
+    return _UNITS.get(unit)
+
+
+def _found(names: Sequence[str]) -> str:
+    return f"there are {' and '.join(names)}"
+
+
+def _there_are(names: Sequence[str]) -> str:
+    return f"there are: {', '.join(names)[:200]}"

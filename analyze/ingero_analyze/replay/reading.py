@@ -1,0 +1,55 @@
+"""How the files of a history were read: for people, and to judge it."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_analyze.diagnose.sources import Problems
+from ingero_analyze.replay.columns import LABELS, Columns
+from ingero_analyze.tables import TableError
+from ingero_fleet.recording import MERGEABLE, PARTS
+
+SORTED: Final = "the rows are not in the order of time, and were sorted"
+ZONELESS: Final = "times without a zone are taken as UTC"
+
+
+@dataclass
+class Reading:
+    """How files were read. `used`: columns by role; `rows`: those used; `first_missing`: the first row without a
+    value, which counts as no report."""
+
+    measure: str = ""
+    used: dict[str, list[str]] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rows: int = 0
+    missing: int = 0
+    first_missing: str = ""
+    problems: Problems = field(default_factory=Problems)
+    mergeable: tuple[int, ...] = ()
+    calendar: bool = False
+    recorded: bool = False
+
+    @property
+    def labels(self) -> list[str]:
+        """The columns that form cohorts."""
+        return [name for role in LABELS for name in self.used.get(role, ())]
+
+    def note(self, text: str) -> None:
+        """Remember a sentence once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def begin(self, file: str, columns: Columns) -> None:
+        """Add the columns of a file. Raises `TableError` when its values are of another kind than earlier ones."""
+        if self.measure and columns.measure != self.measure:
+            raise TableError(
+                file, f"the column {columns.measure} cannot be compared with {self.measure} of another file"
+            )
+        self.measure = columns.measure
+        self.recorded |= columns.recorded
+        if any(part in columns.roles for part in PARTS):
+            self.mergeable = MERGEABLE
+        for role, names in columns.roles.items():
+            known = self.used.setdefault(role, [])
+            known += [name for name in names if name not in known]
+        self.ignored += [name for name in columns.ignored if name not in self.ignored]

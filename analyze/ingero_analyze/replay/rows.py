@@ -1,0 +1,276 @@
+"""Turns the rows of files into arrays: which rows can be used, and how the files were read."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_analyze.diagnose.sources import SHOWN, Problems
+from ingero_analyze.replay.cells import SCALES, Cells, numbers, per_second_of, times
+from ingero_analyze.replay.columns import Columns, recognised
+from ingero_analyze.replay.reading import ZONELESS, Reading
+from ingero_analyze.tables import TableBatch, TableError, read_columns
+from ingero_contract.identifiers import NodeKey, node_key
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.observation import ACTIVE
+from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
+
+CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
+"""Values that the column `state` may hold."""
+
+NOBODY: Final = node_key("", "")
+"""Stands for the nodes of a recorded tick without any."""
+
+SHORTEST: Final = float(np.finfo(np.float64).tiny)
+"""Seconds of a step whose inverse is a finite number."""
+
+MOST_COMBINATIONS: Final = 1 << 62
+"""Numbers of combinations of texts that are told apart without renumbering."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass
+class BatchRows:
+    """Rows of one batch as arrays."""
+
+    time: Floats
+    node: Ints
+    cohort: Ints
+    value: Floats
+    state: npt.NDArray[np.uint8]
+
+    def cut(self, part: Any) -> "BatchRows":
+        """Some of the rows."""
+        return BatchRows(self.time[part], self.node[part], self.cohort[part], self.value[part], self.state[part])
+
+    @staticmethod
+    def join(parts: Sequence["BatchRows"]) -> "BatchRows":
+        """Rows one after another."""
+        return BatchRows(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("time", "node", "cohort", "value", "state")
+            )
+        )
+
+
+@dataclass
+class Vocabulary:
+    """Numbers of nodes and cohorts, in the order of their first rows."""
+
+    nodes: dict[NodeKey, int] = field(default_factory=lambda: {NOBODY: 0})
+    cohorts: dict[CohortKey, int] = field(default_factory=dict)
+
+
+class _Check:
+    """Which rows of a batch can be used; the others are counted, and the first ones described."""
+
+    def __init__(self, batch: TableBatch, problems: Problems) -> None:
+        self.good = np.ones(batch.rows, np.bool_)
+        self.missing = np.zeros(batch.rows, np.bool_)
+        self._batch, self._problems = batch, problems
+
+    def refuse(self, wrong: Bools, column: str, text: Callable[[int], str]) -> None:
+        """Leave out the rows that are wrong, with the reason of each."""
+        rows = np.flatnonzero(wrong & self.good)
+        self.good[rows] = False
+        shown = rows[: max(0, SHOWN - len(self._problems.shown))]
+        for index in shown.tolist():
+            self._problems.add("", str(self._batch.error(index, column, text(index))))
+        self._problems.count += len(rows) - len(shown)
+
+
+class RowReader:
+    """Reads files one after another or in turns, with common numbers of nodes and cohorts."""
+
+    def __init__(self, chosen: Mapping[str, Sequence[str]], labels: Sequence[str]) -> None:
+        self.reading = Reading()
+        self.words = Vocabulary()
+        self._chosen, self._labels = chosen, labels
+        self._texts: dict[str, dict[str, int]] = {}
+
+    def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
+        """The rows of a file that can be used, by batch, and their places in it.
+
+        `TableError` when a column is missing or not certain.
+        """
+        found: list[Columns] = []
+
+        def choose(names: Sequence[str]) -> Sequence[str]:
+            columns = recognised(names, self._chosen, self._labels)
+            found.append(columns)
+            used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
+            return [*used, RECORDED] if columns.recorded else used
+
+        consumed, begun, per_second = 0, False, 0.0
+        for batch in read_columns(file, choose, lambda error: self.reading.problems.add("", str(error))):
+            columns = found[0]
+            if not begun:
+                self.reading.begin(file, columns)
+                begun = True
+            if batch.rows:
+                per_second = per_second or self._per_second(batch, columns)
+                rows, kept = self._rows(batch, columns, per_second)
+                if len(kept):
+                    self.reading.rows += len(kept)
+                    yield batch, rows, kept
+            progress(batch.consumed - consumed)
+            consumed = batch.consumed
+
+    def _per_second(self, batch: TableBatch, columns: Columns) -> float:
+        if columns.recorded:
+            return 1.0
+        found = per_second_of(batch.columns[columns.roles["time"][0]], columns.per_second)
+        if found in SCALES:
+            self.reading.note(f"times are {SCALES[found]} since 1970")
+            self.reading.calendar = True
+        return columns.per_second or found
+
+    def _rows(self, batch: TableBatch, columns: Columns, per_second: float) -> tuple[BatchRows, Ints]:
+        check = _Check(batch, self.reading.problems)
+        time = self._times(batch, columns, per_second, check)
+        empty = _empty(batch, columns)
+        state = self._states(batch, columns, check)
+        value = self._values(batch, columns, check, (state == ACTIVE) & ~empty)
+        node = self._nodes(batch, columns, check, empty)
+        kept = np.flatnonzero(check.good)
+        rows = BatchRows(time, node, self._cohorts(batch, columns, check.good & ~empty), value, state)
+        return rows.cut(kept), kept
+
+    def _times(self, batch: TableBatch, columns: Columns, per_second: float, check: _Check) -> Floats:
+        name = columns.roles["time"][0]
+        cells = _cells(batch, name, lambda column: times(column, per_second))
+        self.reading.calendar |= cells.calendar
+        if cells.zoneless:
+            self.reading.note(ZONELESS)
+        check.refuse(cells.wrong, name, lambda index: _no_time(batch.columns[name][index], cells.calendar))
+        check.refuse(np.isnan(cells.values), name, lambda _: "a time is missing or not finite")
+        return cells.values
+
+    def _values(self, batch: TableBatch, columns: Columns, check: _Check, working: Bools) -> Floats:
+        name, measure = columns.value, columns.measure
+        cells = _cells(batch, name, numbers)
+        value = cells.values * columns.seconds if measure == "step_seconds" else cells.values
+        check.refuse(cells.wrong, name, lambda index: f"{_shown(batch.columns[name][index])} is not a number")
+        if measure == "step_seconds":
+            check.refuse(value <= 0, name, lambda index: f"{value[index]:g} is not positive")
+            check.refuse(value < SHORTEST, name, lambda index: f"{value[index]:g} is too small")
+        check.refuse(value < 0, name, lambda index: f"{value[index]:g} is negative")
+        if measure == "score":
+            check.refuse(value > 1, name, lambda index: f"a score lies between 0 and 1, this is {value[index]:g}")
+        missing = working & np.isnan(value) & check.good
+        if columns.recorded:
+            check.refuse(missing, name, lambda _: "a finite number was expected")
+        elif missing.any():
+            if not self.reading.missing:
+                index = int(np.flatnonzero(missing)[0])
+                self.reading.first_missing = batch.place(index, name)
+            self.reading.missing += int(missing.sum())
+            check.good &= ~missing
+            check.missing = missing
+        if measure == "step_seconds":
+            with np.errstate(divide="ignore", over="ignore"):
+                value = 1.0 / value
+        return value
+
+    def _states(self, batch: TableBatch, columns: Columns, check: _Check) -> npt.NDArray[np.uint8]:
+        name = columns.one("state")
+        if name is None:
+            return np.full(batch.rows, ACTIVE, np.uint8)
+        words: dict[str, int] = {}
+        found = batch.codes(name, words)
+        texts = list(words)
+        codes = np.array([CODES.get(word.strip().lower(), -1) for word in words], np.int64)[found]
+        check.refuse(
+            codes < 0, name, lambda index: f"{texts[found[index]][:40]!r} is none of active, idle, calibrating"
+        )
+        return np.where(codes < 0, ACTIVE, codes).astype(np.uint8)
+
+    def _nodes(self, batch: TableBatch, columns: Columns, check: _Check, empty: Bools) -> Ints:
+        name = columns.roles["node"][0]
+        names = self._texts.setdefault(name, {})
+        node = batch.codes(name, names)
+        check.refuse((node == names.get("", -1)) & ~empty, name, lambda _: "a node needs a name")
+        return _numbered(
+            [self._column(batch, columns.one("cluster")), (node, list(names))],
+            check.good | (check.missing & (node != names.get("", -1))),
+            lambda parts: self.words.nodes.setdefault(node_key(parts[0], parts[1]), len(self.words.nodes)),
+        )
+
+    def _cohorts(self, batch: TableBatch, columns: Columns, wanted: Bools) -> Ints:
+        """Numbers of cohorts, by the cluster and what their nodes share: of a recording's key the parts it has."""
+        roles = columns.roles
+        sources: list[Sequence[str | None]] = [(columns.one("cluster"),)]
+        if any(role in roles for role in PARTS):
+            sources += [roles.get(role, (None,)) for role in PARTS]
+            sources += [roles["cohort"]] if "cohort" in roles else []
+        else:
+            sources.append(roles.get("cohort", (None,)))
+        ends = np.cumsum([0, *map(len, sources)]).tolist()
+
+        def number_of(texts: Sequence[str]) -> int:
+            key = tuple("/".join(filter(None, texts[start:stop])) for start, stop in pairwise(ends))
+            return self.words.cohorts.setdefault(key, len(self.words.cohorts))
+
+        return _numbered([self._column(batch, name) for source in sources for name in source], wanted, number_of)
+
+    def _column(self, batch: TableBatch, name: str | None) -> tuple[Ints, list[str]]:
+        if name is None:
+            return np.zeros(batch.rows, np.int64), [""]
+        words = self._texts.setdefault(name, {})
+        codes = batch.codes(name, words)
+        return codes, list(words)
+
+
+def _empty(batch: TableBatch, columns: Columns) -> Bools:
+    """Which rows stand for a recorded tick without nodes."""
+    if not columns.recorded:
+        return np.zeros(batch.rows, np.bool_)
+    kinds = {EMPTY: 0}
+    return np.asarray(batch.codes(RECORDED, kinds) == kinds[EMPTY])
+
+
+def _cells(batch: TableBatch, name: str, parse: Callable[[Any], Cells]) -> Cells:
+    try:
+        return parse(batch.columns[name])
+    except ValueError as error:
+        raise TableError(batch.file, str(error), column=name) from None
+
+
+def _shown(cell: Any) -> str:
+    return repr(str(cell)[:40])
+
+
+def _no_time(cell: Any, calendar: bool) -> str:
+    if calendar:
+        return f"{_shown(cell)} is no ISO 8601 time"
+    try:
+        return f"{float(str(cell)):g} is too large: seconds are expected"
+    except ValueError:
+        return f"{_shown(cell)} is no time"
+
+
+def _numbered(
+    parts: Sequence[tuple[Ints, list[str]]], wanted: Bools, number_of: Callable[[Sequence[str]], int]
+) -> Ints:
+    """Number every combination of texts of the wanted rows; the others are 0."""
+    rows = np.flatnonzero(wanted)
+    combined, size = np.zeros(len(rows), np.int64), 1
+    for codes, words in parts:
+        if size * len(words) > MOST_COMBINATIONS:
+            known, combined = np.unique(combined, return_inverse=True)
+            size = max(1, len(known))
+        combined, size = combined * len(words) + codes[rows], size * len(words)
+    different, where, back = np.unique(combined, return_index=True, return_inverse=True)
+    known = np.zeros(len(different), np.int64)
+    for place, row in sorted(enumerate(rows[where].tolist()), key=lambda pair: pair[1]):
+        known[place] = number_of([words[codes[row]] for codes, words in parts])
+    found = np.zeros(len(wanted), np.int64)
+    found[rows] = known[back]
+    return found

@@ -1,0 +1,82 @@
+"""Which nodes stopped reporting, and when: a dead node, and one that was taken away, look the same. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_contract.identifiers import NodeKey
+from ingero_detect.observation import ABSENT, Observation
+
+MOST_SPELLS: Final = 1000
+"""Spells of silence that ended and are kept; all are counted."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A node without a report from `since` to `until`, seconds; `None` if it is silent at the end."""
+
+    node: NodeKey
+    last_report: float
+    since: float
+    until: float | None
+
+
+class Silences:
+    """Spells in which nodes report nothing for more than so many `ticks`; a tick without any node is nobody's."""
+
+    def __init__(self, ticks: int) -> None:
+        self.ended: list[Silence] = []
+        self.count = 0
+        self._ticks = ticks
+        self._tick = 0
+        self._numbers: dict[NodeKey, int] = {}
+        self._known: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
+        self._last_tick = np.zeros(0, np.int64)
+        self._last, self._since = np.zeros(0), np.zeros(0)
+
+    def note(self, now: float, seen: Observation) -> None:
+        """Add a tick."""
+        here = self._places(seen.names)[np.asarray(seen.state) != ABSENT]
+        if not len(here):
+            return
+        self._tick += 1
+        for place in here[self._tick - self._last_tick[here] > self._ticks + 1].tolist():
+            if self._last_tick[place]:
+                self._end(place, now)
+        self._last_tick[here] = self._tick
+        self._last[here] = now
+        self._since[self._last_tick == self._tick - 1] = now
+
+    def knows(self, node: NodeKey) -> bool:
+        """Whether there was a row of this node."""
+        return node in self._numbers
+
+    def at_end(self) -> list[Silence]:
+        """The nodes that are silent now, longest first."""
+        gone = np.flatnonzero((self._tick - self._last_tick > self._ticks) & (self._last_tick > 0))
+        names = list(self._numbers)
+        found = [self._spell(names, place, None) for place in gone.tolist()]
+        return sorted(found, key=lambda silence: (silence.since, silence.node))
+
+    def _end(self, place: int, now: float) -> None:
+        self.count += 1
+        if len(self.ended) < MOST_SPELLS:
+            self.ended.append(self._spell(list(self._numbers), place, now))
+
+    def _spell(self, names: Sequence[NodeKey], place: int, until: float | None) -> Silence:
+        return Silence(names[place], float(self._last[place]), float(self._since[place]), until)
+
+    def _places(self, names: Sequence[NodeKey]) -> Ints:
+        """Numbers of nodes, entering new ones."""
+        if names is not self._known[0]:
+            places = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+            more = len(self._numbers) - len(self._last)
+            self._last_tick = np.append(self._last_tick, np.zeros(more, np.int64))
+            self._last, self._since = np.append(self._last, np.zeros(more)), np.append(self._since, np.zeros(more))
+            self._known = names, np.array(places, np.int64)
+        return self._known[1]

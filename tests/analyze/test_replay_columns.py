@@ -1,0 +1,297 @@
+"""Histories of other tools: which columns hold what, which nodes are compared, and which nodes fell silent."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ingero_analyze.replay.columns import recognised
+from ingero_analyze.replay.judge import replay
+from ingero_analyze.replay.recorded_history import RecordedHistory
+from ingero_contract.identifiers import node_key
+from ingero_detect.detector import Detector
+from ingero_detect.fingerprint import state_hash
+from ingero_detect.observation import ACTIVE, Observation
+from ingero_detect.parameters import Parameters
+from ingero_fleet.cli import main
+from ingero_fleet.recording import MERGEABLE, TickRecorder
+
+START = 1_767_225_600
+"""2026-01-01, seconds."""
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments), "--tick", "10"], terminal_width=300)
+
+
+def judged(*arguments: str | Path) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def two_jobs(header: str, first: str = "A", second: str = "B") -> str:
+    """Two jobs of eight nodes; the second one does less from tick 150 on."""
+    random = np.random.default_rng(0)
+    lines = [f"time,node,rate,{header}"]
+    for tick in range(250):
+        for node in range(16):
+            rate = 100 * np.exp(random.normal(0, 0.02)) * (0.6 if node >= 8 and tick >= 150 else 1)
+            lines.append(f"{tick * 10},n{node:02d},{rate:.2f},{second if node >= 8 else first}")
+    return "\n".join(lines) + "\n"
+
+
+def slow_node(header: str, line: str) -> str:
+    """Six nodes of which n2 loses 40 % from tick 120 to 160."""
+    random = np.random.default_rng(3)
+    lines = [header]
+    for tick in range(200):
+        for node in range(6):
+            rate = 100 * np.exp(0.03 * random.normal()) * (0.6 if node == 2 and 120 <= tick < 160 else 1)
+            moment = np.datetime64(START + 10 * tick, "s")
+            lines.append(line.format(s=10 * tick, epoch=START + 10 * tick, iso=moment, node=f"n{node}", rate=rate,
+                                     step=1 / rate, ms=1000 / rate))  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["cohort", "job", "job_id", "jobid", "slurm_job_id", "SLURM_JOBID", "Job ID", "ingero.job.id", "workload",
+     "workload_type", "model", "gpu_model", "GPU Name", "modelName", "stage", "pipeline_stage", "cluster",
+     "cluster_id"],
+)  # fmt: skip
+def test_nodes_are_compared_only_within_what_a_column_says_they_share(tmp_path: Path, header: str) -> None:
+    file = tmp_path / "history.csv"
+    file.write_text(two_jobs(header))
+
+    found = judged(file)
+
+    assert found["episodes"] == []
+    assert found["summary"]["cohorts"] == 2
+    assert [header] in found["summary"]["columns"]["used"].values()
+    assert found["summary"]["columns"]["ignored"] == []
+
+
+def test_columns_of_a_cohort_count_together_and_the_output_names_them(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    lines = two_jobs("job,cohort,colour", "A,x,red", "B,x,blue").splitlines()
+    file.write_text("\n".join(line.replace(",A,x", ",A,y") if ",n01," in line else line for line in lines))
+
+    summary, text = judged(file)["summary"], " ".join(run(file).stdout.split())
+
+    assert summary["columns"]["used"] | {"job_id": ["job"], "cohort": ["cohort"]} == summary["columns"]["used"]
+    assert summary["columns"]["ignored"] == ["colour"]
+    assert (summary["cohorts"], summary["small_cohorts"]) == (3, {"A/y": 1})
+    assert "3 cohorts by job, cohort" in text
+    assert "columns not used: colour" in text
+    assert "1 node cannot be judged, in 1 cohort with fewer than 3" in text
+
+
+def test_a_small_cohort_drops_the_model_and_the_stage_as_it_does_in_fleet(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    lines = slow_node("time,node,rate,job,gpu_model", "{s},{node},{rate:.3f},A,{node}").splitlines()
+    models = {"n0": "H100", "n1": "H200", "n2": "B200"}
+    models |= {f"n{number + 3}": model for number, model in enumerate(models.values())}
+    file.write_text("\n".join(line[:-2] + models.get(line[-2:], line[-2:]) for line in lines))
+
+    found = judged(file)
+
+    (episode,) = found["episodes"]
+    assert (episode["node"], episode["cohort"], episode["evidence"]["merged"]) == ("n2", "A/*/*/*", True)
+    assert found["summary"]["small_cohorts"] == {}
+
+
+def test_a_node_that_moves_to_another_job_is_learnt_again(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    lines = two_jobs("job").splitlines()
+    moved = []
+    for line in lines[1:]:
+        moment, node, rate, job = line.split(",")
+        slow = node == "n03" and int(moment) >= 1000
+        moved.append(f"{moment},{node},{float(rate) * (0.6 if slow else 1):.2f},{'C' if slow else job}")
+    file.write_text("\n".join([lines[0], *moved]))
+
+    found = judged(file)
+
+    assert found["episodes"] == []
+    assert found["summary"]["small_cohorts"] == {"C": 1}
+
+
+def test_a_column_of_metrics_makes_no_cohorts_and_one_of_singles_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    file.write_text(slow_node("time,node,rate,loss,job", "{s},{node},{rate:.3f},{ms:.5f},{node}"))
+
+    text = " ".join(run(file).stdout.split())
+
+    assert "6 cohorts by job" in text
+    assert "6 nodes cannot be judged, in 6 cohorts with fewer than 3 nodes" in text
+    assert "columns not used: loss" in text
+    assert [episode["node"] for episode in judged(file, "--column", "job_id=")["episodes"]] == ["n2"]
+
+
+def test_a_job_that_changes_all_the_time_judges_nobody_and_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    file.write_text(slow_node("time,node,rate,job", "{s},{node},{rate:.3f},{s}"))
+
+    text = " ".join(run(file).stdout.split())
+
+    assert "200 cohorts by job" in text
+    assert "nobody is judged: no node worked in one cohort for as long as the warm-up" in text
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "note"),
+    [
+        ("timestamp,hostname,throughput", "{epoch},{node},{rate}", ""),
+        ("Timestamp (ms),Host Name,Tokens/s", "{epoch}000,{node},{rate}", "times are milliseconds since 1970"),
+        ("timestamp,host,tokens_per_second", "{epoch}000,{node},{rate}", "times are milliseconds since 1970"),
+        ("ts,instance,train_samples_per_second", "{epoch}000000,{node},{rate}", "times are microseconds since 1970"),
+        ("time,node_name,TFLOP/s/GPU", "{epoch}000000000,{node},{rate}", "times are nanoseconds since 1970"),
+        ("time,node,Step Time (ms)", "{iso}Z,{node},{ms}", ""),
+        ("time,node,step_time", "{iso}+00:00,{node},{step}", ""),
+        ("time;node;s/it", "{iso};{node};{step}", "times without a zone are taken as UTC"),
+        ("_time\tserver\telapsed time per iteration (ms)", "{iso} UTC\t{node}\t{ms}", ""),
+        ("time,node,iteration_time_us", "{iso}.000,{node},{ms}e3", "times without a zone are taken as UTC"),
+    ],
+)
+def test_histories_of_ordinary_tools_are_read_without_renaming(
+    tmp_path: Path, header: str, line: str, note: str
+) -> None:
+    file = tmp_path / "history.csv"
+    file.write_text(slow_node(header, line))
+
+    found = judged(file)
+
+    (episode,) = found["episodes"]
+    assert episode["node"] == "n2"
+    assert found["summary"]["notes"] == ([note] if note else [])
+    assert episode["evidence"]["expected"] == pytest.approx(100, rel=0.1)
+    assert str(episode["start"]).startswith(str(START + 1190) if "{epoch}," in line else "2026-01-01T00:19:50")
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "words"),
+    [
+        (["time", "host", "instance", "rate"], {}, "host, instance could all be the node; choose one with --column"),
+        (["time", "node", "latency"], {}, "there are: time, node, latency); choose one with --column rate=COLUMN"),
+        (
+            ["when", "node", "rate"],
+            {},
+            "no column 'time' (there are: when, node, rate); choose one",
+        ),
+        (["time", "node", "tokens/s", "step time"], {}, "--column rate=tokens/s or --column step_seconds=step time"),
+        (["time", "node", "rate"], {"rate": ["speed"]}, "no column 'speed'"),
+    ],
+)
+def test_a_column_that_is_not_certain_is_asked_for(names: list[str], chosen: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        recognised(names, chosen)
+
+
+def test_columns_can_be_chosen(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    file.write_text(slow_node("when,box,latency,tokens/s,rack", "{s},{node},{step},1,r1"))
+    chosen = [f"--column={one}" for one in ("time=when", "node=box", "step_seconds=latency", "cohort=rack")]
+
+    found = judged(file, *chosen)
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    assert found["episodes"][0]["cohort"] == "r1"
+    for wrong in ("speed=latency", "time"):
+        assert run(file, "--column", wrong).exit_code == 2
+
+
+def test_rows_that_are_sorted_by_node_are_judged_as_those_sorted_by_time(tmp_path: Path) -> None:
+    lines = slow_node("time,node,rate", "{s},{node},{rate}").splitlines()
+    (tmp_path / "time.csv").write_text("\n".join(lines))
+    (tmp_path / "node.csv").write_text("\n".join([lines[0], *sorted(lines[1:], key=lambda line: line.split(",")[1])]))
+
+    by_time, by_node = judged(tmp_path / "time.csv"), judged(tmp_path / "node.csv", "--plot", tmp_path / "plot.png")
+
+    assert by_node["episodes"] == by_time["episodes"]
+    assert by_node["summary"]["notes"] == ["the rows are not in the order of time, and were sorted"]
+    assert by_time["summary"]["notes"] == []
+
+
+def test_a_node_that_stopped_reporting_is_named_and_not_accused(tmp_path: Path) -> None:
+    lines = slow_node("time,node,rate", "{epoch},{node},{ms}").splitlines()
+    kept = [
+        line
+        for line in lines[1:]
+        if not (",n3," in line and int(line.split(",")[0]) >= START + 1000)
+        and not (",n4," in line and START + 500 <= int(line.split(",")[0]) < START + 550)
+        and not (",n5," in line and START + 500 <= int(line.split(",")[0]) < START + 530)
+    ]
+    (tmp_path / "history.csv").write_text("\n".join([lines[0], *kept]))
+
+    found, text = judged(tmp_path / "history.csv"), " ".join(run(tmp_path / "history.csv").stdout.split())
+
+    assert {episode["node"] for episode in found["episodes"]} <= {"n2"}
+    (gone,) = found["summary"]["silent"]["at_end"]
+    assert gone == {
+        "cluster": "", "node": "n3", "last_report": START + 990, "since": START + 1000, "until": None,
+    }  # fmt: skip
+    assert found["summary"]["silent"]["ended"] == {
+        "count": 1,
+        "first": [
+            {"cluster": "", "node": "n4", "last_report": START + 490, "since": START + 500, "until": START + 550}
+        ],
+    }
+    assert f"1 node was silent at the end, dead or taken away: n3 since {START + 1000}" in text
+
+
+def test_a_node_without_any_value_is_named(tmp_path: Path) -> None:
+    lines = slow_node("time,node,rate", "{s},{node},{rate}").splitlines()
+    (tmp_path / "history.csv").write_text(
+        "\n".join(f"{line.rsplit(',', 1)[0]},NaN" if ",n3," in line else line for line in lines)
+    )
+
+    found, text = judged(tmp_path / "history.csv"), run(tmp_path / "history.csv").stdout
+
+    assert found["summary"]["silent"]["always"] == [{"cluster": "", "node": "n3"}]
+    assert found["summary"]["silent"]["at_end"] == []
+    assert "1 node never had a value: n3" in text
+
+
+def test_fleets_settings_choose_what_forms_cohorts(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_text(slow_node("time,node,rate,job,stage", "{s},{node},{rate},A,{node}"))
+    (tmp_path / "fleet.yaml").write_text(json.dumps({"processors": {"ingero": {"cohort": {"by": ["job_id"]}}}}))
+
+    found = judged(tmp_path / "history.csv", "--config", tmp_path / "fleet.yaml")
+
+    assert found["summary"]["columns"]["ignored"] == ["stage"]
+    assert found["summary"]["cohorts"] == 1
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+
+
+def test_a_recording_of_which_rows_are_missing_never_claims_to_be_equal(tmp_path: Path) -> None:
+    file = tmp_path / "history.csv"
+    recorder, parameters = TickRecorder(file, 1 << 20), Parameters(tick_seconds=10.0, warmup=5)
+    detector, random = Detector(parameters, MERGEABLE), np.random.default_rng(1)
+    for tick in range(40):
+        seen = Observation(
+            names=[node_key("c", f"node-{number}") for number in range(6)], cohort=np.zeros(6, np.int64),
+            cohorts=[("c", "training", "", "", "", "", "rate")],
+            value=100 * np.exp(0.03 * random.normal(size=6)), state=np.full(6, ACTIVE, np.uint8),
+        )  # fmt: skip
+        outcome = detector.tick(10.0 * tick, seen)
+        recorder.write(10.0 * tick, seen)
+        recorder.note_state(outcome.digest, state_hash(detector.memory))
+    recorder.close()
+    whole = replay(RecordedHistory([str(file)], 10.0), "ingero", parameters).summary()
+    content = file.read_text()
+    file.write_text(content[: content.rindex("node-5") + 4])
+
+    found, text = judged(file), " ".join(run(file).stdout.split())
+
+    assert whole["recorded_states"]["compared"] == 40
+    assert whole["columns"]["ignored"] == []
+    assert found["summary"]["problems"]["count"] == 1
+    assert (found["summary"]["digest"], found["summary"]["recorded_states"]) == ("", None)
+    assert "so this is not what that Fleet has judged" in text
+    assert "results are equal" not in text
