@@ -32,7 +32,7 @@ from scripts.pages import (
     transcript,
 )
 from scripts.pod_lab import LAB, nodes
-from scripts.release import architecture
+from scripts.release_images import architecture, image_name
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "docs/quickstart"
@@ -180,7 +180,7 @@ def fresh_storage(folder: Path) -> dict[str, str]:
 
 def archive_of(image: str, version: str, release: Path) -> Path:
     """The archive of an image for this machine."""
-    return release / f"ingero-{image}-{version}-{architecture()}.oci.tar"
+    return release / image_name(image, version, architecture())
 
 
 def tool(program: str) -> str | None:
