@@ -47,6 +47,7 @@ ENTRYPOINT ["/opt/ingero/bin/ingero-operator"]
 FROM runtime AS fleet
 COPY --from=build /env/fleet/opt /opt
 ENTRYPOINT ["/opt/ingero/bin/ingero-fleet"]
+CMD ["serve"]
 
 FROM runtime AS echo
 COPY --from=build /env/echo/opt /opt

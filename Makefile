@@ -36,6 +36,9 @@ collector: ## build an OpenTelemetry Collector with Go for its quickstart and th
 cosign: ## build cosign with Go for the signatures of a release; four minutes the first time
 	@test -x .tools/bin/cosign || GOBIN=$(CURDIR)/.tools/bin go install github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
 
+lint-workflows: ## check .github/workflows with actionlint, which Go builds
+	@go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+
 deb: setup ## Debian packages of agent, Fleet and operator, with systemd units, into dist/ (minutes); NAMES=agent for one, SUITE=noble for that release
 	@scripts/deb
 
@@ -131,4 +134,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: docs storage-servers bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: cosign release release-check release-publish bench-memory bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock
+.PHONY: lint-workflows cosign release release-check release-publish bench-memory bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock

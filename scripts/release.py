@@ -6,12 +6,12 @@ key of yours, `--keyless` with the identity of the workflow in which cosign runs
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -20,12 +20,12 @@ import click
 import yaml
 
 from scripts.release_archives import chart_image, chart_package
+from scripts.release_images import ARCHITECTURES, architecture, image_name, no_images, require
 from scripts.release_requirements import EXTRAS, locked, read_lock, requirements
 from scripts.release_sbom import Artifact, Part, Relation, image_parts, parts_of, problems, sbom
 from scripts.release_signature import SigningKey, bundle, new_key, provenance, public_pem, read_key, sign
 
 ROOT: Final = Path(__file__).parents[1]
-BASE_IMAGE: Final = "docker.io/library/debian:bookworm-slim"
 IMAGES: Final = ("operator", "fleet", "echo", "sink", "agent")
 PACKAGES: Final = ("agent", "fleet", "operator")
 """Of Debian."""
@@ -59,11 +59,6 @@ def file_digest(file: Path) -> str:
 def project_version(root: Path = ROOT) -> str:
     """The one place where the version is written."""
     return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
-
-
-def architecture() -> str:
-    """This machine's, in the words of OCI."""
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 
 class Build:
@@ -115,13 +110,17 @@ class Build:
             ]
             self._sbom(name, "INSTALL", images)
 
-    def images(self) -> None:
-        """The images of this machine's architecture as OCI archives."""
-        run("scripts/images", cwd=self.source, SOURCE_DATE_EPOCH=str(self.epoch), BUILDER="buildah")
+    def images(self, wanted: str) -> None:
+        """The images of an architecture as OCI archives; another one than the machine's is built under emulation."""
+        tag, settings = self.version, {"SOURCE_DATE_EPOCH": str(self.epoch), "BUILDER": "buildah", "PULL_NEVER": "1"}
+        if wanted != architecture():
+            tag = f"{self.version}-{wanted}"
+            settings |= {"PLATFORMS": f"linux/{wanted}"}
+        run("scripts/images", cwd=self.source, TAG=tag, **settings)
         for name in IMAGES:
-            file = f"ingero-{name}-{self.version}-{architecture()}.oci.tar"
+            file = image_name(name, self.version, wanted)
             target = f"oci-archive:{self.out / file}:ingero/{name}:{self.version}"
-            run("buildah", "push", "--quiet", f"localhost/ingero/{name}:{self.version}", target)
+            run("buildah", "push", "--quiet", f"localhost/ingero/{name}:{tag}", target)
             listing = json.loads((self.source / f"dist/sbom/{name}.cdx.json").read_text())
             self._sbom(file, "CONTAINER", image_parts(listing, self.lock), "CONTAINS")
 
@@ -156,16 +155,6 @@ def no_packages() -> str | None:
     """Why Debian packages cannot be built here, if so."""
     missing = [name for name in ("dpkg-deb", "/usr/bin/python3") if not shutil.which(name)]
     return f"{missing[0]} is not installed" if missing else None
-
-
-def no_images() -> str | None:
-    """Why images cannot be built here, if so."""
-    if not shutil.which("buildah"):
-        return "buildah is not installed"
-    present = subprocess.run(["buildah", "images", "-q", BASE_IMAGE], capture_output=True, text=True)
-    if present.returncode == 0 and present.stdout.strip():
-        return None
-    return f"buildah has no {BASE_IMAGE}: buildah pull {BASE_IMAGE}"
 
 
 def describe(out: Path, version: str, commit: str, epoch: int) -> None:
@@ -205,8 +194,21 @@ def sign_sums(out: Path, key: SigningKey | None) -> None:
     (out / "release.pub").write_bytes(public_pem(key))
 
 
-def make(out: Path, version: str, *, images: bool | None, added: Path | None = None, commit: str = "HEAD") -> None:
-    """All artifacts of a commit into an empty folder; `images=None` builds images where that is possible."""
+def make(
+    out: Path,
+    version: str,
+    *,
+    images: bool | None,
+    architectures: Sequence[str] = (),
+    added: Path | None = None,
+    commit: str = "HEAD",
+) -> None:
+    """All artifacts of a commit into an empty folder.
+
+    Images are built for each of `architectures`, all by default; `images=None` leaves out those that cannot be.
+    """
+    wanted = () if images is False else architectures or ARCHITECTURES
+    require(wanted if images else ())
     commit = run("git", "rev-parse", f"{commit}^{{commit}}").strip()
     epoch = int(run("git", "log", "-1", "--format=%ct", commit))
     shutil.rmtree(out, ignore_errors=True)
@@ -223,14 +225,17 @@ def make(out: Path, version: str, *, images: bool | None, added: Path | None = N
             click.echo(f"no Debian packages: {lacking}")
         else:
             build.debian()
-        reason = "--no-images" if images is False else no_images()
-        if reason is None:
-            build.images()
-        elif images:
-            raise click.ClickException(f"no images: {reason}")
-        else:
-            click.echo(f"no images: {reason}")
+        for each in wanted:
+            if images is None and (missing := no_images(each)):
+                click.echo(
+                    f"no images for {each}: needs {missing}; those of a machine that has it are taken by --add"
+                )
+                continue
+            require((each,))  # here too: a base that was pulled for another architecture has taken the name
+            build.images(each)
     for file in sorted(added.iterdir()) if added else ():
+        if (out / file.name).exists():
+            raise click.ClickException(f"{file} was built here too")
         shutil.copyfile(file, out / file.name)
     describe(out, version, commit, epoch)
 
@@ -238,7 +243,14 @@ def make(out: Path, version: str, *, images: bool | None, added: Path | None = N
 @click.command()
 @click.option("--version", "wanted", default="", help="Refuse to run unless pyproject.toml names this version.")
 @click.option(
-    "--images/--no-images", default=None, help="Build the images. [default: where buildah and the base are]"
+    "--images/--no-images", default=None, help="Build the images or fail. [default: those that can be built here]"
+)
+@click.option(
+    "--arch",
+    "architectures",
+    multiple=True,
+    type=click.Choice(ARCHITECTURES),
+    help="Build the images for it or fail; may be repeated. [default: all]",
 )
 @click.option(
     "--add",
@@ -248,7 +260,14 @@ def make(out: Path, version: str, *, images: bool | None, added: Path | None = N
 )
 @click.option("--key", type=click.Path(exists=True, path_type=Path), help="Sign with this PEM key on P-256.")
 @click.option("--keyless", is_flag=True, help="Sign with cosign and the identity of the workflow.")
-def main(wanted: str, images: bool | None, added: Path | None, key: Path | None, keyless: bool) -> None:
+def main(
+    wanted: str,
+    images: bool | None,
+    architectures: tuple[str, ...],
+    added: Path | None,
+    key: Path | None,
+    keyless: bool,
+) -> None:
     """Make the artifacts of a release; nothing is published."""
     version = project_version()
     if wanted and wanted.removeprefix("v") != version:
@@ -257,6 +276,8 @@ def main(wanted: str, images: bool | None, added: Path | None, key: Path | None,
         )
     if key and keyless:
         raise click.UsageError("--key and --keyless exclude each other")
+    if architectures and images is False:
+        raise click.UsageError("--arch and --no-images exclude each other")
     if changed := run("git", "status", "--porcelain", "--untracked-files=no").strip():
         if key or keyless:
             raise click.ClickException(f"the tree differs from the commit, which is what is built:\n{changed}")
@@ -265,7 +286,7 @@ def main(wanted: str, images: bool | None, added: Path | None, key: Path | None,
         raise click.ClickException("a keyless signature needs cosign: make cosign")
     signer = None if keyless else signing_key(key)
     out = ROOT / f"dist/release-{version}"
-    make(out, version, images=images, added=added)
+    make(out, version, images=True if architectures else images, architectures=architectures, added=added)
     sign_sums(out, signer)
     for file in sorted(out.iterdir()):
         click.echo(f"{file.stat().st_size / 1e6:9.2f} MB  {file.name}")

@@ -24,12 +24,12 @@ from scripts.release import (
     PACKAGES,
     ROOT,
     SUMS,
-    architecture,
     file_digest,
     make,
     package_name,
     project_version,
 )
+from scripts.release_images import ARCHITECTURES, architecture, image_name, no_start
 from scripts.release_quickstarts import fresh_storage, played
 from scripts.release_requirements import EXTRAS
 
@@ -83,8 +83,12 @@ def repetitions(block: Block, folder: Path, version: str) -> list[dict[str, str]
     if "for each PROGRAM" in block.conditions:
         return [{"PROGRAM": name} for name in EXTRAS]
     if "for each IMAGE" in block.conditions:
-        archives = [(name, folder / f"ingero-{name}-{version}-{architecture()}.oci.tar") for name in IMAGES]
-        return [{"IMAGE": name} for name, file in archives if file.exists()]
+        return [
+            {"IMAGE": name, "ARCH": each}
+            for each in ARCHITECTURES
+            for name in IMAGES
+            if (folder / image_name(name, version, each)).exists()
+        ]
     if "for each PACKAGE" in block.conditions:
         return [{"PACKAGE": name} for name in PACKAGES if (folder / package_name(name, version)).exists()]
     return [{}]
@@ -99,8 +103,7 @@ def skipped(block: Block, by_key: bool, path: str) -> str | None:
     return None
 
 
-def _execute(block: Block, folder: Path, variables: Mapping[str, str], path: str) -> Row:
-    named = "".join(f"{value}: " for key, value in variables.items() if key in ("PROGRAM", "IMAGE", "PACKAGE"))
+def _execute(block: Block, folder: Path, variables: Mapping[str, str], path: str, named: str) -> Row:
     click.echo(f"\n{named}$ {block.commands.rstrip()}")
     began = time.monotonic()
     done = subprocess.run(
@@ -131,7 +134,11 @@ def executed(page: str, folder: Path, version: str, only: str = "") -> Iterator[
         if not runs:
             yield Row(block.title, "skipped: this release has no such file")
         for chosen in runs:
-            yield _execute(block, folder, about | chosen, path)
+            named = f"{' '.join(chosen.values())}: " if chosen else ""
+            if missing := no_start(chosen.get("ARCH", architecture())):
+                yield Row(f"{named}{block.title}", f"skipped: needs {missing}")
+            else:
+                yield _execute(block, folder, about | chosen, path, named)
 
 
 def quickstarts(release: Path, version: str, keyring: Path | None, only: str) -> Iterator[Row]:

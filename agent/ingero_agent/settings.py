@@ -8,19 +8,22 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from ingero_agent.published_file import published_endpoint
 from ingero_agent.settings_file import CONFIG_VARIABLE, TRACE_PREFIX, TRACE_SECTION, Pattern
 from ingero_kit.addresses import OptionalEndpoint, is_local_name, parse_listen
 from ingero_kit.health_report import check_name
-from ingero_kit.settings import Duration, Settings, load
+from ingero_kit.settings import Duration, Settings, load, read_yaml
 
 PREFIX: Final = "INGERO_AGENT_"
+ENDPOINT: Final = "fleet_endpoint"
 
 
 class AgentSettings(Settings):
     """`ingero-agent fleet-push`."""
 
     fleet_endpoint: str
-    """Fleet's OTLP address: `host:port` or a URL; port 4318 is HTTP, 4317 gRPC."""
+    """Fleet's OTLP address: `host:port` or a URL; port 4318 is HTTP, 4317 gRPC. Without it, `fleet.endpoint` in the
+    published agent's `ingero.yaml`."""
     fleet_cluster_id: str
     """The cluster that this node belongs to."""
     fleet_node_id: str = Field(
@@ -167,8 +170,16 @@ class AgentSettings(Settings):
 def read_settings(flags: Mapping[str, Any], file: Path | None = None) -> AgentSettings:
     """Flags, then INGERO_AGENT_*, then the file, then defaults. Raises `SettingsError`.
 
-    What is for `trace` (INGERO_AGENT_TRACE_*, and `trace:` in the file) is not read.
+    Fleet's address may last come from the published agent's file. What is for `trace` (INGERO_AGENT_TRACE_*, and
+    `trace:` in the file) is not read.
     """
+    own = (
+        flags.get(ENDPOINT)
+        or os.environ.get(f"{PREFIX}{ENDPOINT.upper()}")
+        or (file and read_yaml(file).get(ENDPOINT))
+    )
+    if not own:
+        flags = {**flags, ENDPOINT: published_endpoint()}
     not_ours = {CONFIG_VARIABLE, *(name for name in os.environ if name.startswith(TRACE_PREFIX))}
     return load(
         AgentSettings, file=file, prefix=PREFIX, flags=flags, reserved=frozenset(not_ours),

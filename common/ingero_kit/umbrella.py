@@ -18,6 +18,7 @@ PROGRAMS: Final = {
     "sink": "ingero_sink.cli:main",
 }
 """Each is also a program of its own, `ingero-fleet` and so on, and an extra of the package."""
+DEMO: Final = {"demo": "ingero_analyze.demo:command"}
 
 
 class Umbrella(LazyGroup):
@@ -45,7 +46,7 @@ def _failing(text: str) -> Callable[..., Any]:
     return callback
 
 
-@click.group(cls=Umbrella, lazy=PROGRAMS, context_settings=CONTEXT)
+@click.group(cls=Umbrella, lazy=PROGRAMS | DEMO, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Names the straggler of a GPU cluster: which node and which rank, why, and what it costs.
@@ -53,6 +54,7 @@ def main() -> None:
     Every command is also a program of its own: ingero fleet serve is ingero-fleet serve.
 
     \b
+    ingero demo
     ingero fleet serve --config fleet.yaml
     ingero analyze replay history.csv
     source <(ingero completion bash)

@@ -19,6 +19,7 @@ from ingero_fleet.cost.tracker import COST
 from ingero_fleet.engine import Engine
 from ingero_fleet.hangs import HANGS
 from ingero_fleet.intake import Observe
+from ingero_fleet.listening import how_to_push
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page_servers import PageServers
 from ingero_fleet.plain_pages import health_pages, late_app, metrics_pages, plain_app, zpages
@@ -304,7 +305,7 @@ async def serve(
     # Threads switch after 0.2 ms instead of 5 ms, so that pushes wait less for a tick's thread.
     sys.setswitchinterval(0.0002)
     announce(fleet.ports)
-    log.info("started", ports=fleet.ports)
+    log.info("started", ports=fleet.ports, **how_to_push(config, fleet.ports))
     await ended.wait()
     log.info("stopping")
     await fleet.stop(DRAIN_SECONDS)

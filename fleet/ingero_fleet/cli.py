@@ -40,8 +40,12 @@ def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
 @main.command()
 @_config
 @_set
+@click.option("--listen", metavar="HOST", help="Receive pushes on this address, such as 0.0.0.0, at the set ports.")
+@click.option("--insecure", is_flag=True, help="Allow --listen in plain text, which others on the way can read.")
 @ports_file_flag()
-def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None) -> None:
+def serve(
+    file: Path | None, settings: tuple[str, ...], listen: str | None, insecure: bool, ports_file: Path | None
+) -> None:
     """Run Fleet until SIGTERM; SIGHUP reads the processor's settings, rates and rules again.
 
     Settings come from --set, then INGERO_FLEET_* variables (two underscores between the parts of a path), then the
@@ -51,11 +55,16 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
     ingero-fleet serve --config fleet.yaml
     ingero-fleet serve --set processors.ingero.push_interval=5s --set processors.ingero.quorum.statistical_min=3
     INGERO_FLEET_PROCESSORS__INGERO__PUSH_INTERVAL=5s ingero-fleet serve
+    ingero-fleet serve --listen 0.0.0.0 --insecure
     """
+    from ingero_fleet.listening import listening_on
     from ingero_kit import logs
 
     with exit_with_reason("ingero-fleet", OSError):
         config = _read(file, settings)
+        if listen is not None:
+            settings = (*settings, *listening_on(config, listen, insecure))
+            config = _read(file, settings)
         if config.log.nats and config.log.role == "replica":
             from ingero_fleet.replication.processor_pin import pin_processor
 
@@ -63,6 +72,7 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
         from ingero_fleet import app
 
         logs.configure(config.service.telemetry.logs.level)
+
         app.run(config, lambda: _read(file, settings), partial(write_ports_file, ports_file))
 
 

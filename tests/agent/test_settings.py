@@ -110,3 +110,45 @@ def test_a_workload_that_cannot_be_watched_is_refused(flags: list[str], words: s
 
     assert done.exit_code == 2
     assert words in done.stderr
+
+
+def pushing(**flags: str) -> str:
+    return read_push_settings({"fleet_cluster_id": "c", "stub": True, **flags}).fleet_endpoint
+
+
+def test_the_published_agents_file_gives_the_endpoint_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ingero.yaml").write_text("fleet: {endpoint: 'here:4318', nodes: [a]}\nhealth: {x: 1}\n")
+    own = tmp_path / "agent.yaml"
+    own.write_text("fleet_endpoint: own:4318\nfleet_cluster_id: c\nstub: true\n")
+
+    assert pushing() == "here:4318"
+    (tmp_path / "named.yaml").write_text("fleet: {endpoint: 'named:4318'}\n")
+    monkeypatch.setenv("INGERO_CONFIG", str(tmp_path / "named.yaml"))
+    assert pushing() == "named:4318"
+    assert read_push_settings({}, own).fleet_endpoint == "own:4318"
+    monkeypatch.setenv("INGERO_AGENT_FLEET_ENDPOINT", "variable:4318")
+    assert read_push_settings({}, own).fleet_endpoint == "variable:4318"
+    assert pushing(fleet_endpoint="flag:4318") == "flag:4318"
+
+
+@pytest.mark.parametrize("text", ["", "otlp: {endpoint: 'x:1'}\n", "fleet: {nodes: [a]}\n", "fleet:\n"])
+def test_without_an_endpoint_in_it_one_is_required(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ingero.yaml").write_text(text)
+
+    with pytest.raises(SettingsError, match="fleet_endpoint: is required"):
+        pushing()
+
+
+@pytest.mark.parametrize("text", ["fleet: {endpoint: 4318}\n", "fleet: here\n", "- fleet\n"])
+def test_a_wrong_endpoint_in_it_is_named_with_its_file(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ingero.yaml").write_text(text)
+
+    with pytest.raises(SettingsError, match=r"ingero\.yaml: "):
+        pushing()

@@ -1,11 +1,12 @@
 """What of the quickstarts is played with the files of a release, and how their output is told."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from scripts.pages import Block, PageFailed, compare, script, transcript
-from scripts.release_quickstarts import FOLDER, PACKAGES, PAGES, SUITES, environment, parts, played
+from scripts.pages import Block, PageFailed, blocks_of, compare, script, transcript
+from scripts.release_quickstarts import FOLDER, LEFT, PACKAGES, PAGES, SUITES, environment, parts, played
 from scripts.release_requirements import EXTRAS
 
 
@@ -50,6 +51,15 @@ def test_a_page_that_cannot_be_played_is_named_with_what_it_needs(
 
     assert [row.what for row in rows] == [f"{suite.system}: quickstart slurm" for suite in SUITES]
     assert all(row.skipped and row.problem.startswith("needs ") for row in rows)
+
+
+def test_what_the_page_for_kubernetes_leaves_is_all_that_it_makes() -> None:
+    text = "".join(block.text for block in blocks_of(FOLDER / "kubernetes.md"))
+    made = {"ingero-system"} | set(re.findall(r"kind: Namespace\nmetadata:\s*\{?\s*name: ([a-z-]+)", text))
+
+    (removed,) = re.findall(r"kubectl delete namespace ([a-z -]+) --ignore", LEFT)
+    assert set(removed.split()) == made
+    assert "helm uninstall ingero " in LEFT and "helm install ingero " in text
 
 
 def test_a_transcript_has_each_command_before_its_output() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ingero_contract import attributes, metrics, routes
 from ingero_contract.identifiers import node_key
@@ -470,3 +471,57 @@ def test_ten_thousand_nodes_are_drawn_and_what_agents_send_is_never_markup(tmp_p
         )
         assert page.run(seen)
         assert page.complaints == []
+
+
+def inked(pixels: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which squares of 20 pixels of a screenshot have edges of lines or letters in them."""
+    grey = pixels.mean(axis=2)
+    edges = (np.abs(np.diff(grey, axis=0))[:, :-1] > 0.08) | (np.abs(np.diff(grey, axis=1))[:-1] > 0.08)
+    height, width = (size // 20 for size in edges.shape)
+    squares = edges[: height * 20, : width * 20].reshape(height, 20, width, 20)
+    return np.asarray(squares.mean(axis=(1, 3)) > 0.01)
+
+
+@needs_browser
+def test_screenshots_in_light_and_dark_have_the_same_structure(twelve: Running, page: Page, tmp_path: Path) -> None:
+    page.size(1360, 900)
+    page.open(twelve.url("diagnostics", "/"))
+    slow = functools.partial(fill, twelve, 12, 3)
+    page.wait("byId('stragglers').textContent.includes('node-00003')", "the straggler", feed=slow)
+    page.run("document.activeElement.blur()")
+    box = page.run(
+        "(({left, top, right, bottom}) => [left, top, right, bottom])(byId('map').getBoundingClientRect())"
+    )
+    line = page.run("state.rows.findIndex((row) => state.nodes[row] === 'node-00003')")
+    kept = []
+    for dark in (False, True):
+        page.size(1360, 900, dark=dark)
+        page.wait(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))", "a frame"
+        )
+        pixels = page.pixels(tmp_path / f"{'dark' if dark else 'light'}.png")
+        left, top, right, bottom = (int(value) for value in box)
+        newest_tick = pixels[top:bottom, right - 4]
+        colours = newest_tick[[int((number + 0.5) * (bottom - top) / 12) for number in range(12)]]
+        warm = colours[:, 0] > colours[:, 2] + 0.2
+        assert warm.tolist() == [number == line for number in range(12)], colours
+        ground = pixels[-3:, :3].mean()
+        assert ground < 0.2 if dark else ground > 0.8
+        kept.append(inked(pixels))
+
+    light, dark_one = kept
+    assert light.mean() > 0.1
+    assert (light == dark_one).mean() > 0.95
+    # Each panel in the window has something in it, and none lies on another.
+    panels = page.run(
+        "[...document.querySelectorAll('main > section:not([hidden]), .columns > section')].map((item) => "
+        "item.getBoundingClientRect()).map(({left, top, right, bottom}) => [left, top, right, bottom])"
+    )
+    for number, (left, top, right, bottom) in enumerate(panels):
+        if bottom <= 900 and bottom > top:
+            assert light[int(top) // 20 : int(bottom) // 20 + 1, int(left) // 20 : int(right) // 20 + 1].any()
+        for others in panels[:number]:
+            across = min(right, others[2]) - max(left, others[0])
+            down = min(bottom, others[3]) - max(top, others[1])
+            assert across <= 0 or down <= 0
+    assert page.complaints == []

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 LAUNCH = """
 import os, sys
 ends = [os.dup2(int(end), 100 + place) for place, end in enumerate(sys.argv[1:3])]
@@ -156,6 +159,13 @@ class Page:
         """Save a screenshot."""
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(found["data"]))
+
+    def pixels(self, file: Path) -> NDArray[np.float64]:
+        """The window as colours from 0 to 1, shape (height, width, 3), from a screenshot kept in a file."""
+        from matplotlib.image import imread  # half a second, for the tests that look at pixels
+
+        self.screenshot(file, whole=False)
+        return np.asarray(imread(file), dtype=float)[:, :, :3]
 
 
 @contextlib.contextmanager
