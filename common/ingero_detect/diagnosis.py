@@ -27,7 +27,7 @@ from ingero_detect.timeline import (
     sum_by_rank_and_step,
     well_covered_steps,
 )
-from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags
+from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
 from ingero_detect.work import with_equal_work
 
 
@@ -36,6 +36,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     period = step_period(line)
     if line.ranks < 2 or line.steps < FEWEST_STEPS or not period > 0:
         return Diagnosis(Cause.NONE, evidence={"reason": "too few ranks or steps", "steps": line.steps})
+    line = with_exposed_waits(line)
     given = with_equal_work(line)
     if given is not None:
         line = given.line
