@@ -172,11 +172,13 @@ def _order(stage: int, stages: int, parts: int) -> list[tuple[bool, int]]:
 def interleaved(
     rng: np.random.Generator, stages: int = 4, replicas: int = 4, parts: int = 8, steps: int = 30, heavy: float = 0.0,
     jitter: float = 0.02, culprit: int = -1, late: float = 0.0, stall: float = 0.0, since: int = 0,
+    norm: bool = False,
 ) -> Table:  # fmt: skip
     """Stages by replicas that hand each other parts of a batch, one forward and one backward in turn (1F1B).
 
     From step `since` on rank `culprit` computes `late` longer, or pauses for `stall` seconds before every part on its
-    host, which no compute time shows. Receivers wait for senders, never the reverse, so every rank has bubbles.
+    host, which no compute time shows. Receivers wait for senders, never the reverse, so every rank has bubbles. With
+    `norm` all ranks meet at the end of a step.
     """
     table, begin = Table(), 50.0
     clock = rng.uniform(-CLOCKS, CLOCKS, stages * replicas)
@@ -224,4 +226,9 @@ def interleaved(
                       data_parallel=np.arange(replicas))  # fmt: skip
             ends[stage] = end
         begin = float(ends.max()) + 0.005
+        if norm:
+            ranks = np.arange(stages * replicas)
+            table.add(rank=ranks, op="norm", kind="collective", start=ends.ravel() + clock,
+                      duration=begin - ends.ravel(), group="world", seq=step, step=step, stage=ranks // replicas,
+                      data_parallel=ranks % replicas)  # fmt: skip
     return table

@@ -221,6 +221,15 @@ def test_a_real_pipeline_is_judged_whatever_is_left_unsaid(
         assert found["evidence"]["stage"] in (3, "that of rank 12")
 
 
+@pytest.mark.parametrize(("replicas", "heavy"), [(1, 0.4), (4, 0.4), (1, 0.0), (4, 0.0)])
+def test_stages_are_found_where_all_ranks_also_meet(tmp_path: Path, replicas: int, heavy: float) -> None:
+    found = diagnose(
+        tmp_path, interleaved(rng(), replicas=replicas, heavy=heavy, norm=True), ("stage", "data_parallel")
+    )
+
+    assert (found["kind"], found["ranks"]) == ("stage_imbalance" if heavy else "none", [])
+
+
 def test_a_rank_that_became_slow_is_named_in_few_steps(tmp_path: Path) -> None:
     found = diagnose(tmp_path, interleaved(rng(), culprit=5, late=0.3, since=15))
     alone = diagnose(tmp_path, interleaved(rng(), replicas=1, culprit=2, late=0.5, since=15))

@@ -13,7 +13,7 @@ from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, as_timeline, ring
+from timelines import Table, as_timeline, interleaved, ring
 
 
 def test_a_rank_late_by_as_much_as_its_jitter_is_named_mostly_and_an_innocent_never() -> None:
@@ -148,3 +148,18 @@ def test_a_difference_that_costs_next_to_nothing_names_nobody_however_many_excha
         table = layered(np.random.default_rng(seed), 1, 4, steps=100, layers=6, culprit=seed % 4, slower=0.007)
 
         assert str(diagnose(as_timeline(table)).cause) == "none"
+
+
+@pytest.mark.parametrize("stages", [3, 4, 6])
+def test_a_rank_alone_in_its_stage_is_not_late_because_its_place_in_the_pipeline_has_fewer_waits(stages: int) -> None:
+    for seed in range(5):
+        table = interleaved(np.random.default_rng(seed), stages, replicas=1, jitter=0.01, norm=True)
+
+        assert str(diagnose(as_timeline(table)).cause) == "none"
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2, 3])
+def test_a_rank_alone_in_its_stage_that_became_slow_is_named_wherever_it_is(culprit: int) -> None:
+    table = interleaved(np.random.default_rng(1), replicas=1, culprit=culprit, late=0.3, since=15, norm=True)
+
+    assert diagnose(as_timeline(table)).ranks == (culprit,)

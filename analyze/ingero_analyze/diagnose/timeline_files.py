@@ -244,10 +244,27 @@ def _last_of_step(rank: Ints, op: Ints, collective: Bools) -> int | None:
     return int(ops[last]) if most.max() >= 1.5 * most[last] else None
 
 
+def _across_stages(pairs: Ints, sending: Ints) -> Ints:
+    """Groups with two members that send to each other; each column of both tables is a group and one of its ranks.
+
+    A group that all ranks send in does not tell who sends to whom.
+    """
+    width = int(max(pairs[1].max(initial=0), sending[1].max(initial=0))) + 1
+    senders = [sending[1][sending[0] == one] for one in np.unique(sending[0]).tolist()]
+    found = []
+    for one in np.unique(pairs[0]).tolist():
+        inside = np.zeros(width, np.bool_)
+        inside[pairs[1][pairs[0] == one]] = True
+        if any(len(ranks) < width and inside[ranks].sum() >= 2 for ranks in senders):
+            found.append(one)
+    return np.array(found, np.int64)
+
+
 def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: Bools) -> Ints:
     """Pipeline stages by row, from which ranks communicate; -1 without a pipeline. Numbered by first rank.
 
-    Stages exchange tensors by sends and receives; all other operations connect ranks of one stage.
+    Stages exchange tensors by sends and receives. All other operations connect ranks of one stage, except those in
+    which ranks take part that also send to each other, such as a norm over the whole job.
     """
     unknown = np.full(len(rank), -1, np.int64)
     between = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
@@ -256,6 +273,7 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
         return unknown
     stage = np.arange(int(rank.max()) + 1)
     pairs = np.unique(np.stack([group[inside], rank[inside]]), axis=1)
+    pairs = pairs[:, ~np.isin(pairs[0], _across_stages(pairs, np.unique([group[between], rank[between]], axis=1)))]
     while True:
         lowest = np.full(int(pairs[0].max(initial=0)) + 1, len(stage))
         np.minimum.at(lowest, pairs[0], stage[pairs[1]])
