@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.imbalance import SMALLEST_IMBALANCE, Cause, Diagnosis, sequence_imbalance, stage_imbalance
+from ingero_detect.imbalance import (
+    SMALLEST_IMBALANCE,
+    Cause,
+    Diagnosis,
+    sequence_imbalance,
+    stage_imbalance,
+    usual_steps,
+)
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.timeline import (
@@ -49,7 +56,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     found: list[Diagnosis] = []
     known = well_covered_steps(compute)
     if known.any():
-        found += _from_compute(line, compute[:, known], stage, replica, period, facts)
+        found += _from_compute(line, compute, known, stage, replica, period, facts)
     single = _alone(stage)
     if lags is not None and not single.all() and not any(item.cause is Cause.NODE for item in found):
         free = _free(line, stage, period) if blame is not None else None
@@ -80,8 +87,9 @@ def diagnose(line: Timeline) -> Diagnosis:
 
 
 def _from_compute(
-    line: Timeline, compute: Floats, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
+    line: Timeline, table: Floats, known: Bools, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
 ) -> list[Diagnosis]:
+    compute = table[:, known]
     usual = np.nanmedian(compute, axis=0)
     weight = float(np.nanmedian(usual)) / period
     if not weight > 0:
@@ -104,9 +112,9 @@ def _from_compute(
         balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
         if balance is not None and not (alone and found):
             found.append(balance)
-    sequence = sequence_imbalance(
-        line, compute, alike, replica, period, {rank for item in found for rank in item.ranks}
-    )
+    steps = usual_steps(line, known)
+    stragglers = {rank for item in found for rank in item.ranks}
+    sequence = sequence_imbalance(line, table[:, steps], steps, alike, replica, period, stragglers)
     if sequence is not None:
         found.append(sequence)
     return found

@@ -13,7 +13,7 @@ from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, as_timeline, interleaved, ring
+from timelines import as_timeline, interleaved, layered, ring
 
 
 def test_a_rank_late_by_as_much_as_its_jitter_is_named_mostly_and_an_innocent_never() -> None:
@@ -99,39 +99,6 @@ def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:
     assert excess[3] == pytest.approx(0.04, abs=0.01)
 
 
-def layered(
-    rng: np.random.Generator, tensor: int, data: int, steps: int = 40, layers: int = 4, jitter: float = 0.015,
-    idle: float = 0.0, culprit: int = -1, slower: float = 0.0,
-) -> Table:  # fmt: skip
-    """Ranks meet in tensor groups after each layer; data groups exchange what is ready while they compute on.
-
-    A data group's exchanges queue up behind one another; a step ends with the last one. The culprit stands idle for
-    `idle` seconds before each step and computes `slower`. Without a tensor group (`tensor` is 1) it is plain data
-    parallelism. A step takes about 0.5 s.
-    """
-    table, ranks = Table(), tensor * data
-    clock, now, rank = rng.uniform(-10, 10, ranks), np.full(ranks, 50.0), np.arange(ranks)
-    for step in range(steps):
-        now = now + idle * (rank == culprit)
-        ready = np.zeros(ranks)
-        for layer in range(layers):
-            own = 0.4 / layers * (1 + jitter * rng.normal(size=ranks)) * (1 + slower * (rank == culprit))
-            table.add(rank=rank, op="layer", kind="compute", start=now + clock, duration=own, step=step, group="",
-                      seq="")  # fmt: skip
-            now = now + own
-            for axis, size in (("tensor", tensor), ("data", data)):
-                group = rank // tensor if axis == "tensor" else rank % tensor
-                begin = now if axis == "tensor" else np.maximum(now, ready)
-                end = np.array([begin[group == one].max() for one in group]) + (0.002 if axis == "tensor" else 0.02)
-                if size > 1:
-                    table.add(rank=rank, op="all-reduce", kind="collective", start=begin + clock,
-                              duration=end - begin, step=step, group=np.char.add(axis, group.astype(str)),
-                              seq=step * layers + layer)  # fmt: skip
-                    now, ready = (end, ready) if axis == "tensor" else (now, end)
-        now = np.maximum(now, ready) + 0.01
-    return table
-
-
 @pytest.mark.parametrize(("tensor", "data"), [(4, 2), (4, 4), (8, 2)])
 def test_a_rank_that_waits_for_its_data_is_named_without_its_tensor_group(tensor: int, data: int) -> None:
     for seed in range(5):
@@ -163,3 +130,13 @@ def test_a_rank_alone_in_its_stage_that_became_slow_is_named_wherever_it_is(culp
     table = interleaved(np.random.default_rng(1), replicas=1, culprit=culprit, late=0.3, since=15, norm=True)
 
     assert diagnose(as_timeline(table)).ranks == (culprit,)
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_steps_that_are_long_on_all_ranks_are_no_imbalance_and_hide_nobody(tensor: int) -> None:
+    for seed in range(5):
+        healthy = layered(np.random.default_rng(seed), tensor, 8, warm=3)
+        slow = layered(np.random.default_rng(seed), tensor, 8, warm=3, culprit=5, slower=0.1)
+
+        assert str(diagnose(as_timeline(healthy)).cause) == "none"
+        assert diagnose(as_timeline(slow)).ranks == (5,)
