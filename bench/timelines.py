@@ -160,6 +160,45 @@ def grid(
     return table
 
 
+def layered(
+    rng: np.random.Generator, tensor: int, data: int, steps: int = 40, layers: int = 4, jitter: float = 0.015,
+    idle: float = 0.0, culprit: int = -1, slower: float = 0.0, warm: int = 0, stall: tuple[int, ...] = (),
+) -> Table:  # fmt: skip
+    """Ranks meet in tensor groups after each layer; data groups exchange what is ready while they compute on.
+
+    A data group's exchanges queue up behind one another; a step ends with the last one. The culprit stands idle for
+    `idle` seconds before each step, for 0.1 s in the middle of steps `stall`, and computes `slower`. The first `warm`
+    steps are longer on all ranks. Without a tensor group (`tensor` is 1) it is plain data parallelism. A step takes
+    about 0.5 s.
+    """
+    table, ranks = Table(), tensor * data
+    clock, now, rank = rng.uniform(-CLOCKS, CLOCKS, ranks), np.full(ranks, 50.0), np.arange(ranks)
+    for step in range(steps):
+        now = now + idle * (rank == culprit)
+        ready = np.zeros(ranks)
+        for layer in range(layers):
+            now = now + 0.1 * (rank == culprit) * (step in stall and layer == layers // 2)
+            longer = 4 / (step + 1) if step < warm else 1
+            own = longer * 0.4 / layers * (1 + jitter * rng.normal(size=ranks)) * (1 + slower * (rank == culprit))
+            table.add(rank=rank, op="layer", kind="compute", start=now + clock, duration=own, step=step, group="",
+                      seq="")  # fmt: skip
+            now = now + own
+            for axis, size in (("tensor", tensor), ("data", data)):
+                group = rank // tensor if axis == "tensor" else rank % tensor
+                begin = now if axis == "tensor" else np.maximum(now, ready)
+                end = np.array([begin[group == one].max() for one in group]) + (0.002 if axis == "tensor" else 0.02)
+                if size > 1:
+                    table.add(rank=rank, op="all-reduce", kind="collective", start=begin + clock,
+                              duration=end - begin, step=step, group=np.char.add(axis, group.astype(str)),
+                              seq=step * layers + layer)  # fmt: skip
+                    now, ready = (end, ready) if axis == "tensor" else (now, end)
+        now = np.maximum(now, ready)
+        table.add(rank=rank, op="optimizer", kind="compute", start=now + clock, duration=0.01, step=step, group="",
+                  seq="")  # fmt: skip
+        now = now + 0.01
+    return table
+
+
 def _order(stage: int, stages: int, parts: int) -> list[tuple[bool, int]]:
     """The 1F1B schedule of a stage: the parts of a batch in order, each with its direction; `True` is backward."""
     ahead = min(stages - 1 - stage, parts)
@@ -172,11 +211,13 @@ def _order(stage: int, stages: int, parts: int) -> list[tuple[bool, int]]:
 def interleaved(
     rng: np.random.Generator, stages: int = 4, replicas: int = 4, parts: int = 8, steps: int = 30, heavy: float = 0.0,
     jitter: float = 0.02, culprit: int = -1, late: float = 0.0, stall: float = 0.0, since: int = 0,
+    norm: bool = False,
 ) -> Table:  # fmt: skip
     """Stages by replicas that hand each other parts of a batch, one forward and one backward in turn (1F1B).
 
     From step `since` on rank `culprit` computes `late` longer, or pauses for `stall` seconds before every part on its
-    host, which no compute time shows. Receivers wait for senders, never the reverse, so every rank has bubbles.
+    host, which no compute time shows. Receivers wait for senders, never the reverse, so every rank has bubbles. With
+    `norm` all ranks meet at the end of a step.
     """
     table, begin = Table(), 50.0
     clock = rng.uniform(-CLOCKS, CLOCKS, stages * replicas)
@@ -224,4 +265,9 @@ def interleaved(
                       data_parallel=np.arange(replicas))  # fmt: skip
             ends[stage] = end
         begin = float(ends.max()) + 0.005
+        if norm:
+            ranks = np.arange(stages * replicas)
+            table.add(rank=ranks, op="norm", kind="collective", start=ends.ravel() + clock,
+                      duration=begin - ends.ravel(), group="world", seq=step, step=step, stage=ranks // replicas,
+                      data_parallel=ranks % replicas)  # fmt: skip
     return table

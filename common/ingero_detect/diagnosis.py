@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.imbalance import SMALLEST_IMBALANCE, Cause, Diagnosis, sequence_imbalance, stage_imbalance
+from ingero_detect.imbalance import (
+    SMALLEST_IMBALANCE,
+    Cause,
+    Diagnosis,
+    sequence_imbalance,
+    stage_imbalance,
+    usual_steps,
+)
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.timeline import (
@@ -27,7 +34,7 @@ from ingero_detect.timeline import (
     sum_by_rank_and_step,
     well_covered_steps,
 )
-from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags
+from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
 from ingero_detect.work import with_equal_work
 
 
@@ -36,6 +43,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     period = step_period(line)
     if line.ranks < 2 or line.steps < FEWEST_STEPS or not period > 0:
         return Diagnosis(Cause.NONE, evidence={"reason": "too few ranks or steps", "steps": line.steps})
+    line = with_exposed_waits(line)
     given = with_equal_work(line)
     if given is not None:
         line = given.line
@@ -48,15 +56,16 @@ def diagnose(line: Timeline) -> Diagnosis:
     found: list[Diagnosis] = []
     known = well_covered_steps(compute)
     if known.any():
-        found += _from_compute(line, compute[:, known], stage, replica, period, facts)
-    if lags is not None and not any(item.cause is Cause.NODE for item in found):
+        found += _from_compute(line, compute, known, stage, replica, period, facts)
+    single = _alone(stage)
+    if lags is not None and not single.all() and not any(item.cause is Cause.NODE for item in found):
         free = _free(line, stage, period) if blame is not None else None
         suspect = _from_freedom(free, stage, replica, period) if free is not None else None
         if suspect is None:
             suspect = _from_lags(lags, free, blame, stage, replica, period, facts)
         if suspect is not None and not any(item.cause is Cause.STAGE for item in found):
             found.append(suspect)
-    if lags is not None:
+    if lags is not None and not single.all():
         found = [_supported(item, lags) for item in found]
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
@@ -78,8 +87,9 @@ def diagnose(line: Timeline) -> Diagnosis:
 
 
 def _from_compute(
-    line: Timeline, compute: Floats, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
+    line: Timeline, table: Floats, known: Bools, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
 ) -> list[Diagnosis]:
+    compute = table[:, known]
     usual = np.nanmedian(compute, axis=0)
     weight = float(np.nanmedian(usual)) / period
     if not weight > 0:
@@ -102,9 +112,9 @@ def _from_compute(
         balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
         if balance is not None and not (alone and found):
             found.append(balance)
-    sequence = sequence_imbalance(
-        line, compute, alike, replica, period, {rank for item in found for rank in item.ranks}
-    )
+    steps = usual_steps(line, known)
+    stragglers = {rank for item in found for rank in item.ranks}
+    sequence = sequence_imbalance(line, table[:, steps], steps, alike, replica, period, stragglers)
     if sequence is not None:
         found.append(sequence)
     return found
@@ -195,25 +205,30 @@ def _like(stage: Ints) -> Ints:
     return stage if (stage >= 0).all() else np.zeros_like(stage)
 
 
+def _alone(stage: Ints) -> Bools:
+    """Ranks alone in their pipeline stage: how long they wait depends on their place in the schedule."""
+    alike = _like(stage)
+    return np.asarray((np.bincount(alike)[alike] == 1) & (len(np.unique(alike)) > 1))
+
+
 def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
     """How much less each rank was blocked in all its groups than ranks of its stage, by (rank, step), in steps.
 
     All ranks spend the same time in a step. While a rank is not blocked it delays others, and a victim that waits in
     one group waits less in the next. In a pipeline the waits of single groups do not show the late rank, because a
-    sender never waits for its receiver.
+    sender never waits for its receiver. A rank alone in its stage has no peers, and 0 everywhere.
     """
-    alike = _like(stage)
-    if np.isin(1, np.bincount(alike)):
-        return None
-    blocked = blocked_seconds(line, alike)
+    blocked = blocked_seconds(line, _like(stage))
     if blocked is None:
         return None
-    return np.asarray(-residuals_by_step(blocked, alike) / period)
+    return np.asarray(np.where(_alone(stage)[:, None], 0.0, -residuals_by_step(blocked, _like(stage)) / period))
 
 
 def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Diagnosis | None:
     """The rank that blocks least over all groups that it belongs to."""
-    flagged, excess = straggler_ranks(free, _like(stage))
+    flagged, excess = np.zeros(len(free), np.bool_), np.zeros(len(free))
+    judged = ~_alone(stage)
+    flagged[judged], excess[judged] = straggler_ranks(free[judged], _like(stage)[judged])
     if not flagged.any() or _is_made_of(flagged, stage) or _is_made_of(flagged, replica):
         return None
     ranks, shares = _worst_first(flagged, excess)

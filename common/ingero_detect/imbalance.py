@@ -60,10 +60,26 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
     return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
 
 
+def usual_steps(line: Timeline, known: Bools) -> Bools:
+    """The known steps in which ranks do as many operations as usual; all of them where that is less than half.
+
+    An evaluation, or a step that was cut, is shorter or longer for another reason than its data.
+    """
+    count = sum_by_rank_and_step(line, ~line.collective, np.ones(len(line.rank)))[:, known]
+    middle = np.nanmedian(count, axis=1, keepdims=True)
+    same = (np.abs(count - middle) <= 0.1 * middle).sum(axis=0) >= 0.8 * np.isfinite(count).sum(axis=0)
+    found = known.copy()
+    found[known] = same
+    return found if 2 * found.sum() >= known.sum() else known
+
+
 def sequence_imbalance(
-    line: Timeline, compute: Floats, alike: Ints, replica: Ints, period: float, stragglers: set[int]
+    line: Timeline, compute: Floats, steps: Bools, alike: Ints, replica: Ints, period: float, stragglers: set[int]
 ) -> Diagnosis | None:
-    """Excess that belongs to a step, or to the data of a step on any rank, and not to one rank."""
+    """Excess that belongs to the data of a step on any rank, and not to one rank; `steps` are those of `compute`.
+
+    What makes a step longer on all ranks alike, such as a warm-up, is no imbalance.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.maximum(compute, 1e-12))
     logs = np.where(np.isfinite(compute), logs, np.nan)
@@ -77,11 +93,7 @@ def sequence_imbalance(
     sigma = max(MAD_TO_SIGMA * float(np.nanmedian(np.abs(cells - np.nanmedian(cells)))), 1e-4)
     ordinary = np.exp(by_rank + step + np.minimum(cells, 4 * sigma))
     lost_cells = float(np.nanmean(np.nanmax(compute, axis=0) - np.nanmax(ordinary, axis=0)))
-    step_sigma = max(MAD_TO_SIGMA * float(np.median(np.abs(step - np.median(step)))), 1e-4)
-    usual = float(np.nanmedian(np.nanmax(compute, axis=0)))
-    calm = np.minimum(step, np.median(step) + 4 * step_sigma)
-    lost_steps = usual * float(np.mean(np.exp(step - np.median(step)) - np.exp(calm - np.median(step))))
-    together = _comovement(line, healthy, alike, replica, cells)
+    together = _comovement(line, healthy, steps, alike, replica, cells)
     lost_spread = 0.0
     if (sigma > 0.05 and together > 0.6) or sigma > 0.15:
         lost_spread = float(np.nanmean(np.nanmax(compute, axis=0) - np.nanmean(compute, axis=0)))
@@ -89,13 +101,13 @@ def sequence_imbalance(
     odd = cells > 4 * sigma
     if lost_cells >= SMALLEST_IMBALANCE * period and odd.any() and _concentrated(odd):
         lost_cells = 0.0
-    lost = max(lost_cells, lost_steps, lost_spread)
+    lost = max(lost_cells, lost_spread)
     if lost < SMALLEST_IMBALANCE * period:
         return None
     evidence = {
         "odd_share_of_cells": round(float(odd.mean()), 6), "noise": round(sigma, 6),
         "operations_move_together": round(together, 4),
-        "seconds": {"cells": lost_cells, "steps": lost_steps, "spread": lost_spread},
+        "seconds": {"cells": lost_cells, "spread": lost_spread},
     }  # fmt: skip
     return Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=lost, evidence=evidence)
 
@@ -109,15 +121,15 @@ def _concentrated(odd: Bools) -> bool:
     return bool(counts.max() > needed and counts.max() > 0.5 * total)
 
 
-def _comovement(line: Timeline, healthy: Bools, alike: Ints, replica: Ints, cells: Floats) -> float:
+def _comovement(line: Timeline, healthy: Bools, steps: Bools, alike: Ints, replica: Ints, cells: Floats) -> float:
     """Correlation by which different operations, or different stages of one replica, are long in the same steps."""
     found = [0.0]
     names = np.unique(line.op[~line.collective])
     if 2 <= len(names) <= 64:
         parts = []
         for name in names.tolist():
-            table = sum_by_rank_and_step(line, ~line.collective & (line.op == name), line.duration)[healthy]
-            if table.shape[1] != cells.shape[1] or np.isfinite(table).mean() < 0.5:
+            table = sum_by_rank_and_step(line, ~line.collective & (line.op == name), line.duration)[healthy][:, steps]
+            if np.isfinite(table).mean() < 0.5:
                 continue
             with np.errstate(divide="ignore", invalid="ignore"):
                 logs = np.log(np.maximum(table, 1e-12))

@@ -1,6 +1,6 @@
 """Attributes waiting to ranks: how much less each blocks than its peers, and which only pass a delay on. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,59 @@ def _attribute_waits(line: Timeline, rows: Ints, instance: Ints, known: Bools) -
         line.ranks, keys % line.ranks, keys // line.ranks, pair[starts][counted].astype(np.int64),
         column[line.step[rows[starts]]][counted], gap[counted],
     )  # fmt: skip
+
+
+def with_exposed_waits(line: Timeline) -> Timeline:
+    """The timeline with the duration of each collective reduced to the time in which its rank does nothing else.
+
+    A rank that computes meanwhile is not blocked. Without this, a delay would count once in each of several
+    collectives under way. Of collectives at the same time the one that began last counts: that is what the rank waits
+    for. Timelines in which computing hides all collectives stay as they are.
+    """
+    duration = line.duration.copy()
+    order = np.argsort(line.rank, kind="stable")
+    for rows in np.split(order, np.searchsorted(line.rank[order], np.arange(1, line.ranks))):
+        waits = rows[line.collective[rows]]
+        waits = waits[np.argsort(line.start[waits], kind="stable")]
+        computes = rows[~line.collective[rows]]
+        duration[waits] = _exposed(line.start[waits], duration[waits], line.start[computes], duration[computes])
+    if not duration[line.collective].any():
+        return line
+    return replace(line, duration=duration)
+
+
+def _exposed(start: Floats, duration: Floats, computes: Floats, lasts: Floats) -> Floats:
+    """Seconds of waits of one rank, ordered by start, that are covered by no later wait and by no computing."""
+    if not len(start):
+        return duration
+    end = start + duration
+    following = np.append(start[1:], np.inf)
+    latest = np.maximum.accumulate(end)
+    # The wait before which no other ends later; it goes on where a wait that began later has ended.
+    longest = np.maximum.accumulate(np.where(end >= latest, np.arange(len(end)), 0))
+    found = _idle(start, np.minimum(end, following), computes, lasts)
+    rest = _idle(np.minimum(end, following), np.maximum(np.minimum(latest, following), np.minimum(end, following)),
+                 computes, lasts)  # fmt: skip
+    return np.asarray(found + np.bincount(longest, rest, len(start)))
+
+
+def _idle(begin: Floats, end: Floats, computes: Floats, lasts: Floats) -> Floats:
+    """Seconds of each interval in which nothing is computed."""
+    if not len(computes):
+        return np.asarray(end - begin)
+    order = np.argsort(computes, kind="stable")
+    start = computes[order]
+    until = np.maximum.accumulate(start + lasts[order])
+    start = np.maximum(start, np.append(-np.inf, until[:-1]))
+    length = np.maximum(until - start, 0.0)
+    before = np.cumsum(length) - length
+
+    def computed(moment: Floats) -> Floats:
+        place = np.searchsorted(start, moment, side="right") - 1
+        at = np.maximum(place, 0)
+        return np.where(place < 0, 0.0, before[at] + np.minimum(moment - start[at], length[at]))
+
+    return np.maximum(end - begin - (computed(end) - computed(begin)), 0.0)
 
 
 def compute_lags(line: Timeline) -> tuple[Floats, WaitAttribution | None] | None:

@@ -13,7 +13,7 @@ from ingero_fleet.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, grid, interleaved, pipeline, ring, varying
+from timelines import Table, grid, interleaved, layered, pipeline, ring, varying
 
 
 def diagnose(folder: Path, table: Table, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -219,6 +219,28 @@ def test_a_real_pipeline_is_judged_whatever_is_left_unsaid(
     assert (found["kind"], found["ranks"]) == (kind, ranks)
     if kind == "stage_imbalance":
         assert found["evidence"]["stage"] in (3, "that of rank 12")
+
+
+@pytest.mark.parametrize("unsaid", [("step",), ("step", "seq", "group")], ids=["no step", "bare"])
+@pytest.mark.parametrize(("tensor", "data"), [(1, 8), (4, 4)])
+def test_layers_and_buckets_are_no_steps(tmp_path: Path, tensor: int, data: int, unsaid: tuple[str, ...]) -> None:
+    healthy = layered(rng(), tensor, data, layers=6)
+    slow = layered(rng(), tensor, data, layers=6, culprit=5, slower=0.1)
+    told, counted = diagnose(tmp_path, slow), diagnose(tmp_path, slow, unsaid)
+
+    assert diagnose(tmp_path, healthy, unsaid)["kind"] == "none"
+    assert counted["ranks"] == [5]
+    assert counted["evidence"]["steps"] == told["evidence"]["steps"]
+    assert counted["slowdown"] == pytest.approx(told["slowdown"], rel=0.01)
+
+
+@pytest.mark.parametrize(("replicas", "heavy"), [(1, 0.4), (4, 0.4), (1, 0.0), (4, 0.0)])
+def test_stages_are_found_where_all_ranks_also_meet(tmp_path: Path, replicas: int, heavy: float) -> None:
+    found = diagnose(
+        tmp_path, interleaved(rng(), replicas=replicas, heavy=heavy, norm=True), ("stage", "data_parallel")
+    )
+
+    assert (found["kind"], found["ranks"]) == ("stage_imbalance" if heavy else "none", [])
 
 
 def test_a_rank_that_became_slow_is_named_in_few_steps(tmp_path: Path) -> None:

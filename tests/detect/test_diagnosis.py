@@ -13,7 +13,7 @@ from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import as_timeline, ring
+from timelines import as_timeline, interleaved, layered, ring
 
 
 def test_a_rank_late_by_as_much_as_its_jitter_is_named_mostly_and_an_innocent_never() -> None:
@@ -97,3 +97,46 @@ def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:
 
     assert np.flatnonzero(found).tolist() == [3]
     assert excess[3] == pytest.approx(0.04, abs=0.01)
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(4, 2), (4, 4), (8, 2)])
+def test_a_rank_that_waits_for_its_data_is_named_without_its_tensor_group(tensor: int, data: int) -> None:
+    for seed in range(5):
+        table = layered(np.random.default_rng(seed), tensor, data, idle=0.04, culprit=5)
+
+        found = diagnose(as_timeline(table))
+
+        assert (str(found.cause), found.ranks) == ("node", (5,))
+        assert found.seconds_lost_per_step == pytest.approx(0.04, rel=0.2)
+
+
+def test_a_difference_that_costs_next_to_nothing_names_nobody_however_many_exchanges_show_it() -> None:
+    for seed in range(20):
+        table = layered(np.random.default_rng(seed), 1, 4, steps=100, layers=6, culprit=seed % 4, slower=0.007)
+
+        assert str(diagnose(as_timeline(table)).cause) == "none"
+
+
+@pytest.mark.parametrize("stages", [3, 4, 6])
+def test_a_rank_alone_in_its_stage_is_not_late_because_its_place_in_the_pipeline_has_fewer_waits(stages: int) -> None:
+    for seed in range(5):
+        table = interleaved(np.random.default_rng(seed), stages, replicas=1, jitter=0.01, norm=True)
+
+        assert str(diagnose(as_timeline(table)).cause) == "none"
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2, 3])
+def test_a_rank_alone_in_its_stage_that_became_slow_is_named_wherever_it_is(culprit: int) -> None:
+    table = interleaved(np.random.default_rng(1), replicas=1, culprit=culprit, late=0.3, since=15, norm=True)
+
+    assert diagnose(as_timeline(table)).ranks == (culprit,)
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_steps_that_are_long_on_all_ranks_are_no_imbalance_and_hide_nobody(tensor: int) -> None:
+    for seed in range(5):
+        healthy = layered(np.random.default_rng(seed), tensor, 8, warm=3)
+        slow = layered(np.random.default_rng(seed), tensor, 8, warm=3, culprit=5, slower=0.1)
+
+        assert str(diagnose(as_timeline(healthy)).cause) == "none"
+        assert diagnose(as_timeline(slow)).ranks == (5,)

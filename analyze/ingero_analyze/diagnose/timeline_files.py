@@ -212,42 +212,73 @@ def occurrence(*keys: Ints, start: Floats) -> Ints:
 def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools) -> Ints:
     """Number the steps of a timeline without steps.
 
-    A step ends with the collective in which all ranks take part equally often and least often, if there is one.
-    Otherwise the n-th time that a rank performs an operation is step n.
+    A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
+    n-th time that a rank performs an operation is step n.
     """
-    last = _last_of_step(rank, op, collective)
+    order = np.lexsort((np.arange(len(start)), start, rank))
+    own, name, computes = rank[order], op[order], ~collective[order]
+    # Several in a row, such as the buckets of one gradient or the layers of a model, end one step. Collectives that
+    # run beside computing change nothing in the order of what is computed.
+    ends = _ends_of_runs(own, name)
+    ends[computes] = _ends_of_runs(own[computes], name[computes])
+    last = _last_of_step(own, name, ends, ~computes)
     if last is None:
         return occurrence(rank, op, np.where(collective, group, -1), start=start)
-    order = np.lexsort((np.arange(len(start)), start, rank))
-    own, is_last = rank[order], op[order] == last
-    # Several in a row, such as the buckets of one gradient, end one step.
-    followed = np.append(is_last[1:] & (own[1:] == own[:-1]), False)
-    ends = is_last & ~followed
-    before = np.cumsum(ends) - ends
+    ends &= name == last
+    before: Ints = np.cumsum(ends) - ends
     first = np.searchsorted(own, np.arange(int(own[-1]) + 1))
     found = np.empty(len(start), np.int64)
     found[order] = before - before[first][own]
     return found
 
 
-def _last_of_step(rank: Ints, op: Ints, collective: Bools) -> int | None:
-    """The collective that ends steps; `None` where every operation is done about as often as any other."""
+def _ends_of_runs(rank: Ints, op: Ints) -> Bools:
+    """By row, whether the next one is of another operation or rank."""
+    return np.append((op[1:] != op[:-1]) | (rank[1:] != rank[:-1]), True)[: len(op)]
+
+
+def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools) -> int | None:
+    """The operation that ends steps, for rows in order; `None` where every one is done about as often as any other.
+
+    Of several, a collective, and the one that is done for the first time after the others.
+    """
     ranks = int(rank.max()) + 1
-    pairs, times = np.unique(op * ranks + rank, return_counts=True)
+    pairs, begins, times = np.unique(op * ranks + rank, return_index=True, return_counts=True)
+    runs = np.bincount(np.searchsorted(pairs, (op * ranks + rank)[ends]), minlength=len(pairs))
     ops, first = np.unique(pairs // ranks, return_index=True)
-    fewest, most = np.minimum.reduceat(times, first), np.maximum.reduceat(times, first)
+    fewest, most = np.minimum.reduceat(runs, first), np.maximum.reduceat(runs, first)
     by_all = np.diff(np.append(first, len(pairs))) == ranks
-    regular = by_all & (fewest >= FEWEST_STEPS) & (most - fewest <= 0.1 * most) & np.isin(ops, op[collective])
+    regular = by_all & (fewest >= FEWEST_STEPS) & (most - fewest <= 0.1 * most)
     if not regular.any():
         return None
-    last = int(np.argmin(np.where(regular, most, most.max() + 1)))
-    return int(ops[last]) if most.max() >= 1.5 * most[last] else None
+    latest = np.maximum.reduceat(begins - np.searchsorted(rank, np.arange(ranks))[pairs % ranks], first)
+    joins = np.isin(ops, op[collective])
+    least = most[regular].min()
+    last = int(np.lexsort((latest, joins, regular & (most <= 1.1 * least)))[-1])
+    return int(ops[last]) if times.max() >= 1.5 * most[last] else None
+
+
+def _across_stages(pairs: Ints, sending: Ints) -> Ints:
+    """Groups with two members that send to each other; each column of both tables is a group and one of its ranks.
+
+    A group that all ranks send in does not tell who sends to whom.
+    """
+    width = int(max(pairs[1].max(initial=0), sending[1].max(initial=0))) + 1
+    senders = [sending[1][sending[0] == one] for one in np.unique(sending[0]).tolist()]
+    found = []
+    for one in np.unique(pairs[0]).tolist():
+        inside = np.zeros(width, np.bool_)
+        inside[pairs[1][pairs[0] == one]] = True
+        if any(len(ranks) < width and inside[ranks].sum() >= 2 for ranks in senders):
+            found.append(one)
+    return np.array(found, np.int64)
 
 
 def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: Bools) -> Ints:
     """Pipeline stages by row, from which ranks communicate; -1 without a pipeline. Numbered by first rank.
 
-    Stages exchange tensors by sends and receives; all other operations connect ranks of one stage.
+    Stages exchange tensors by sends and receives. All other operations connect ranks of one stage, except those in
+    which ranks take part that also send to each other, such as a norm over the whole job.
     """
     unknown = np.full(len(rank), -1, np.int64)
     between = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
@@ -256,6 +287,7 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
         return unknown
     stage = np.arange(int(rank.max()) + 1)
     pairs = np.unique(np.stack([group[inside], rank[inside]]), axis=1)
+    pairs = pairs[:, ~np.isin(pairs[0], _across_stages(pairs, np.unique([group[between], rank[between]], axis=1)))]
     while True:
         lowest = np.full(int(pairs[0].max(initial=0)) + 1, len(stage))
         np.minimum.at(lowest, pairs[0], stage[pairs[1]])
