@@ -121,6 +121,13 @@ def record_short_losses(memory: ColumnStore, parameters: Parameters, rows: Ints)
         _record_runs(memory, parameters, memory.node("group")[rows[short]].astype(np.int64), ticks)
 
 
+def record_idle_pauses(memory: ColumnStore, parameters: Parameters, rows: Ints, ticks: Ints) -> None:
+    """Count the pauses of nodes that were idle alone for so many `ticks` (by slot), and no longer are."""
+    rows = rows[ticks[rows] <= LONGEST_PAUSE]
+    if len(rows):
+        _record_runs(memory, parameters, memory.node("group")[rows].astype(np.int64), ticks[rows].astype(np.int64))
+
+
 def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
     """Count accusations that ended by themselves within a minute as chance: their peaks count against the budget."""
     lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds

@@ -113,7 +113,7 @@ class Detector:
         calm = sequential_tests.may_learn_from(nodes, bounds, own, collapse)
         learning.update_baselines(memory, parameters, nodes, calm)
         sequential_tests.store_results(memory, nodes, own, peers, collapse)
-        alarms = sequential_tests.decide(nodes, bounds, own, peers, collapse)
+        alarms = sequential_tests.decide(parameters, now, nodes, bounds, own, peers, collapse)
         states.advance(memory, parameters, now, nodes, peers, alarms)
         return nodes.reference
 

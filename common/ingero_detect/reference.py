@@ -19,6 +19,12 @@ SHARE: Final = 0.25
 FEWEST: Final = 2
 """Share of a cohort, and nodes, that a level needs to be a reference."""
 
+HALF: Final = float(np.log(2.0))
+"""A loss of half, log units."""
+
+APART: Final = 0.5 * HALF
+"""Standard deviation between nodes that work at different levels, log units: more than chips or noise bring about."""
+
 _SMALL: Final = np.array([1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107])
 """Factors that make the MAD of up to 9 normal values unbiased (Croux and Rousseeuw 1992)."""
 
@@ -35,6 +41,8 @@ class Reference:
     """Arrays by cohort. `level`: the reference, log units; `spread`: standard deviation of the nodes that define it.
 
     `common`: the cohort has left zero together; `partial`: a part stayed at zero while the median left it.
+    `apart`: common, and the nodes lie far apart, so that it is no phase of the job. `restarting`: common, and either
+    apart or by more than half of the rate, as while a job starts.
     """
 
     count: Ints
@@ -42,6 +50,8 @@ class Reference:
     spread: Floats
     common: Bools
     partial: Bools
+    apart: Bools
+    restarting: Bools
 
 
 def find_reference(
@@ -56,6 +66,7 @@ def find_reference(
     spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(count)
     moved = (count > 0) & (np.abs(level) > tolerance)
     common, partial = moved.copy(), np.zeros(len(count), np.bool_)
+    deep, wide = level < -HALF, (spread > APART) & (count > 2)
     for number in np.flatnonzero(moved).tolist():
         values = np.sort(residuals[cohort == number])
         near = values[np.abs(values) <= tolerance[number]]
@@ -68,7 +79,7 @@ def find_reference(
         level[number] = np.median(members)
         inner = np.median(np.abs(members - level[number]))
         spread[number] = inner * MAD_TO_SIGMA * float(small_sample_factor(np.array([len(members)]))[0])
-    return Reference(count, level, spread, common, partial)
+    return Reference(count, level, spread, common, partial, common & wide, common & (deep | wide))
 
 
 def _nearest_mode(values: Singles, needed: int, width: float) -> Singles:

@@ -16,7 +16,7 @@ from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
-from ingero_detect.reference import Reference, find_reference
+from ingero_detect.reference import HALF, Reference, find_reference
 
 MAX_DEVIATION: Final = 7.0
 """Limit of residuals, log units."""
@@ -24,9 +24,6 @@ MAX_DEVIATION: Final = 7.0
 NOTHING: Final = 4.0
 """Residuals below minus this (2 % of the usual rate) count as this: of what a job does while it starts or ends, the
 logarithm is noise."""
-
-_HALF: Final = float(np.log(2.0))
-"""A loss of more than half, log units: a collapse."""
 
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
@@ -42,6 +39,9 @@ LONGEST_PAUSE: Final = 4
 
 It is also the longest that the alarm for a large loss waits because of pauses.
 """
+
+CROWD_TICKS: Final = 5
+"""Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
@@ -213,12 +213,18 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     allowance = np.maximum(parameters.drift, band / scale) + error
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
     crowd = np.bincount(group[low], minlength=len(alarm))
-    crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
+    crowded = is_crowd(crowd, nodes.reference.count)
     confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)
     cap = np.minimum(parameters.largest_step, LARGEST_SHARE * alarm)
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
-    cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)
+    cap = np.where(crowded, np.minimum(cap, alarm / CROWD_TICKS), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
+
+
+def is_crowd(falling: Ints, nodes: Ints) -> Bools:
+    """By group: whether a fifth of its nodes, and at least two, fall at once."""
+    crowd: Bools = (falling >= 2) & (falling > 0.2 * nodes)
+    return crowd
 
 
 def _cusum(before: Singles, step: Singles, nodes: Residuals, bounds: Bounds, most: Singles | None = None) -> Singles:
@@ -290,12 +296,12 @@ def against_peers(
 
 def against_collapse(memory: ColumnStore, nodes: Residuals, bounds: Bounds) -> CollapseTest:
     """Count ticks in a row in which a node lost more than half of its own rate."""
-    falling = (nodes.gap < -_HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
+    falling = (nodes.gap < -HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
     excess = bounds.z > bounds.allowance + bounds.largest
     large = falling | (excess & nodes.ready & ~bounds.crowded[nodes.group])
     steep_before = memory.node("steep")[nodes.index].copy()
     needed = memory.group("confirm")
-    confirm = np.where(bounds.crowded, np.maximum(needed, 5), needed)[nodes.group]
+    confirm = np.where(bounds.crowded, np.maximum(needed, CROWD_TICKS), needed)[nodes.group]
     return CollapseTest(
         falling, _count_run(memory.node("run")[nodes.index], falling, nodes), confirm,
         steep_before, np.where(nodes.accused, steep_before, _count_run(steep_before, large, nodes)),
@@ -307,12 +313,21 @@ def _count_run(before: Ints, lasts: Bools, nodes: Residuals) -> Ints:
     return np.where(nodes.eligible, np.minimum(before + 1, LONGEST_RUN) * lasts, before)
 
 
-def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, collapse: CollapseTest) -> Alarms:
-    """Decide which nodes the tests accuse and which are suspected."""
-    eligible, top = nodes.eligible, bounds.top
+def decide(
+    parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest,
+    collapse: CollapseTest,
+) -> Alarms:  # fmt: skip
+    """Decide which nodes the tests accuse and which are suspected.
+
+    While many nodes fall at once, evidence that began with their fall waits until it has lasted `CROWD_TICKS`. While a
+    cohort restarts, nobody is accused.
+    """
+    eligible = nodes.eligible & ~nodes.reference.restarting[nodes.group]
+    top, crowded = bounds.top, bounds.crowded[nodes.group]
+    lasting = now - own.onset > (CROWD_TICKS - 1.5) * parameters.tick_seconds
     half = 0.5 * top
     return Alarms(
-        own=(own.slow > top) & eligible,
+        own=(own.slow > top) & eligible & (~crowded | lasting),
         peers=peers.alarm,
         collapse=(collapse.run >= collapse.confirm) & eligible,
         suspected=eligible & ((own.slow > half) | (collapse.run > 0)),

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.calibration import record_short_alarms, record_short_losses
+from ingero_detect.calibration import record_idle_pauses, record_short_alarms, record_short_losses
 from ingero_detect.codes import (
     AXES,
     HEALTHY,
@@ -21,11 +21,23 @@ from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
 from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import LONGEST_RUN, MAX_DEVIATION, NOTHING, Alarms, PeerTest, Residuals
+from ingero_detect.sequential_tests import (
+    CROWD_TICKS,
+    LONGEST_RUN,
+    MAX_DEVIATION,
+    NOTHING,
+    Alarms,
+    PeerTest,
+    Residuals,
+    is_crowd,
+)
 from ingero_detect.verdicts import Axis, Kind
 
 _NOTHING: Final = NOTHING - 0.5
 """A loss beyond this is work that stopped, log units."""
+
+RESUME_TICKS: Final = 12
+"""Ticks that a node may take to work again once most of its cohort does."""
 
 
 def advance(
@@ -43,6 +55,9 @@ def advance(
     if alarmed.any():
         own, collapse = alarms.own[alarmed], alarms.collapse[alarmed]
         _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed].astype(np.float64))
+    restarts = nodes.reference.restarting[nodes.group]
+    if restarts.any():
+        memory.node("grace")[rows[restarts]] = RESUME_TICKS
     enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
     followed = accused & enough[nodes.group] & nodes.fresh
     if followed.any():
@@ -128,21 +143,33 @@ def _half_of_loss(memory: ColumnStore, parameters: Parameters, rows: Ints, error
 
 
 def update_idle(memory: ColumnStore, parameters: Parameters, now: float, code: Codes) -> None:
-    """Update idle nodes: stopped if most of their cohort still works, otherwise at rest with it."""
+    """Update idle nodes: stopped if most of their cohort still works, otherwise at rest with it.
+
+    When a cohort begins to work again, its nodes have `RESUME_TICKS` to follow.
+    """
     group, state = memory.node("group"), memory.node("state")
     inside = group >= 0
     m = len(memory.groups)
     idle = (code == IDLE) & inside
-    if not idle.any():
+    run = memory.node("idle_run")
+    if not idle.any() and not run.any():
         return
     working = np.bincount(group[(code == ACTIVE) & inside], minlength=m)
     resting = np.bincount(group[idle], minlength=m)
     goes_on = (working >= 2) & (working > resting)
-    left = idle & memory.node("was_active") & goes_on[group]
-    run = memory.node("idle_run")
-    run[:] = np.where(left, np.minimum(run + 1, LONGEST_RUN), np.where(code == ABSENT, run, 0))
+    grace = memory.node("grace")
+    waits = idle & goes_on[group] & (grace > 0)
+    grace[waits] -= 1
+    grace[idle & ~goes_on[group]] = RESUME_TICKS
+    left = idle & memory.node("was_active") & goes_on[group] & ~waits
     accused = is_accused(state)
-    ended = np.flatnonzero(left & (run >= 2) & (state != STOPPED))
+    before = run.copy()
+    run[:] = np.where(left, np.minimum(run + 1, LONGEST_RUN), np.where(code == ABSENT, run, 0))
+    record_idle_pauses(memory, parameters, np.flatnonzero((before > 0) & (run == 0) & inside), before)
+    crowd = np.bincount(group[left & ~accused], minlength=m)
+    needed = memory.group("confirm")
+    needed = np.where(is_crowd(crowd, working + resting), np.maximum(needed, CROWD_TICKS), needed)
+    ended = np.flatnonzero(left & (run >= needed[group]) & (state != STOPPED))
     if len(ended):
         known = accused[ended]
         memory.node("kind")[ended] = KINDS.index(Kind.STOPPED)

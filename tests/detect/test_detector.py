@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ingero_contract.identifiers import node_key
@@ -279,6 +280,58 @@ def test_what_nodes_do_while_their_job_starts_again_accuses_nobody(most: float) 
             rates[start : start + 10] = np.random.default_rng(start + seed).random((10, 32)) * most
 
         assert play(rates).accused() == []
+
+
+def restarting(nodes: int, what: str, seed: int = 3) -> tuple[Matrix, npt.NDArray[np.bool_]]:
+    """Three restarts of a job: nodes stop within a tick and begin again over up to eight ticks, then ramp up."""
+    rng = np.random.default_rng(seed)
+    rates, idle = healthy(800, nodes, seed), np.zeros((800, nodes), bool)
+    for start in (200, 400, 600):
+        for node in range(nodes):
+            gone = slice(start + int(rng.integers(0, 2)), start + 40 + int(rng.integers(0, 9)))
+            length = gone.stop - gone.start
+            share = {"rest": 0.0, "idle": 0.0, "little": 0.02, "anything": 1.0}[what]
+            rates[gone, node] *= share * rng.uniform(0, 1, length)
+            idle[gone, node] = what == "idle"
+            rates[gone.stop : gone.stop + 3, node] *= (0.2, 0.5, 0.9)
+    return rates, idle
+
+
+@pytest.mark.parametrize("what", ["rest", "idle", "little", "anything"])
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_nodes_that_follow_their_restarted_job_later_than_others_are_not_accused(nodes: int, what: str) -> None:
+    rates, idle = restarting(nodes, what)
+
+    assert play(rates, idle=idle).accused() == []
+
+
+@pytest.mark.parametrize("what", ["rest", "idle"])
+def test_a_node_that_does_not_follow_its_restarted_job_is_named(what: str) -> None:
+    rates, idle = restarting(8, what)
+    rates[240:330, 5], idle[240:330, 5] = 0.0, what == "idle"
+
+    ((tick, node),) = play(rates, idle=idle).accused()
+
+    assert node == "n5" and tick <= 240 + 8 + 16
+
+
+def test_a_job_that_rests_for_long_is_judged_as_before_when_it_works_again() -> None:
+    rates = healthy(2600, 8)
+    rates[200:2300] = 0.0
+    rates[2400:, 3] *= 0.7
+
+    ((tick, node),) = play(rates).accused()
+
+    assert node == "n3" and 2401 <= tick <= 2403
+
+
+def test_nodes_that_stop_one_after_the_other_because_their_job_ends_are_accused_once_at_most() -> None:
+    rates, idle = healthy(900, 4), np.zeros((900, 4), bool)
+    for start in range(100, 900, 100):
+        for node in range(4):
+            rates[start + node : start + 40, node], idle[start + node : start + 40, node] = 0.0, True
+
+    assert len(play(rates, idle=idle).accused()) <= 1
 
 
 def test_a_phase_with_a_hundredth_of_the_rate_is_followed_and_its_straggler_is_named() -> None:
