@@ -55,27 +55,35 @@ class Reference:
 
 
 def find_reference(
-    residuals: Singles, cohort: Ints, count: Ints, median: Callable[[Singles], Floats], tolerance: Floats
-) -> Reference:
+    residuals: Singles, cohort: Ints, count: Ints, accused: Bools, median: Callable[[Singles, Ints], Floats],
+    tolerance: Floats,
+) -> Reference:  # fmt: skip
     """Compute the reference of every cohort from the residuals of its `count` nodes.
 
-    `median` computes medians by cohort; `tolerance`, by cohort, is the distance from zero that counts as near.
+    Nodes that are `accused` already define no reference as long as enough others are there. `median` computes medians
+    by cohort of values, of which so many are finite; `tolerance`, by cohort, is the distance from zero that counts as
+    near.
     """
-    level = np.where(count > 0, median(residuals), 0.0)
-    deviation = median(np.abs(residuals - singles(level)[cohort]))
-    spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(count)
+    needed = np.maximum(FEWEST, np.ceil(SHARE * count).astype(np.int64))
+    others = count
+    if accused.any():
+        others = count - np.bincount(cohort[accused], minlength=len(count))
+        others = np.where(others >= needed, others, count)
+        residuals = np.where(accused & (others < count)[cohort], np.float32(np.inf), residuals)
+    level = np.where(count > 0, median(residuals, others), 0.0)
+    deviation = median(np.abs(residuals - singles(level)[cohort]), others)
+    spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(others)
     moved = (count > 0) & (np.abs(level) > tolerance)
     common, partial = moved.copy(), np.zeros(len(count), np.bool_)
     deep, wide = level < -HALF, (spread > APART) & (count > 2)
     for number in np.flatnonzero(moved).tolist():
-        values = np.sort(residuals[cohort == number])
+        values = np.sort(residuals[cohort == number])[: others[number]]
         near = values[np.abs(values) <= tolerance[number]]
-        needed = max(FEWEST, int(np.ceil(SHARE * len(values))))
-        if len(near) >= needed:
+        if len(near) >= needed[number]:
             common[number], partial[number] = False, True
             members = near
         else:
-            members = _nearest_mode(values, needed, max(tolerance[number], 2 * spread[number]))
+            members = _nearest_mode(values, int(needed[number]), max(tolerance[number], 2 * spread[number]))
         level[number] = np.median(members)
         inner = np.median(np.abs(members - level[number]))
         spread[number] = inner * MAD_TO_SIGMA * float(small_sample_factor(np.array([len(members)]))[0])

@@ -153,10 +153,11 @@ def compute_residuals(
     tolerance = np.maximum(parameters.own_band, 3 * spread)
     count = np.bincount(group, minlength=len(memory.groups))
 
-    def median(values: Floats | Singles) -> Floats:
-        return groups.median(values, index, count)
+    def median(values: Floats | Singles, members: Ints = count) -> Floats:
+        return groups.median(values, index, members)
 
-    reference = find_reference(residual, group, count, median, tolerance)
+    accused = is_accused(memory.node("state"))[index]
+    reference = find_reference(residual, group, count, accused, median, tolerance)
     sigma = _sigma(memory, index, group, spread)
     return Residuals(
         index=index,
@@ -167,7 +168,7 @@ def compute_residuals(
         gap=residual - singles(reference.level)[group],
         sigma=sigma,
         scale=_long_run_scale(memory, parameters, sigma, group, reference),
-        accused=is_accused(memory.node("state"))[index],
+        accused=accused,
         ready=memory.node("grace")[index] <= 0,
         fresh=fresh,
         eligible=(reference.count >= parameters.min_peers)[group] & fresh,
@@ -319,8 +320,8 @@ def decide(
 ) -> Alarms:  # fmt: skip
     """Decide which nodes the tests accuse and which are suspected.
 
-    While many nodes fall at once, evidence that began with their fall waits until it has lasted `CROWD_TICKS`. While a
-    cohort restarts, nobody is accused.
+    While many nodes fall at once, evidence that began with their fall waits until it has lasted `CROWD_TICKS`. While
+    a cohort restarts, nobody is accused.
     """
     eligible = nodes.eligible & ~nodes.reference.restarting[nodes.group]
     top, crowded = bounds.top, bounds.crowded[nodes.group]

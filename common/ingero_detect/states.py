@@ -59,7 +59,7 @@ def advance(
     if restarts.any():
         memory.node("grace")[rows[restarts]] = RESUME_TICKS
     enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
-    followed = accused & enough[nodes.group] & nodes.fresh
+    followed = accused & (enough & ~nodes.reference.common)[nodes.group] & nodes.fresh
     if followed.any():
         gap, absolute, line = (
             values[followed].astype(np.float64) for values in (nodes.gap, peers.absolute, peers.line)

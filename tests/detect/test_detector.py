@@ -214,6 +214,18 @@ def test_when_a_large_part_is_slow_the_slow_ones_are_named_and_nobody_else(share
     assert {node for _, node in play(rates).accused()} == {f"n{number}" for number in range(slow)}
 
 
+@pytest.mark.parametrize(("nodes", "slow"), [(3, 1), (4, 2), (6, 4), (8, 6)])
+def test_nodes_that_become_slow_one_after_the_other_stay_accused(nodes: int, slow: int) -> None:
+    rates = healthy(200 + 80 * nodes, nodes, noise=0.02)
+    for node in range(slow):
+        rates[200 + 80 * node :, node] *= 0.75
+
+    played = play(rates)
+
+    assert [node for _, node in played.accused()] == [f"n{node}" for node in range(slow)]
+    assert all(played.whats(f"n{node}") == ["accused"] for node in range(slow))
+
+
 def test_a_job_that_slows_down_as_a_whole_is_reported_and_nobody_is_accused() -> None:
     rates = healthy(400, 16)
     rates[200:] *= 0.5
