@@ -40,6 +40,7 @@ def small_sample_factor(count: Ints) -> Floats:
 class Reference:
     """Arrays by cohort. `level`: the reference, log units; `spread`: standard deviation of the nodes that define it.
 
+    `upper`: the same from the faster nodes alone, so that no straggler adds to it; NaN if the cohort moved.
     `common`: the cohort has left zero together; `partial`: a part stayed at zero while the median left it.
     `apart`: common, and the nodes lie far apart, so that it is no phase of the job. `restarting`: common, and either
     apart or by more than half of the rate, as while a job starts.
@@ -48,6 +49,7 @@ class Reference:
     count: Ints
     level: Floats
     spread: Floats
+    upper: Floats
     common: Bools
     partial: Bools
     apart: Bools
@@ -55,14 +57,14 @@ class Reference:
 
 
 def find_reference(
-    residuals: Singles, cohort: Ints, count: Ints, accused: Bools, median: Callable[[Singles, Ints], Floats],
-    tolerance: Floats,
+    residuals: Singles, cohort: Ints, count: Ints, accused: Bools,
+    median: Callable[[Singles, Ints], tuple[Floats, Floats]], tolerance: Floats,
 ) -> Reference:  # fmt: skip
     """Compute the reference of every cohort from the residuals of its `count` nodes.
 
     Nodes that are `accused` already define no reference as long as enough others are there. `median` computes medians
-    by cohort of values, of which so many are finite; `tolerance`, by cohort, is the distance from zero that counts as
-    near.
+    and upper quartiles by cohort of values, of which so many are finite; `tolerance`, by cohort, is the distance from
+    zero that counts as near.
     """
     needed = np.maximum(FEWEST, np.ceil(SHARE * count).astype(np.int64))
     others = count
@@ -70,8 +72,10 @@ def find_reference(
         others = count - np.bincount(cohort[accused], minlength=len(count))
         others = np.where(others >= needed, others, count)
         residuals = np.where(accused & (others < count)[cohort], np.float32(np.inf), residuals)
-    level = np.where(count > 0, median(residuals, others), 0.0)
-    deviation = median(np.abs(residuals - singles(level)[cohort]), others)
+    middle, quartile = median(residuals, others)
+    level = np.where(count > 0, middle, 0.0)
+    upper = (quartile - middle) * MAD_TO_SIGMA
+    deviation, _ = median(np.abs(residuals - singles(level)[cohort]), others)
     spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(others)
     moved = (count > 0) & (np.abs(level) > tolerance)
     common, partial = moved.copy(), np.zeros(len(count), np.bool_)
@@ -87,7 +91,8 @@ def find_reference(
         level[number] = np.median(members)
         inner = np.median(np.abs(members - level[number]))
         spread[number] = inner * MAD_TO_SIGMA * float(small_sample_factor(np.array([len(members)]))[0])
-    return Reference(count, level, spread, common, partial, common & wide, common & (deep | wide))
+    upper = np.where(moved, np.nan, upper)
+    return Reference(count, level, spread, upper, common, partial, common & wide, common & (deep | wide))
 
 
 def _nearest_mode(values: Singles, needed: int, width: float) -> Singles:

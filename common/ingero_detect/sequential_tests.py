@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.codes import is_accused
+from ingero_detect.codes import RECOVERING, is_accused
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
@@ -30,6 +30,18 @@ _ONSET: Final = 0.1
 
 _MEDIAN_ERROR: Final = 1.2533
 """Standard error of the median of n normal values, in standard deviations, times the root of n."""
+
+_RECENT: Final = 64
+"""Samples that tell how much the nodes of a cohort scatter at present."""
+
+_CHANCE_GROWTH: Final = 1.25
+"""What the recent spread exceeds the lasting one by without meaning: three standard errors of so many samples."""
+
+DIP_TICKS: Final = 120
+"""Ticks over which short losses are averaged."""
+
+_DIP: Final = 3.0
+"""Standard deviations beyond which a loss counts as a dip."""
 
 LARGEST_SHARE: Final = 0.75
 """Share of the alarm level that one tick adds at most. Half a step is left for evidence that noise brought before."""
@@ -53,8 +65,8 @@ class Residuals:
 
     `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
     `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`. `ready`:
-    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `median`: medians by
-    group.
+    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `recent`: the spread
+    of the last ticks by group; `median`: medians by group.
     """
 
     index: slice | Ints
@@ -65,6 +77,7 @@ class Residuals:
     gap: Singles
     sigma: Singles
     scale: Singles
+    recent: Floats
     accused: Bools
     ready: Bools
     fresh: Bools
@@ -128,17 +141,33 @@ class CollapseTest:
 
 
 @dataclass(frozen=True)
+class DipTest:
+    """Short losses that come back again and again, by node.
+
+    `share`: of its work that dips take at present, for `ticks`; `usual`: what they take usually; `alarm`: more than
+    usual, by the band, and than the dips of its peers; `calm`: they no longer do.
+    """
+
+    share: Singles
+    usual: Singles
+    ticks: Ints
+    alarm: Bools
+    calm: Bools
+
+
+@dataclass(frozen=True)
 class Alarms:
     """Which test accuses which node, and which nodes are suspected."""
 
     own: Bools
+    dips: Bools
     peers: Bools
     collapse: Bools
     suspected: Bools
 
     def any(self) -> Bools:
         """By node: accused by one test or more."""
-        return self.own | self.collapse | self.peers
+        return self.own | self.collapse | self.peers | self.dips
 
 
 def compute_residuals(
@@ -153,11 +182,15 @@ def compute_residuals(
     tolerance = np.maximum(parameters.own_band, 3 * spread)
     count = np.bincount(group, minlength=len(memory.groups))
 
-    def median(values: Floats | Singles, members: Ints = count) -> Floats:
-        return groups.median(values, index, members)
+    def median(values: Floats | Singles) -> Floats:
+        return groups.median(values, index, count)
+
+    def quartiles(values: Singles, members: Ints) -> tuple[Floats, Floats]:
+        return groups.median_and_upper_quartile(values, index, members)
 
     accused = is_accused(memory.node("state"))[index]
-    reference = find_reference(residual, group, count, accused, median, tolerance)
+    reference = find_reference(residual, group, count, accused, quartiles, tolerance)
+    recent = _recent_spread(memory, reference)
     sigma = _sigma(memory, index, group, spread)
     return Residuals(
         index=index,
@@ -167,7 +200,8 @@ def compute_residuals(
         level=level,
         gap=residual - singles(reference.level)[group],
         sigma=sigma,
-        scale=_long_run_scale(memory, parameters, sigma, group, reference),
+        scale=_long_run_scale(memory, parameters, sigma, group, reference, recent),
+        recent=recent,
         accused=accused,
         ready=memory.node("grace")[index] <= 0,
         fresh=fresh,
@@ -186,6 +220,14 @@ def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats
     return floored
 
 
+def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
+    """By group the spread of its faster nodes in the last ticks, from about `_RECENT` samples."""
+    before = memory.group("recent")
+    gain = np.clip(reference.count / _RECENT, 0.0, 0.5)
+    step = gain * (reference.upper - before)
+    return np.where(np.isnan(reference.upper), before, np.where(np.isnan(before), reference.upper, before + step))
+
+
 def variance_ratio(memory: ColumnStore) -> Floats:
     """By group the variance in the long run over that from tick to tick: so many ticks tell as much as one sample."""
     ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
@@ -194,11 +236,15 @@ def variance_ratio(memory: ColumnStore) -> Floats:
 
 
 def _long_run_scale(
-    memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference
+    memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference, recent: Floats
 ) -> Singles:
-    """The standard deviation including autocorrelation, never below half of the band."""
+    """The standard deviation including autocorrelation, never below half of the band.
+
+    Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
+    """
     stretch = singles(np.sqrt(variance_ratio(memory)))
-    scale: Singles = np.maximum(sigma * stretch[group], 0.5 * parameters.own_band)
+    grown = singles(np.nan_to_num(recent, nan=0.0) / _CHANCE_GROWTH)
+    scale: Singles = np.maximum(np.maximum(sigma, grown[group]) * stretch[group], 0.5 * parameters.own_band)
     if reference.common.any():
         scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
     return scale
@@ -314,9 +360,33 @@ def _count_run(before: Ints, lasts: Bools, nodes: Residuals) -> Ints:
     return np.where(nodes.eligible, np.minimum(before + 1, LONGEST_RUN) * lasts, before)
 
 
+def against_dips(memory: ColumnStore, parameters: Parameters, nodes: Residuals, bounds: Bounds) -> DipTest:
+    """Average the short losses of every node, which end before the other tests have enough evidence.
+
+    A node that is accused for another reason is not followed until it recovers. What a node always did is usual.
+    """
+    at, group = nodes.index, nodes.group
+    before, usual = memory.node("dips")[at], memory.node("usual_dips")[at]
+    accused = nodes.accused & ~memory.node("by_dips")[at] & (memory.node("state")[at] != RECOVERING)
+    follows = nodes.eligible & nodes.ready & ~accused & ~nodes.reference.common[group]
+    loss = np.where(bounds.z > np.maximum(bounds.allowance, np.float32(_DIP)), -np.expm1(nodes.gap), np.float32(0))
+    share = np.where(follows, before + (loss - before) / np.float32(DIP_TICKS), before * ~accused)
+    band = -np.expm1(-parameters.own_band)
+    level, alarm = 2 * usual, np.zeros(len(share), np.bool_)
+    high = share > 0.5 * band + level
+    if high.any():
+        level = np.maximum(level, 2 * singles(np.nan_to_num(nodes.median(share), nan=0.0))[group])
+        high, alarm = share > 0.5 * band + level, share > band + level
+    young = memory.node("count")[at] < parameters.warmup + 2 * DIP_TICKS
+    gain = np.where(young, 2.0 / DIP_TICKS, ~high / parameters.baseline_ticks)
+    usual = np.where(follows & ~nodes.accused, usual + singles(gain) * (share - usual), usual)
+    ticks = np.minimum(memory.node("dip_ticks")[at] + 1, LONGEST_RUN) * (share > 0.1 * band)
+    return DipTest(share, usual, ticks, alarm & follows, ~high)
+
+
 def decide(
     parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest,
-    collapse: CollapseTest,
+    collapse: CollapseTest, dips: DipTest,
 ) -> Alarms:  # fmt: skip
     """Decide which nodes the tests accuse and which are suspected.
 
@@ -329,6 +399,7 @@ def decide(
     half = 0.5 * top
     return Alarms(
         own=(own.slow > top) & eligible & (~crowded | lasting),
+        dips=dips.alarm,
         peers=peers.alarm,
         collapse=(collapse.run >= collapse.confirm) & eligible,
         suspected=eligible & ((own.slow > half) | (collapse.run > 0)),
@@ -342,13 +413,15 @@ def may_learn_from(nodes: Residuals, bounds: Bounds, own: OwnTest, collapse: Col
 
 
 def store_results(
-    memory: ColumnStore, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest
+    memory: ColumnStore, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest, dips: DipTest
 ) -> None:
     """Write the results of the tests into the columns."""
     expected = nodes.baseline + nodes.level[nodes.group] + nodes.reference.level[nodes.group]
     for name, values in (
         ("slow", own.slow), ("fast", own.fast), ("onset", own.onset), ("shortfall", own.shortfall),
         ("spell", own.spell), ("below", peers.below), ("below_onset", peers.onset), ("run", collapse.run),
-        ("steep", collapse.steep), ("residual", nodes.gap), ("scale", nodes.scale), ("expected", expected),
+        ("steep", collapse.steep), ("dips", dips.share), ("usual_dips", dips.usual), ("dip_ticks", dips.ticks),
+        ("residual", nodes.gap), ("scale", nodes.scale), ("expected", expected),
     ):  # fmt: skip
         memory.node(name)[nodes.index] = values
+    memory.group("recent")[:] = nodes.recent

@@ -141,8 +141,8 @@ def reference(*residuals: float, accused: Sequence[int] = ()) -> tuple[float, bo
     values, alone = np.array(residuals, np.float32), np.zeros(len(residuals), np.int32)
     groups, count = Groups(alone, 1), np.array([len(residuals)])
 
-    def median(of: Singles | Floats, members: Ints) -> Floats:
-        return groups.median(of, slice(None), members)
+    def median(of: Singles | Floats, members: Ints) -> tuple[Floats, Floats]:
+        return groups.median_and_upper_quartile(of, slice(None), members)
 
     known = np.isin(np.arange(len(values)), accused)
     found = find_reference(values, alone.astype(np.int64), count, known, median, np.array([0.05]))
