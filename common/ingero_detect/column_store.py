@@ -43,9 +43,9 @@ and usually take; `by_dips`: accused because of them; `flaps`: short accusations
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "level": (np.float64, np.nan), "scale": (np.float64, np.nan), "recent": (np.float64, np.nan),
-    "offsets": (np.float64, np.nan), "ticks": (np.int64, 0), "lagged": (np.float64, 0.0), "squares": (np.float64, 0.0),
-    "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0), "hours": (np.float64, 0.0),
-    "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
+    "offsets": (np.float64, np.nan), "ticks": (np.int64, 0), "lagged": (np.float64, 0.0),
+    "squares": (np.float64, 0.0), "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0),
+    "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
 }  # fmt: skip
 """Type and initial value of the columns by group."""
 

@@ -92,7 +92,7 @@ class Bounds:
 
     `z`: this tick's loss, of which a negative one removes at most `largest`; `allowance`: the loss that adds nothing
     (the reference value of the test), wider by the standard error of the baseline. `crowded`, by group: a fifth of
-    it falls at once.
+    it falls at once, or rises, which no straggler explains.
     """
 
     z: Singles
@@ -259,8 +259,9 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(memory.node("count")[nodes.index], 1)))
     allowance = np.maximum(parameters.drift, band / scale) + error
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
-    crowd = np.bincount(group[low], minlength=len(alarm))
-    crowded = is_crowd(crowd, nodes.reference.count)
+    high = (z < -np.maximum(allowance, 3.0)) & nodes.ready
+    slow, fast = (np.bincount(group[some], minlength=len(alarm)) for some in (low, high))
+    crowded = is_crowd(slow, nodes.reference.count) | is_crowd(fast, nodes.reference.count)
     confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)
     cap = np.minimum(parameters.largest_step, LARGEST_SHARE * alarm)
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
@@ -269,7 +270,7 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
 
 
 def is_crowd(falling: Ints, nodes: Ints) -> Bools:
-    """By group: whether a fifth of its nodes, and at least two, fall at once."""
+    """By group: whether a fifth of its nodes, and at least two, fall (or rise) at once."""
     crowd: Bools = (falling >= 2) & (falling > 0.2 * nodes)
     return crowd
 

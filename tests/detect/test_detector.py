@@ -111,6 +111,56 @@ def test_frequent_pauses_of_one_tick_accuse_nobody_and_a_lasting_fault_is_still_
     assert node == "n6" and 602 <= tick <= 605
 
 
+@pytest.mark.parametrize(("every", "left"), [(5, 0.4), (8, 0.4), (4, 0.7)])
+def test_a_node_that_loses_work_in_many_short_dips_is_named_and_stays_named(every: int, left: float) -> None:
+    rates = healthy(1400, 8, noise=0.01)
+    rates[400:1100:every, 3] *= left
+
+    played = play(rates)
+
+    *_, (tick, _) = played.accused()
+    assert {node for _, node in played.accused()} == {"n3"} and len(played.accused()) <= 2 and tick <= 560
+    lasting = next(edge.verdict for at, edge in played.edges if at == tick)
+    assert lasting.since == pytest.approx(1000 + 400 * TICK, abs=20 * TICK)
+    assert lasting.severity == pytest.approx((1 - left) / every, rel=0.25)
+    assert [edge.what for at, edge in played.edges if at > tick] == ["recovering", "cleared"]
+    assert all(1100 < at < 1400 for at, _ in played.edges if at > tick)
+
+
+def test_dips_that_all_nodes_have_or_that_a_node_has_always_had_accuse_nobody() -> None:
+    alike, always = healthy(1000, 8, noise=0.01), healthy(1000, 8, noise=0.01)
+    for node in range(8):
+        alike[400 + node :: 8, node] *= 0.4
+    always[::8, 3] *= 0.4
+
+    assert play(alike).accused() == []
+    assert play(always).accused() == []
+
+
+def test_short_accusations_that_follow_one_another_become_one_that_lasts() -> None:
+    rates = healthy(1600, 8, noise=0.01)
+    for start in range(300, 1200, 20):
+        rates[start : start + 6, 2] *= 0.5
+
+    played = play(rates)
+
+    assert {node for _, node in played.accused()} == {"n2"}
+    assert len(played.accused()) <= 5
+    assert played.whats("n2")[-1] == "cleared"
+
+
+@pytest.mark.parametrize(("factor", "correlation", "most"), [(3, 0.0, 0), (4, 0.0, 0), (4, 0.7, 2)])
+def test_noise_of_all_nodes_that_grows_accuses_few(factor: float, correlation: float, most: int) -> None:
+    rng = np.random.default_rng(5)
+    noise = rng.normal(size=(900, 16))
+    for tick in range(1, 900):
+        noise[tick] = correlation * noise[tick - 1] + np.sqrt(1 - correlation**2) * noise[tick]
+    noise[:500] *= 0.015
+    noise[500:] *= 0.015 * factor
+
+    assert len(play(100 * np.exp(noise)).accused()) <= most
+
+
 def test_a_slow_leak_is_named_before_fifteen_percent_are_lost() -> None:
     rates = healthy(800, 16)
     rates[300:, 5] *= 1 - 0.01 * np.arange(500) * TICK / 60
