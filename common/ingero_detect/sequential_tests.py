@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.codes import RECOVERING, is_accused
+from ingero_detect.cohorts import is_guest
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
@@ -333,6 +334,9 @@ def against_peers(
     if fresh.any():
         alarm &= nodes.accused
         rows = np.arange(len(memory.names))[at]
+        for row in np.flatnonzero(fresh).tolist():
+            home, own = memory.homes[memory.node("home")[rows[row]]], memory.groups[group[row]]
+            fresh[row] = not is_guest(home, own)
         for number in groups_to_examine(ticks, group, fresh, fresh & (before <= bounds.top)):
             here = np.flatnonzero(group == number)
             alarm[here] |= lone_outliers(

@@ -16,6 +16,7 @@ from ingero_detect.column_store import SnapshotError
 from ingero_detect.detector import Detector
 from ingero_detect.observation import ACTIVE, HELD, Observation
 from ingero_detect.parameters import Parameters
+from ingero_detect.verdicts import Kind
 
 from .fleets import TICK, Matrix, healthy, play
 
@@ -149,7 +150,7 @@ def test_short_accusations_that_follow_one_another_become_one_that_lasts() -> No
     assert played.whats("n2")[-1] == "cleared"
 
 
-@pytest.mark.parametrize(("factor", "correlation", "most"), [(3, 0.0, 0), (4, 0.0, 0), (4, 0.7, 2)])
+@pytest.mark.parametrize(("factor", "correlation", "most"), [(3, 0.0, 0), (4, 0.0, 1), (4, 0.7, 2)])
 def test_noise_of_all_nodes_that_grows_accuses_few(factor: float, correlation: float, most: int) -> None:
     rng = np.random.default_rng(5)
     noise = rng.normal(size=(900, 16))
@@ -432,6 +433,21 @@ def test_small_cohorts_merge_by_what_may_be_dropped_and_say_so() -> None:
     assert [node for _, node in merged.accused()] == ["n0"]
     assert merged.edges[0][1].verdict.merged is True
     assert apart.accused() == []
+
+
+@pytest.mark.parametrize(("level", "left", "named"), [(150, 0.6, ["n5"]), (60, 1.0, []), (60, 0.6, ["n5"])])
+def test_a_single_node_of_another_model_is_judged_by_its_own_history_only(
+    level: float, left: float, named: list[str]
+) -> None:
+    rates = healthy(400, 6)
+    rates[:, 5] *= level / 100
+    rates[200:, 5] *= left
+    cohorts = [("c", "job", "H100"), ("c", "job", "A100")]
+
+    played = play(rates, cohorts=cohorts, cohort=np.array([0] * 5 + [1]), detector=Detector(Parameters(), (2,)))
+
+    assert [node for _, node in played.accused()] == named
+    assert all(edge.verdict.kind is Kind.SLOW and edge.verdict.merged for _, edge in played.edges)
 
 
 def test_a_node_that_moves_to_another_job_is_learnt_anew() -> None:
