@@ -24,7 +24,7 @@ _CALIBRATED: Final = 64
 _SAMPLE: Final = 8192
 """Nodes whose steps are counted in one tick."""
 
-_SHORT_RUN: Final = 12
+SHORT_RUN: Final = 12
 """Ticks. An accusation that ends by itself within this time counts as chance."""
 
 _HALF_LIFE_HOURS: Final = 48.0
@@ -121,10 +121,17 @@ def record_short_losses(memory: ColumnStore, parameters: Parameters, rows: Ints)
         _record_runs(memory, parameters, memory.node("group")[rows[short]].astype(np.int64), ticks)
 
 
+def record_idle_pauses(memory: ColumnStore, parameters: Parameters, rows: Ints, ticks: Ints) -> None:
+    """Count the pauses of nodes that were idle alone for so many `ticks` (by slot), and no longer are."""
+    rows = rows[ticks[rows] <= LONGEST_PAUSE]
+    if len(rows):
+        _record_runs(memory, parameters, memory.node("group")[rows].astype(np.int64), ticks[rows].astype(np.int64))
+
+
 def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
     """Count accusations that ended by themselves within a minute as chance: their peaks count against the budget."""
     lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds
-    chance = rows[(lasted <= _SHORT_RUN) & (memory.node("reached")[rows] > 0)]
+    chance = rows[(lasted <= SHORT_RUN) & (memory.node("reached")[rows] > 0)]
     bins = false_alarm_budget.bins_of(memory.node("reached")[chance].astype(np.float64))
     _count(memory.group("peaks_slow"), memory.node("group")[chance], bins)
 

@@ -1,5 +1,6 @@
 """Records which nodes report, and their cohorts: `home` is a node's own cohort, `group` the cohort after merging."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,18 @@ def _move_home(memory: ColumnStore, seen: Observation, slots: Ints) -> None:
     if not np.array_equal(column[rows], home):
         moved = rows[(column[rows] >= 0) & (column[rows] != home)]
         if len(moved):
-            kept = {name: memory.node(name)[moved].copy() for name in ("seen", "was_active")}
-            memory.clear(moved)
-            for name, values in kept.items():
-                memory.node(name)[moved] = values
+            learn_anew(memory, moved, keep=("seen", "was_active"))
         memory.node("home")[rows] = home
+
+
+def learn_anew(
+    memory: ColumnStore, rows: Ints, keep: Sequence[str] = ("seen", "was_active", "home", "group", "code", "value")
+) -> None:
+    """Forget all of these nodes but the columns to `keep`: they begin a new warm-up."""
+    kept = {name: memory.node(name)[rows].copy() for name in keep}
+    memory.clear(rows)
+    for name, values in kept.items():
+        memory.node(name)[rows] = values
 
 
 def _move_to_groups(memory: ColumnStore, wanted: Ints) -> None:

@@ -6,16 +6,21 @@ import numpy as np
 
 from ingero_detect.calibration import OFFSET_TICKS
 from ingero_detect.codes import is_accused
+from ingero_detect.cohort_assignment import learn_anew
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Singles
 from ingero_detect.observation import JobSlow
 from ingero_detect.parameters import Parameters
-from ingero_detect.reference import Reference
+from ingero_detect.reference import APART, Reference
 from ingero_detect.sequential_tests import NOTHING, Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
+
+_REST_TICKS: Final = 360
+"""Ticks after which a job whose nodes all work, and lost very different parts of their rates, counts as another job.
+Until then it rests."""
 
 
 def follow_offsets(memory: ColumnStore, ticks: int, absolute: Singles, nodes: Residuals) -> None:
@@ -31,6 +36,24 @@ def follow_offsets(memory: ColumnStore, ticks: int, absolute: Singles, nodes: Re
     column[:] = np.where(rests, column, np.where(np.isnan(column), current, column + 0.1 * (current - column)))
 
 
+def _end_of_rest(memory: ColumnStore, number: int, *, long: bool) -> float | None:
+    """The new level of a group that has rested, as a distance from the present one, log units, if its nodes agree.
+
+    None if it goes on resting. If nodes that work have differed for `long`, each is learnt anew.
+    """
+    rows = np.flatnonzero((memory.node("group") == number) & memory.node("learned") & (memory.node("absent") == 0))
+    with np.errstate(divide="ignore"):
+        logs = np.log(memory.node("value")[rows]) - memory.node("baseline")[rows] - memory.group("level")[number]
+    if not len(rows) or not np.isfinite(logs).all():
+        return None
+    middle = float(np.median(logs))
+    if float(np.median(np.abs(logs - middle))) * MAD_TO_SIGMA <= APART:
+        return middle
+    if long:
+        learn_anew(memory, rows)
+    return None
+
+
 def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Reference, now: float) -> None:
     """Update the scale and the common level; a level that lasts is a new phase of the job."""
     level, scale, ticks = memory.group("level"), memory.group("scale"), memory.group("ticks")
@@ -44,14 +67,19 @@ def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Refere
     ticks[usual] += 1
     level[steady] += 0.05 * reference.level[steady]
     moved = memory.group("moved")
-    moved[:] = np.where(some & reference.common, moved + 1, np.where(some, 0, moved))
+    rests = reference.common & (reference.apart | (reference.level <= -NOTHING + 0.01))
+    step = np.where(rests, np.minimum(moved, 0) - 1, np.where(reference.common, np.maximum(moved, 0) + 1, 0))
+    moved[:] = np.where(some, step, moved)
     shift, slow_since = memory.group("shift"), memory.group("slow_since")
     shift *= 1 - min(1.0, parameters.tick_hours)
-    nothing = reference.level <= -NOTHING + 0.01  # a job that does nothing pauses; only if that lasts it is a phase
-    settled = moved >= np.where(nothing, parameters.warmup, parameters.settle_ticks)
+    settled, change = moved >= parameters.settle_ticks, reference.level.copy()
+    for number in np.flatnonzero((moved < 0) & (moved % parameters.warmup == 0)).tolist():
+        new_level = _end_of_rest(memory, number, long=bool(moved[number] <= -_REST_TICKS))
+        if new_level is not None:
+            settled[number], change[number] = True, new_level
     if settled.any():
-        level[settled] += reference.level[settled]
-        shift[settled] += reference.level[settled]
+        level[settled] += change[settled]
+        shift[settled] += change[settled]
         moved[settled] = 0
         accused = is_accused(memory.node("state"))
         calm = settled[memory.node("group")] & (memory.node("group") >= 0) & ~accused

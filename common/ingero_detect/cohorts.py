@@ -23,22 +23,38 @@ def drop_orders(mergeable: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def merge(sizes: Mapping[CohortKey, int], mergeable: Sequence[int], minimum: int) -> dict[CohortKey, CohortKey]:
-    """The group of every cohort: its least widened key with `minimum` nodes, otherwise the cohort itself."""
+    """The group of every cohort: itself with `minimum` nodes, else the least widened key under which it finds them.
+
+    Small cohorts that are alike under such a key form a group. If they remain too few, they join the largest cohort
+    that is alike, whose own nodes stay as they are.
+    """
     groups = {key: key for key in sizes}
     open_keys = [key for key, size in sizes.items() if size < minimum]
     for dropped in drop_orders(mergeable)[1:]:
         if not open_keys:
             break
-        totals: dict[CohortKey, int] = {}
-        for key, size in sizes.items():
+        largest: dict[CohortKey, CohortKey] = {}
+        for key in sorted(sizes):
             wide = widened(key, dropped)
-            totals[wide] = totals.get(wide, 0) + size
+            if sizes[key] >= max(minimum, sizes.get(largest.get(wide, ()), 0) + 1):
+                largest[wide] = key
+        totals: dict[CohortKey, int] = {}
+        for key in open_keys:
+            wide = widened(key, dropped)
+            totals[wide] = totals.get(wide, 0) + sizes[key]
         still = []
         for key in open_keys:
             wide = widened(key, dropped)
             if totals[wide] >= minimum:
                 groups[key] = wide
+            elif wide in largest:
+                groups[key] = largest[wide]
             else:
                 still.append(key)
         open_keys = still
     return groups
+
+
+def is_guest(home: CohortKey, group: CohortKey) -> bool:
+    """Whether a cohort has joined a larger one, whose nodes are of another kind."""
+    return home != group and ANY not in group

@@ -26,7 +26,8 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "below": (np.float32, 0.0), "slow_peak": (np.float32, 0.0), "fast_peak": (np.float32, 0.0),
     "onset": (np.float64, 0.0), "below_onset": (np.float64, 0.0), "shortfall": (np.float32, 0.0),
     "spell": (np.int32, 0), "run": (np.int16, 0), "steep": (np.int16, 0), "lower": (np.int16, 0),
-    "idle_run": (np.int16, 0),
+    "idle_run": (np.int16, 0), "dips": (np.float32, 0.0), "usual_dips": (np.float32, 0.0), "dip_ticks": (np.int16, 0),
+    "by_dips": (np.bool_, False), "flaps": (np.float32, 0.0),
     "kind": (np.uint8, 0), "axis": (np.uint8, 0), "since": (np.float64, 0.0), "detected": (np.float64, 0.0),
     "loss": (np.float32, 0.0), "well": (np.float32, 0.0), "well_since": (np.float64, 0.0), "hold": (np.int16, 0),
     "reached": (np.float32, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
@@ -36,14 +37,15 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 
 `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers; `shortfall`
 over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the rate gone;
-`steep`: ticks in a row with a large loss.
+`steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for `dip_ticks`,
+and usually take; `by_dips`: accused because of them; `flaps`: short accusations and relapses, halved every hour.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
-    "level": (np.float64, np.nan), "scale": (np.float64, np.nan), "offsets": (np.float64, np.nan),
-    "ticks": (np.int64, 0), "lagged": (np.float64, 0.0), "squares": (np.float64, 0.0), "moved": (np.int32, 0),
-    "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0), "hours": (np.float64, 0.0),
-    "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
+    "level": (np.float64, np.nan), "scale": (np.float64, np.nan), "recent": (np.float64, np.nan),
+    "offsets": (np.float64, np.nan), "ticks": (np.int64, 0), "lagged": (np.float64, 0.0),
+    "squares": (np.float64, 0.0), "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0),
+    "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
 }  # fmt: skip
 """Type and initial value of the columns by group."""
 
@@ -53,11 +55,14 @@ HISTOGRAMS: Final = {
 """Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
 losses that ended by themselves."""
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Version of the snapshot format."""
 
-_ADDED: Final[dict[int, tuple[str, ...]]] = {4: ("steep",)}
-"""Columns by node that a version added: in a snapshot of an earlier one they have their initial values.
+_ADDED: Final[dict[int, tuple[str, ...]]] = {
+    4: ("node_steep",),
+    5: ("node_dips", "node_usual_dips", "node_dip_ticks", "node_by_dips", "node_flaps", "group_recent"),
+}
+"""Columns that a version added: in a snapshot of an earlier one they have their initial values.
 
 Versions before the first of these are not read.
 """
@@ -246,10 +251,11 @@ class ColumnStore:
             if not min(_ADDED) - 1 <= version <= VERSION or about["warmup"] != self.warmup:
                 raise SnapshotError("the snapshot is of another version or of another warm-up")
             names = [node_key(str(cluster), str(node)) for cluster, node in about["names"]]
-            for name in (name for since, added in _ADDED.items() if since > version for name in added):
-                dtype, start = NODE_COLUMNS[name]
-                arrays[f"node_{name}"] = np.full(len(names), start, dtype)
             homes, groups = ([tuple(map(str, key)) for key in about[part]] for part in ("homes", "groups"))
+            for column in (column for since, added in _ADDED.items() if since > version for column in added):
+                kind, _, name = column.partition("_")
+                dtype, start = (NODE_COLUMNS if kind == "node" else GROUP_COLUMNS)[name]
+                arrays[column] = np.full(len(names if kind == "node" else groups), start, dtype)
             free = [int(slot) for slot in about["free"]]
             columns = {
                 name: _typed(arrays[f"node_{name}"], column.dtype, (len(names),))

@@ -108,13 +108,14 @@ class Detector:
         cohort_levels.follow_offsets(memory, self.ticks, distance, nodes)
         peers = sequential_tests.against_peers(memory, parameters, now, self.ticks, nodes, bounds, distance)
         collapse = sequential_tests.against_collapse(memory, nodes, bounds)
+        dips = sequential_tests.against_dips(memory, parameters, nodes, bounds)
         calibration.record_tick(memory, parameters, self.ticks, nodes, bounds, own, collapse)
         self.node_hours += int(np.count_nonzero(nodes.fresh)) * parameters.tick_hours
         calm = sequential_tests.may_learn_from(nodes, bounds, own, collapse)
         learning.update_baselines(memory, parameters, nodes, calm)
-        sequential_tests.store_results(memory, nodes, own, peers, collapse)
-        alarms = sequential_tests.decide(nodes, bounds, own, peers, collapse)
-        states.advance(memory, parameters, now, nodes, peers, alarms)
+        sequential_tests.store_results(memory, nodes, own, peers, collapse, dips)
+        alarms = sequential_tests.decide(parameters, now, nodes, bounds, own, peers, collapse, dips)
+        states.advance(memory, parameters, now, nodes, peers, dips, alarms)
         return nodes.reference
 
     # Results

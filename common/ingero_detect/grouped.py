@@ -80,12 +80,18 @@ class Groups:
 
         `values` are those of the members at `at`, of which every group has `count`; they may be infinite, not NaN.
         """
+        return self.median_and_upper_quartile(values, at, count)[0]
+
+    def median_and_upper_quartile(
+        self, values: Floats | Singles, at: slice | Ints, count: Ints
+    ) -> tuple[Floats, Floats]:
+        """Like `median`; the second result is the upper quartile."""
         cells = np.empty(len(self._group) + 1, values.dtype)
         if not isinstance(at, slice):
             cells[:-1] = np.inf
         cells[-1] = np.inf
         cells[:-1][at] = values
-        median = np.full(self._m, np.nan)
+        median, quartile = np.full(self._m, np.nan), np.full(self._m, np.nan)
         for rows, places in self._tables:
             ordered = cells[places]
             ordered.sort(axis=1)
@@ -93,7 +99,10 @@ class Groups:
             low = ordered[row, np.maximum(members - 1, 0) // 2]
             high = ordered[row, np.minimum(members // 2, places.shape[1] - 1)]
             median[rows] = np.where(members > 0, _between(low, high), np.nan)
-        return median
+            low = ordered[row, np.maximum(3 * members - 1, 0) // 4]
+            high = ordered[row, np.minimum(3 * members // 4, np.maximum(members - 1, 0))]
+            quartile[rows] = np.where(members > 0, _between(low, high), np.nan)
+        return median, quartile
 
 
 def _between(low: npt.NDArray[Any], high: npt.NDArray[Any]) -> npt.NDArray[Any]:

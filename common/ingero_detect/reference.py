@@ -19,6 +19,12 @@ SHARE: Final = 0.25
 FEWEST: Final = 2
 """Share of a cohort, and nodes, that a level needs to be a reference."""
 
+HALF: Final = float(np.log(2.0))
+"""A loss of half, log units."""
+
+APART: Final = 0.5 * HALF
+"""Standard deviation between nodes that work at different levels, log units: more than chips or noise bring about."""
+
 _SMALL: Final = np.array([1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107])
 """Factors that make the MAD of up to 9 normal values unbiased (Croux and Rousseeuw 1992)."""
 
@@ -34,41 +40,59 @@ def small_sample_factor(count: Ints) -> Floats:
 class Reference:
     """Arrays by cohort. `level`: the reference, log units; `spread`: standard deviation of the nodes that define it.
 
+    `upper`: the same from the faster nodes alone, so that no straggler adds to it; NaN if the cohort moved.
     `common`: the cohort has left zero together; `partial`: a part stayed at zero while the median left it.
+    `apart`: common, and the nodes lie far apart, so that it is no phase of the job. `restarting`: common, and either
+    apart or by more than half of the rate, as while a job starts.
     """
 
     count: Ints
     level: Floats
     spread: Floats
+    upper: Floats
     common: Bools
     partial: Bools
+    apart: Bools
+    restarting: Bools
 
 
 def find_reference(
-    residuals: Singles, cohort: Ints, count: Ints, median: Callable[[Singles], Floats], tolerance: Floats
-) -> Reference:
+    residuals: Singles, cohort: Ints, count: Ints, accused: Bools,
+    median: Callable[[Singles, Ints], tuple[Floats, Floats]], tolerance: Floats,
+) -> Reference:  # fmt: skip
     """Compute the reference of every cohort from the residuals of its `count` nodes.
 
-    `median` computes medians by cohort; `tolerance`, by cohort, is the distance from zero that counts as near.
+    Nodes that are `accused` already define no reference as long as enough others are there. `median` computes medians
+    and upper quartiles by cohort of values, of which so many are finite; `tolerance`, by cohort, is the distance from
+    zero that counts as near.
     """
-    level = np.where(count > 0, median(residuals), 0.0)
-    deviation = median(np.abs(residuals - singles(level)[cohort]))
-    spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(count)
+    needed = np.maximum(FEWEST, np.ceil(SHARE * count).astype(np.int64))
+    others = count
+    if accused.any():
+        others = count - np.bincount(cohort[accused], minlength=len(count))
+        others = np.where(others >= needed, others, count)
+        residuals = np.where(accused & (others < count)[cohort], np.float32(np.inf), residuals)
+    middle, quartile = median(residuals, others)
+    level = np.where(count > 0, middle, 0.0)
+    upper = (quartile - middle) * MAD_TO_SIGMA
+    deviation, _ = median(np.abs(residuals - singles(level)[cohort]), others)
+    spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(others)
     moved = (count > 0) & (np.abs(level) > tolerance)
     common, partial = moved.copy(), np.zeros(len(count), np.bool_)
+    deep, wide = level < -HALF, (spread > APART) & (count > 2)
     for number in np.flatnonzero(moved).tolist():
-        values = np.sort(residuals[cohort == number])
+        values = np.sort(residuals[cohort == number])[: others[number]]
         near = values[np.abs(values) <= tolerance[number]]
-        needed = max(FEWEST, int(np.ceil(SHARE * len(values))))
-        if len(near) >= needed:
+        if len(near) >= needed[number]:
             common[number], partial[number] = False, True
             members = near
         else:
-            members = _nearest_mode(values, needed, max(tolerance[number], 2 * spread[number]))
+            members = _nearest_mode(values, int(needed[number]), max(tolerance[number], 2 * spread[number]))
         level[number] = np.median(members)
         inner = np.median(np.abs(members - level[number]))
         spread[number] = inner * MAD_TO_SIGMA * float(small_sample_factor(np.array([len(members)]))[0])
-    return Reference(count, level, spread, common, partial)
+    upper = np.where(moved, np.nan, upper)
+    return Reference(count, level, spread, upper, common, partial, common & wide, common & (deep | wide))
 
 
 def _nearest_mode(values: Singles, needed: int, width: float) -> Singles:

@@ -11,12 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.codes import is_accused
+from ingero_detect.codes import RECOVERING, is_accused
+from ingero_detect.cohorts import is_guest
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
-from ingero_detect.reference import Reference, find_reference
+from ingero_detect.reference import HALF, Reference, find_reference
 
 MAX_DEVIATION: Final = 7.0
 """Limit of residuals, log units."""
@@ -25,14 +26,23 @@ NOTHING: Final = 4.0
 """Residuals below minus this (2 % of the usual rate) count as this: of what a job does while it starts or ends, the
 logarithm is noise."""
 
-_HALF: Final = float(np.log(2.0))
-"""A loss of more than half, log units: a collapse."""
-
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
 
 _MEDIAN_ERROR: Final = 1.2533
 """Standard error of the median of n normal values, in standard deviations, times the root of n."""
+
+_RECENT: Final = 64
+"""Samples that tell how much the nodes of a cohort scatter at present."""
+
+_CHANCE_GROWTH: Final = 1.25
+"""What the recent spread exceeds the lasting one by without meaning: three standard errors of so many samples."""
+
+DIP_TICKS: Final = 120
+"""Ticks over which short losses are averaged."""
+
+_DIP: Final = 3.0
+"""Standard deviations beyond which a loss counts as a dip."""
 
 LARGEST_SHARE: Final = 0.75
 """Share of the alarm level that one tick adds at most. Half a step is left for evidence that noise brought before."""
@@ -42,6 +52,9 @@ LONGEST_PAUSE: Final = 4
 
 It is also the longest that the alarm for a large loss waits because of pauses.
 """
+
+CROWD_TICKS: Final = 5
+"""Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
@@ -53,8 +66,8 @@ class Residuals:
 
     `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
     `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`. `ready`:
-    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `median`: medians by
-    group.
+    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `recent`: the spread
+    of the last ticks by group; `median`: medians by group.
     """
 
     index: slice | Ints
@@ -65,6 +78,7 @@ class Residuals:
     gap: Singles
     sigma: Singles
     scale: Singles
+    recent: Floats
     accused: Bools
     ready: Bools
     fresh: Bools
@@ -79,7 +93,7 @@ class Bounds:
 
     `z`: this tick's loss, of which a negative one removes at most `largest`; `allowance`: the loss that adds nothing
     (the reference value of the test), wider by the standard error of the baseline. `crowded`, by group: a fifth of
-    it falls at once.
+    it falls at once, or rises, which no straggler explains.
     """
 
     z: Singles
@@ -128,17 +142,33 @@ class CollapseTest:
 
 
 @dataclass(frozen=True)
+class DipTest:
+    """Short losses that come back again and again, by node.
+
+    `share`: of its work that dips take at present, for `ticks`; `usual`: what they take usually; `alarm`: more than
+    usual, by the band, and than the dips of its peers; `calm`: they no longer do.
+    """
+
+    share: Singles
+    usual: Singles
+    ticks: Ints
+    alarm: Bools
+    calm: Bools
+
+
+@dataclass(frozen=True)
 class Alarms:
     """Which test accuses which node, and which nodes are suspected."""
 
     own: Bools
+    dips: Bools
     peers: Bools
     collapse: Bools
     suspected: Bools
 
     def any(self) -> Bools:
         """By node: accused by one test or more."""
-        return self.own | self.collapse | self.peers
+        return self.own | self.collapse | self.peers | self.dips
 
 
 def compute_residuals(
@@ -156,7 +186,12 @@ def compute_residuals(
     def median(values: Floats | Singles) -> Floats:
         return groups.median(values, index, count)
 
-    reference = find_reference(residual, group, count, median, tolerance)
+    def quartiles(values: Singles, members: Ints) -> tuple[Floats, Floats]:
+        return groups.median_and_upper_quartile(values, index, members)
+
+    accused = is_accused(memory.node("state"))[index]
+    reference = find_reference(residual, group, count, accused, quartiles, tolerance)
+    recent = _recent_spread(memory, reference)
     sigma = _sigma(memory, index, group, spread)
     return Residuals(
         index=index,
@@ -166,8 +201,9 @@ def compute_residuals(
         level=level,
         gap=residual - singles(reference.level)[group],
         sigma=sigma,
-        scale=_long_run_scale(memory, parameters, sigma, group, reference),
-        accused=is_accused(memory.node("state"))[index],
+        scale=_long_run_scale(memory, parameters, sigma, group, reference, recent),
+        recent=recent,
+        accused=accused,
         ready=memory.node("grace")[index] <= 0,
         fresh=fresh,
         eligible=(reference.count >= parameters.min_peers)[group] & fresh,
@@ -185,6 +221,14 @@ def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats
     return floored
 
 
+def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
+    """By group the spread of its faster nodes in the last ticks, from about `_RECENT` samples."""
+    before = memory.group("recent")
+    gain = np.clip(reference.count / _RECENT, 0.0, 0.5)
+    step = gain * (reference.upper - before)
+    return np.where(np.isnan(reference.upper), before, np.where(np.isnan(before), reference.upper, before + step))
+
+
 def variance_ratio(memory: ColumnStore) -> Floats:
     """By group the variance in the long run over that from tick to tick: so many ticks tell as much as one sample."""
     ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
@@ -193,11 +237,15 @@ def variance_ratio(memory: ColumnStore) -> Floats:
 
 
 def _long_run_scale(
-    memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference
+    memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference, recent: Floats
 ) -> Singles:
-    """The standard deviation including autocorrelation, never below half of the band."""
+    """The standard deviation including autocorrelation, never below half of the band.
+
+    Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
+    """
     stretch = singles(np.sqrt(variance_ratio(memory)))
-    scale: Singles = np.maximum(sigma * stretch[group], 0.5 * parameters.own_band)
+    grown = singles(np.nan_to_num(recent, nan=0.0) / _CHANCE_GROWTH)
+    scale: Singles = np.maximum(np.maximum(sigma, grown[group]) * stretch[group], 0.5 * parameters.own_band)
     if reference.common.any():
         scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
     return scale
@@ -212,13 +260,20 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(memory.node("count")[nodes.index], 1)))
     allowance = np.maximum(parameters.drift, band / scale) + error
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
-    crowd = np.bincount(group[low], minlength=len(alarm))
-    crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
+    high = (z < -np.maximum(allowance, 3.0)) & nodes.ready
+    slow, fast = (np.bincount(group[some], minlength=len(alarm)) for some in (low, high))
+    crowded = is_crowd(slow, nodes.reference.count) | is_crowd(fast, nodes.reference.count)
     confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)
     cap = np.minimum(parameters.largest_step, LARGEST_SHARE * alarm)
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
-    cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)
+    cap = np.where(crowded, np.minimum(cap, alarm / CROWD_TICKS), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
+
+
+def is_crowd(falling: Ints, nodes: Ints) -> Bools:
+    """By group: whether a fifth of its nodes, and at least two, fall (or rise) at once."""
+    crowd: Bools = (falling >= 2) & (falling > 0.2 * nodes)
+    return crowd
 
 
 def _cusum(before: Singles, step: Singles, nodes: Residuals, bounds: Bounds, most: Singles | None = None) -> Singles:
@@ -279,6 +334,9 @@ def against_peers(
     if fresh.any():
         alarm &= nodes.accused
         rows = np.arange(len(memory.names))[at]
+        for row in np.flatnonzero(fresh).tolist():
+            home, own = memory.homes[memory.node("home")[rows[row]]], memory.groups[group[row]]
+            fresh[row] = not is_guest(home, own)
         for number in groups_to_examine(ticks, group, fresh, fresh & (before <= bounds.top)):
             here = np.flatnonzero(group == number)
             alarm[here] |= lone_outliers(
@@ -290,12 +348,12 @@ def against_peers(
 
 def against_collapse(memory: ColumnStore, nodes: Residuals, bounds: Bounds) -> CollapseTest:
     """Count ticks in a row in which a node lost more than half of its own rate."""
-    falling = (nodes.gap < -_HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
+    falling = (nodes.gap < -HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
     excess = bounds.z > bounds.allowance + bounds.largest
     large = falling | (excess & nodes.ready & ~bounds.crowded[nodes.group])
     steep_before = memory.node("steep")[nodes.index].copy()
     needed = memory.group("confirm")
-    confirm = np.where(bounds.crowded, np.maximum(needed, 5), needed)[nodes.group]
+    confirm = np.where(bounds.crowded, np.maximum(needed, CROWD_TICKS), needed)[nodes.group]
     return CollapseTest(
         falling, _count_run(memory.node("run")[nodes.index], falling, nodes), confirm,
         steep_before, np.where(nodes.accused, steep_before, _count_run(steep_before, large, nodes)),
@@ -307,12 +365,46 @@ def _count_run(before: Ints, lasts: Bools, nodes: Residuals) -> Ints:
     return np.where(nodes.eligible, np.minimum(before + 1, LONGEST_RUN) * lasts, before)
 
 
-def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, collapse: CollapseTest) -> Alarms:
-    """Decide which nodes the tests accuse and which are suspected."""
-    eligible, top = nodes.eligible, bounds.top
+def against_dips(memory: ColumnStore, parameters: Parameters, nodes: Residuals, bounds: Bounds) -> DipTest:
+    """Average the short losses of every node, which end before the other tests have enough evidence.
+
+    A node that is accused for another reason is not followed until it recovers. What a node always did is usual.
+    """
+    at, group = nodes.index, nodes.group
+    before, usual = memory.node("dips")[at], memory.node("usual_dips")[at]
+    accused = nodes.accused & ~memory.node("by_dips")[at] & (memory.node("state")[at] != RECOVERING)
+    follows = nodes.eligible & nodes.ready & ~accused & ~nodes.reference.common[group]
+    loss = np.where(bounds.z > np.maximum(bounds.allowance, np.float32(_DIP)), -np.expm1(nodes.gap), np.float32(0))
+    share = np.where(follows, before + (loss - before) / np.float32(DIP_TICKS), before * ~accused)
+    band = -np.expm1(-parameters.own_band)
+    level, alarm = 2 * usual, np.zeros(len(share), np.bool_)
+    high = share > 0.5 * band + level
+    if high.any():
+        level = np.maximum(level, 2 * singles(np.nan_to_num(nodes.median(share), nan=0.0))[group])
+        high, alarm = share > 0.5 * band + level, share > band + level
+    young = memory.node("count")[at] < parameters.warmup + 2 * DIP_TICKS
+    gain = np.where(young, 2.0 / DIP_TICKS, ~high / parameters.baseline_ticks)
+    usual = np.where(follows & ~nodes.accused, usual + singles(gain) * (share - usual), usual)
+    ticks = np.minimum(memory.node("dip_ticks")[at] + 1, LONGEST_RUN) * (share > 0.1 * band)
+    return DipTest(share, usual, ticks, alarm & follows, ~high)
+
+
+def decide(
+    parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest,
+    collapse: CollapseTest, dips: DipTest,
+) -> Alarms:  # fmt: skip
+    """Decide which nodes the tests accuse and which are suspected.
+
+    While many nodes fall at once, evidence that began with their fall waits until it has lasted `CROWD_TICKS`. While
+    a cohort restarts, nobody is accused.
+    """
+    eligible = nodes.eligible & ~nodes.reference.restarting[nodes.group]
+    top, crowded = bounds.top, bounds.crowded[nodes.group]
+    lasting = now - own.onset > (CROWD_TICKS - 1.5) * parameters.tick_seconds
     half = 0.5 * top
     return Alarms(
-        own=(own.slow > top) & eligible,
+        own=(own.slow > top) & eligible & (~crowded | lasting),
+        dips=dips.alarm,
         peers=peers.alarm,
         collapse=(collapse.run >= collapse.confirm) & eligible,
         suspected=eligible & ((own.slow > half) | (collapse.run > 0)),
@@ -326,13 +418,15 @@ def may_learn_from(nodes: Residuals, bounds: Bounds, own: OwnTest, collapse: Col
 
 
 def store_results(
-    memory: ColumnStore, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest
+    memory: ColumnStore, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest, dips: DipTest
 ) -> None:
     """Write the results of the tests into the columns."""
     expected = nodes.baseline + nodes.level[nodes.group] + nodes.reference.level[nodes.group]
     for name, values in (
         ("slow", own.slow), ("fast", own.fast), ("onset", own.onset), ("shortfall", own.shortfall),
         ("spell", own.spell), ("below", peers.below), ("below_onset", peers.onset), ("run", collapse.run),
-        ("steep", collapse.steep), ("residual", nodes.gap), ("scale", nodes.scale), ("expected", expected),
+        ("steep", collapse.steep), ("dips", dips.share), ("usual_dips", dips.usual), ("dip_ticks", dips.ticks),
+        ("residual", nodes.gap), ("scale", nodes.scale), ("expected", expected),
     ):  # fmt: skip
         memory.node(name)[nodes.index] = values
+    memory.group("recent")[:] = nodes.recent

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.calibration import record_short_alarms, record_short_losses
+from ingero_detect.calibration import SHORT_RUN, record_idle_pauses, record_short_alarms, record_short_losses
 from ingero_detect.codes import (
     AXES,
     HEALTHY,
@@ -21,17 +21,36 @@ from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
 from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import LONGEST_RUN, MAX_DEVIATION, NOTHING, Alarms, PeerTest, Residuals
+from ingero_detect.sequential_tests import (
+    CROWD_TICKS,
+    DIP_TICKS,
+    LONGEST_RUN,
+    MAX_DEVIATION,
+    NOTHING,
+    Alarms,
+    DipTest,
+    PeerTest,
+    Residuals,
+    is_crowd,
+)
 from ingero_detect.verdicts import Axis, Kind
 
 _NOTHING: Final = NOTHING - 0.5
 """A loss beyond this is work that stopped, log units."""
 
+_MOST_FLAPS: Final = 5
+"""A node whose short accusations follow one another must be well for up to 2 to this power times as long."""
+
+RESUME_TICKS: Final = 12
+"""Ticks that a node may take to work again once most of its cohort does."""
+
 
 def advance(
-    memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, peers: PeerTest, alarms: Alarms
-) -> None:
+    memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, peers: PeerTest, dips: DipTest,
+    alarms: Alarms,
+) -> None:  # fmt: skip
     """Move every judged node to its next state."""
+    memory.node("flaps")[:] *= np.float32(0.5**parameters.tick_hours)
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
     stays = accused | (state[at] == LEARNING) | ~nodes.fresh
     found = np.where(alarms.suspected, np.uint8(SUSPECTED), np.uint8(HEALTHY))
@@ -43,13 +62,29 @@ def advance(
     if alarmed.any():
         own, collapse = alarms.own[alarmed], alarms.collapse[alarmed]
         _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed].astype(np.float64))
+        by_dips = alarmed & ~(alarms.own | alarms.collapse | alarms.peers)
+        if by_dips.any():
+            _accuse_of_dips(memory, parameters, now, rows[by_dips])
+    restarts = nodes.reference.restarting[nodes.group]
+    if restarts.any():
+        memory.node("grace")[rows[restarts]] = RESUME_TICKS
     enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
-    followed = accused & enough[nodes.group] & nodes.fresh
+    followed = accused & (enough & ~nodes.reference.common)[nodes.group] & nodes.fresh
     if followed.any():
         gap, absolute, line = (
             values[followed].astype(np.float64) for values in (nodes.gap, peers.absolute, peers.line)
         )
-        _check_recovery(memory, parameters, now, rows[followed], gap, absolute, line, speaks_against[followed])
+        _check_recovery(
+            memory,
+            parameters,
+            now,
+            rows[followed],
+            gap,
+            absolute,
+            line,
+            speaks_against[followed],
+            dips.calm[followed],
+        )
 
 
 def _accuse(
@@ -81,11 +116,30 @@ def _accuse(
     memory.node("state")[rows] = np.where(kind == KINDS.index(Kind.STOPPED), STOPPED, STRAGGLER)
     memory.node("reached")[rows] = memory.node("slow")[rows]
     memory.node("well")[rows] = 0.0
+    memory.node("by_dips")[rows] = False
+
+
+def _accuse_of_dips(memory: ColumnStore, parameters: Parameters, now: float, rows: Ints) -> None:
+    """Correct an episode that `_accuse` opened because of dips: its loss is their mean, and it began with them."""
+    ticks = memory.node("dip_ticks")[rows]
+    memory.node("loss")[rows] = _mean_of_dips(memory, rows)
+    memory.node("kind")[rows] = KINDS.index(Kind.SLOW)
+    memory.node("axis")[rows] = AXES.index(Axis.OWN)
+    memory.node("since")[rows] = now - (ticks - 1) * parameters.tick_seconds
+    memory.node("state")[rows] = STRAGGLER
+    memory.node("by_dips")[rows] = True
+
+
+def _mean_of_dips(memory: ColumnStore, rows: Ints) -> Floats:
+    """What dips cost since they began, log units."""
+    weight = -np.expm1(-np.maximum(memory.node("dip_ticks")[rows], 1) / DIP_TICKS)
+    loss: Floats = -np.log1p(-np.minimum(memory.node("dips")[rows] / weight, 0.99))
+    return loss
 
 
 def _check_recovery(
     memory: ColumnStore, parameters: Parameters, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats,
-    again: Bools,
+    again: Bools, calm: Bools,
 ) -> None:  # fmt: skip
     """Test accused nodes for recovery, and recovering nodes for a relapse."""
     state = memory.node("state")
@@ -100,10 +154,13 @@ def _check_recovery(
     memory.node("well_since")[rows] = np.where((well > 0) & (before <= 0), now, memory.node("well_since")[rows])
     recovering = state[rows] == RECOVERING
     hold = memory.node("hold")[rows]
-    proven = ~recovering & (well > top)
+    proven = ~recovering & (well > top) & (calm | ~memory.node("by_dips")[rows])
     relapsed = recovering & again
     healthy = recovering & ~again & (hold <= 1) & (memory.node("slow")[rows] < 0.5 * top)
-    memory.node("hold")[rows] = np.where(proven, parameters.hold_ticks, np.maximum(hold - 1, 0))
+    flaps = memory.node("flaps")[rows] + (_is_short(memory, parameters, rows) & proven) + relapsed
+    memory.node("flaps")[rows] = flaps
+    longer = np.exp2(np.clip(flaps - 1, 0, _MOST_FLAPS)).astype(np.int16)
+    memory.node("hold")[rows] = np.where(proven, parameters.hold_ticks * longer, np.maximum(hold - 1, 0))
     memory.node("well")[rows] = np.where(relapsed, 0.0, well)
     resumed = (state[rows] == STOPPED) & (-error < _NOTHING) & ~proven
     state[rows[resumed]] = STRAGGLER
@@ -118,31 +175,51 @@ def _check_recovery(
     record_short_alarms(memory, parameters, rows[healthy])
 
 
+def _is_short(memory: ColumnStore, parameters: Parameters, rows: Ints) -> Bools:
+    """Whether the accusation of these nodes ended, or seems to end, soon after it was made."""
+    lasted = memory.node("well_since")[rows] - memory.node("detected")[rows]
+    short: Bools = (lasted <= SHORT_RUN * parameters.tick_seconds) & ~memory.node("by_dips")[rows]
+    return short
+
+
 def _half_of_loss(memory: ColumnStore, parameters: Parameters, rows: Ints, error: Floats, band: Floats) -> Floats:
     """Half of the loss, log units, which recovery is tested against; the loss is updated while it lasts."""
-    loss = memory.node("loss")[rows].astype(np.float64)
-    still = -error > 0.5 * loss
-    loss = np.where(still, loss + 0.1 * (-error - loss), loss)
+    before = memory.node("loss")[rows].astype(np.float64)
+    still = -error > 0.5 * before
+    loss = np.where(still, before + 0.1 * (-error - before), before)
+    loss = np.where(memory.node("by_dips")[rows], np.maximum(before, _mean_of_dips(memory, rows)), loss)
     memory.node("loss")[rows] = loss
     return np.maximum(0.5 * loss, 0.5 * band)
 
 
 def update_idle(memory: ColumnStore, parameters: Parameters, now: float, code: Codes) -> None:
-    """Update idle nodes: stopped if most of their cohort still works, otherwise at rest with it."""
+    """Update idle nodes: stopped if most of their cohort still works, otherwise at rest with it.
+
+    When a cohort begins to work again, its nodes have `RESUME_TICKS` to follow.
+    """
     group, state = memory.node("group"), memory.node("state")
     inside = group >= 0
     m = len(memory.groups)
     idle = (code == IDLE) & inside
-    if not idle.any():
+    run = memory.node("idle_run")
+    if not idle.any() and not run.any():
         return
     working = np.bincount(group[(code == ACTIVE) & inside], minlength=m)
     resting = np.bincount(group[idle], minlength=m)
     goes_on = (working >= 2) & (working > resting)
-    left = idle & memory.node("was_active") & goes_on[group]
-    run = memory.node("idle_run")
-    run[:] = np.where(left, np.minimum(run + 1, LONGEST_RUN), np.where(code == ABSENT, run, 0))
+    grace = memory.node("grace")
+    waits = idle & goes_on[group] & (grace > 0)
+    grace[waits] -= 1
+    grace[idle & ~goes_on[group]] = RESUME_TICKS
+    left = idle & memory.node("was_active") & goes_on[group] & ~waits
     accused = is_accused(state)
-    ended = np.flatnonzero(left & (run >= 2) & (state != STOPPED))
+    before = run.copy()
+    run[:] = np.where(left, np.minimum(run + 1, LONGEST_RUN), np.where(code == ABSENT, run, 0))
+    record_idle_pauses(memory, parameters, np.flatnonzero((before > 0) & (run == 0) & inside), before)
+    crowd = np.bincount(group[left & ~accused], minlength=m)
+    needed = memory.group("confirm")
+    needed = np.where(is_crowd(crowd, working + resting), np.maximum(needed, CROWD_TICKS), needed)
+    ended = np.flatnonzero(left & (run >= needed[group]) & (state != STOPPED))
     if len(ended):
         known = accused[ended]
         memory.node("kind")[ended] = KINDS.index(Kind.STOPPED)

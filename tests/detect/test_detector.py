@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ingero_contract.identifiers import node_key
@@ -15,6 +16,7 @@ from ingero_detect.column_store import SnapshotError
 from ingero_detect.detector import Detector
 from ingero_detect.observation import ACTIVE, HELD, Observation
 from ingero_detect.parameters import Parameters
+from ingero_detect.verdicts import Kind
 
 from .fleets import TICK, Matrix, healthy, play
 
@@ -108,6 +110,56 @@ def test_frequent_pauses_of_one_tick_accuse_nobody_and_a_lasting_fault_is_still_
 
     ((tick, node),) = play(rates).accused()
     assert node == "n6" and 602 <= tick <= 605
+
+
+@pytest.mark.parametrize(("every", "left"), [(5, 0.4), (8, 0.4), (4, 0.7)])
+def test_a_node_that_loses_work_in_many_short_dips_is_named_and_stays_named(every: int, left: float) -> None:
+    rates = healthy(1400, 8, noise=0.01)
+    rates[400:1100:every, 3] *= left
+
+    played = play(rates)
+
+    *_, (tick, _) = played.accused()
+    assert {node for _, node in played.accused()} == {"n3"} and len(played.accused()) <= 2 and tick <= 560
+    lasting = next(edge.verdict for at, edge in played.edges if at == tick)
+    assert lasting.since == pytest.approx(1000 + 400 * TICK, abs=20 * TICK)
+    assert lasting.severity == pytest.approx((1 - left) / every, rel=0.25)
+    assert [edge.what for at, edge in played.edges if at > tick] == ["recovering", "cleared"]
+    assert all(1100 < at < 1400 for at, _ in played.edges if at > tick)
+
+
+def test_dips_that_all_nodes_have_or_that_a_node_has_always_had_accuse_nobody() -> None:
+    alike, always = healthy(1000, 8, noise=0.01), healthy(1000, 8, noise=0.01)
+    for node in range(8):
+        alike[400 + node :: 8, node] *= 0.4
+    always[::8, 3] *= 0.4
+
+    assert play(alike).accused() == []
+    assert play(always).accused() == []
+
+
+def test_short_accusations_that_follow_one_another_become_one_that_lasts() -> None:
+    rates = healthy(1600, 8, noise=0.01)
+    for start in range(300, 1200, 20):
+        rates[start : start + 6, 2] *= 0.5
+
+    played = play(rates)
+
+    assert {node for _, node in played.accused()} == {"n2"}
+    assert len(played.accused()) <= 5
+    assert played.whats("n2")[-1] == "cleared"
+
+
+@pytest.mark.parametrize(("factor", "correlation", "most"), [(3, 0.0, 0), (4, 0.0, 1), (4, 0.7, 2)])
+def test_noise_of_all_nodes_that_grows_accuses_few(factor: float, correlation: float, most: int) -> None:
+    rng = np.random.default_rng(5)
+    noise = rng.normal(size=(900, 16))
+    for tick in range(1, 900):
+        noise[tick] = correlation * noise[tick - 1] + np.sqrt(1 - correlation**2) * noise[tick]
+    noise[:500] *= 0.015
+    noise[500:] *= 0.015 * factor
+
+    assert len(play(100 * np.exp(noise)).accused()) <= most
 
 
 def test_a_slow_leak_is_named_before_fifteen_percent_are_lost() -> None:
@@ -213,6 +265,18 @@ def test_when_a_large_part_is_slow_the_slow_ones_are_named_and_nobody_else(share
     assert {node for _, node in play(rates).accused()} == {f"n{number}" for number in range(slow)}
 
 
+@pytest.mark.parametrize(("nodes", "slow"), [(3, 1), (4, 2), (6, 4), (8, 6)])
+def test_nodes_that_become_slow_one_after_the_other_stay_accused(nodes: int, slow: int) -> None:
+    rates = healthy(200 + 80 * nodes, nodes, noise=0.02)
+    for node in range(slow):
+        rates[200 + 80 * node :, node] *= 0.75
+
+    played = play(rates)
+
+    assert [node for _, node in played.accused()] == [f"n{node}" for node in range(slow)]
+    assert all(played.whats(f"n{node}") == ["accused"] for node in range(slow))
+
+
 def test_a_job_that_slows_down_as_a_whole_is_reported_and_nobody_is_accused() -> None:
     rates = healthy(400, 16)
     rates[200:] *= 0.5
@@ -281,6 +345,58 @@ def test_what_nodes_do_while_their_job_starts_again_accuses_nobody(most: float) 
         assert play(rates).accused() == []
 
 
+def restarting(nodes: int, what: str, seed: int = 3) -> tuple[Matrix, npt.NDArray[np.bool_]]:
+    """Three restarts of a job: nodes stop within a tick and begin again over up to eight ticks, then ramp up."""
+    rng = np.random.default_rng(seed)
+    rates, idle = healthy(800, nodes, seed), np.zeros((800, nodes), bool)
+    for start in (200, 400, 600):
+        for node in range(nodes):
+            gone = slice(start + int(rng.integers(0, 2)), start + 40 + int(rng.integers(0, 9)))
+            length = gone.stop - gone.start
+            share = {"rest": 0.0, "idle": 0.0, "little": 0.02, "anything": 1.0}[what]
+            rates[gone, node] *= share * rng.uniform(0, 1, length)
+            idle[gone, node] = what == "idle"
+            rates[gone.stop : gone.stop + 3, node] *= (0.2, 0.5, 0.9)
+    return rates, idle
+
+
+@pytest.mark.parametrize("what", ["rest", "idle", "little", "anything"])
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_nodes_that_follow_their_restarted_job_later_than_others_are_not_accused(nodes: int, what: str) -> None:
+    rates, idle = restarting(nodes, what)
+
+    assert play(rates, idle=idle).accused() == []
+
+
+@pytest.mark.parametrize("what", ["rest", "idle"])
+def test_a_node_that_does_not_follow_its_restarted_job_is_named(what: str) -> None:
+    rates, idle = restarting(8, what)
+    rates[240:330, 5], idle[240:330, 5] = 0.0, what == "idle"
+
+    ((tick, node),) = play(rates, idle=idle).accused()
+
+    assert node == "n5" and tick <= 240 + 8 + 16
+
+
+def test_a_job_that_rests_for_long_is_judged_as_before_when_it_works_again() -> None:
+    rates = healthy(2600, 8)
+    rates[200:2300] = 0.0
+    rates[2400:, 3] *= 0.7
+
+    ((tick, node),) = play(rates).accused()
+
+    assert node == "n3" and 2401 <= tick <= 2403
+
+
+def test_nodes_that_stop_one_after_the_other_because_their_job_ends_are_accused_once_at_most() -> None:
+    rates, idle = healthy(900, 4), np.zeros((900, 4), bool)
+    for start in range(100, 900, 100):
+        for node in range(4):
+            rates[start + node : start + 40, node], idle[start + node : start + 40, node] = 0.0, True
+
+    assert len(play(rates, idle=idle).accused()) <= 1
+
+
 def test_a_phase_with_a_hundredth_of_the_rate_is_followed_and_its_straggler_is_named() -> None:
     rates = healthy(240, 8)
     rates[60:] *= 0.01
@@ -317,6 +433,21 @@ def test_small_cohorts_merge_by_what_may_be_dropped_and_say_so() -> None:
     assert [node for _, node in merged.accused()] == ["n0"]
     assert merged.edges[0][1].verdict.merged is True
     assert apart.accused() == []
+
+
+@pytest.mark.parametrize(("level", "left", "named"), [(150, 0.6, ["n5"]), (60, 1.0, []), (60, 0.6, ["n5"])])
+def test_a_single_node_of_another_model_is_judged_by_its_own_history_only(
+    level: float, left: float, named: list[str]
+) -> None:
+    rates = healthy(400, 6)
+    rates[:, 5] *= level / 100
+    rates[200:, 5] *= left
+    cohorts = [("c", "job", "H100"), ("c", "job", "A100")]
+
+    played = play(rates, cohorts=cohorts, cohort=np.array([0] * 5 + [1]), detector=Detector(Parameters(), (2,)))
+
+    assert [node for _, node in played.accused()] == named
+    assert all(edge.verdict.kind is Kind.SLOW and edge.verdict.merged for _, edge in played.edges)
 
 
 def test_a_node_that_moves_to_another_job_is_learnt_anew() -> None:

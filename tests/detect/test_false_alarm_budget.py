@@ -1,12 +1,14 @@
 """Alarm levels: the theory's figures, and tails that are fitted to what a fleet does."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_detect import false_alarm_budget
-from ingero_detect.grouped import Floats, Groups, Singles, grouped_median
+from ingero_detect.grouped import Floats, Groups, Ints, Singles, grouped_median
 from ingero_detect.reference import find_reference
 
 
@@ -112,7 +114,7 @@ def test_grouped_medians_are_medians(values: list[tuple[float, int]], groups: in
         mine = numbers[group == number]
         assert count[number] == len(mine)
         if len(mine):
-            assert median[number] == pytest.approx(np.median(mine), rel=1e-9, abs=1e-9)
+            assert median[number] == pytest.approx(np.median(mine), abs=1e-10 * np.abs(mine).max())
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6) | st.just(-np.inf), st.integers(-1, 5), st.booleans()), max_size=80))
@@ -135,14 +137,15 @@ def test_medians_of_standing_groups_are_medians(members: list[tuple[float, int, 
     assert not len(group) or not groups.still(group + np.int32(1), 8)
 
 
-def reference(*residuals: float) -> tuple[float, bool, bool]:
+def reference(*residuals: float, accused: Sequence[int] = ()) -> tuple[float, bool, bool]:
     values, alone = np.array(residuals, np.float32), np.zeros(len(residuals), np.int32)
     groups, count = Groups(alone, 1), np.array([len(residuals)])
 
-    def median(of: Singles | Floats) -> Floats:
-        return groups.median(of, slice(None), count)
+    def median(of: Singles | Floats, members: Ints) -> tuple[Floats, Floats]:
+        return groups.median_and_upper_quartile(of, slice(None), members)
 
-    found = find_reference(values, alone.astype(np.int64), count, median, np.array([0.05]))
+    known = np.isin(np.arange(len(values)), accused)
+    found = find_reference(values, alone.astype(np.int64), count, known, median, np.array([0.05]))
     return float(found.level[0]), bool(found.common[0]), bool(found.partial[0])
 
 
@@ -150,6 +153,13 @@ def test_a_quarter_that_agrees_with_its_own_history_is_the_reference() -> None:
     level, common, partial = reference(0.0, 0.01, -0.01, *[-1.1] * 7)
 
     assert (abs(level) < 0.02, common, partial) == (True, False, True)
+
+
+def test_nodes_that_are_accused_already_define_no_reference_while_enough_others_do() -> None:
+    level, common, partial = reference(0.0, 0.01, -0.01, *[-0.28] * 5, accused=(3, 4, 5, 6))
+
+    assert (abs(level) < 0.02, common, partial) == (True, False, False)
+    assert reference(0.01, *[-0.28] * 7, accused=range(1, 7))[1]
 
 
 def test_when_nobody_stayed_the_move_is_common() -> None:
