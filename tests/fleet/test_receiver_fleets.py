@@ -104,6 +104,7 @@ def test_a_receiver_answers_as_the_fleet_that_judges_and_goes_on_without_it(tmp_
         page = web.get(receiver.url("telemetry", "/metrics")).text
         assert 'ingero_fleet_pushes_total{signal="metrics"}' in page and "ingero_fleet_verdicts_age_seconds" in page
 
+        until(receiver, only_b, "answers in which nobody is silent, after the questions above took their time", b=0.5)
         os.kill(judge.process.pid, signal.SIGKILL)
         judge.process.wait(10)
         until(receiver, lambda _: state(receiver)["verdicts_stale"], "verdicts to age", b=0.5)
