@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero_detect.group_families import families
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.rank_outliers import (
     SIGNIFICANCE,
@@ -25,7 +26,7 @@ from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, most_common_by_rank
 
 FEWEST_PEERS: Final = 4
-"""Groups of one operation and size that are needed to compare them."""
+"""Groups of one operation, size and family that are needed to compare them."""
 
 SMALLEST_EXCESS: Final = 0.05
 """Relative excess of a group's duration below which the group is not slow."""
@@ -108,23 +109,27 @@ def group_excesses(line: Timeline) -> list[GroupExcess]:
 
 
 def compared_groups(ops: Sequence[int], members: Sequence[tuple[int, ...]], seconds: Floats) -> list[GroupExcess]:
-    """Compare groups of one operation and size. `seconds` after the last arrival by (group, step), NaN where unknown.
+    """Compare groups of one operation, size and family. `seconds` after the last arrival by (group, step).
 
-    Groups of fewer than `FEWEST_PEERS` like ones are left out.
+    NaN where unknown. Groups of fewer than `FEWEST_PEERS` like ones are left out.
     """
     places: dict[tuple[int, int], list[int]] = {}
     for place, (op, ranks) in enumerate(zip(ops, members, strict=True)):
         places.setdefault((op, len(ranks)), []).append(place)
-    tested = sum(len(own) for own in places.values() if len(own) >= FEWEST_PEERS)
+    levels = np.log(row_medians(seconds)) if len(ops) else np.zeros(0)
+    alike = [
+        (op, [like[number] for number in own])
+        for (op, _), like in places.items()
+        if len(like) >= FEWEST_PEERS
+        for own in families([members[place] for place in like], levels[like])
+        if len(own) >= FEWEST_PEERS
+    ]
+    tested = sum(len(own) for _, own in alike)
     found = []
-    for kind, own in places.items():
-        if len(own) < FEWEST_PEERS:
-            continue
+    for op, own in alike:
         mean, error, slow = _compared(seconds[own], tested)
         found += [
-            GroupExcess(
-                kind[0], members[place], float(np.expm1(mean[number])), float(error[number]), bool(slow[number])
-            )
+            GroupExcess(op, members[place], float(np.expm1(mean[number])), float(error[number]), bool(slow[number]))
             for number, place in enumerate(own)
         ]
     return found
