@@ -54,6 +54,13 @@ def test_pairs_of_a_pipeline_that_take_equally_long_stay_comparable() -> None:
     assert families(hops, np.zeros(7)) == [list(range(7))]
 
 
+def test_pairs_of_nodes_stay_comparable_although_some_of_them_are_slow() -> None:
+    pairs = [(one, (one + step) % 12) for step in (1, 3) for one in range(12)]
+    slow = np.array([bool({4, 5, 6} & set(pair)) for pair in pairs])
+
+    assert len(families(pairs, 0.3 * slow)) == 1
+
+
 @pytest.mark.parametrize("slow", [3, 11])
 @pytest.mark.parametrize("ratio", [1.0, 3.0, 0.4])
 def test_the_slow_one_of_equally_large_groups_is_found(slow: int, ratio: float) -> None:
