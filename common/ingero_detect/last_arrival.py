@@ -6,9 +6,13 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.threshold import MAD_TO_SIGMA
 
 MAX_AUTOCORRELATION: Final = 0.97
 """Lag-1 autocorrelation of steps above which the error is not increased further."""
+
+FAR_SIGMAS: Final = 6.0
+"""Usual deviations from the median of a step by which the last rank is behind the one before it in a stall."""
 
 
 def variance_inflation(product: float, power: float, steps: int) -> float:
@@ -45,6 +49,9 @@ def frequently_last(values: Floats, alike: Ints, chance: float, stretch: float) 
     Without a fault every rank is last equally often (binomial). `stretch` is the variance of a sum of steps relative
     to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance from the
     last rank to the one before it.
+
+    The same is asked of those steps alone in which the last rank is far behind. There, whoever is last in the other
+    steps does not count, nor whether stalls come in a rhythm: without a fault they would strike every rank.
     """
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for kind in np.unique(alike).tolist():
@@ -54,19 +61,29 @@ def frequently_last(values: Floats, alike: Ints, chance: float, stretch: float) 
         steps = table.shape[1]
         if len(members) < 2 or not steps:
             continue
+        usual = MAD_TO_SIGMA * float(np.nanmedian(np.abs(table - median_by_step(table))))
         table = np.where(np.isfinite(table), table, -np.inf)
         last = table.argmax(axis=0)
         second = np.partition(table, -2, axis=0)[-2]
         gap = table[last, np.arange(steps)] - second
-        for number, rank in enumerate(members.tolist()):
-            was = last == number
-            if was.sum() * len(members) <= steps:
-                continue
-            apart = was - was.mean()
-            runs = max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), steps))
-            often[rank] = was.sum() / runs >= min_last_count(max(1, int(steps / runs)), len(members), chance)
+        stalls = last[gap > FAR_SIGMAS * usual]
+        often[members] = _too_often(last, len(members), chance, stretch) | _too_often(stalls, len(members), chance, 1.0)
         cost[members] = np.bincount(last, gap, len(members)) / steps
     return often, cost
+
+
+def _too_often(last: Ints, ranks: int, chance: float, stretch: float) -> Bools:
+    """Ranks that are last in more of the steps than chance allows; `last` holds the last rank of each step."""
+    found, steps = np.zeros(ranks, np.bool_), len(last)
+    for rank in range(ranks):
+        was = last == rank
+        if was.sum() * ranks <= steps:
+            continue
+        apart = was - was.mean()
+        power = float(apart @ apart)
+        runs = max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), power, steps) if power else 1.0)
+        found[rank] = was.sum() / runs >= min_last_count(max(1, int(steps / runs)), ranks, chance)
+    return found
 
 
 @lru_cache(maxsize=1024)
