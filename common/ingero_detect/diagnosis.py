@@ -11,6 +11,7 @@ Only durations, and differences on one rank's own clock, are used. Three kinds o
 A rank is named when its excess is significant, exceeds the usual spread between ranks, and costs time.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,7 @@ def _from_compute(
     line: Timeline, table: Floats, known: Bools, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
 ) -> list[Diagnosis]:
     compute = table[:, known]
+    works = line.work is not None and bool(np.isfinite(line.work).any())
     usual = np.nanmedian(compute, axis=0)
     weight = float(np.nanmedian(usual)) / period
     if not weight > 0:
@@ -102,8 +104,13 @@ def _from_compute(
     alone = staged and bool(np.bincount(alike).max() == 1)
     if not alone:
         flagged, excess = straggler_ranks(relative, alike)
-        if flagged.any() and not _is_made_of(flagged, stage) and not _is_made_of(flagged, replica):
-            found.append(_node(flagged, excess, compute, alike, "compute"))
+        if flagged.any() and not _is_made_of(flagged, stage):
+            slow = _node(flagged, excess, compute, alike, "compute")
+            if _is_made_of(flagged, replica) and not works:
+                # Sequences that are longer in every step look the same.
+                evidence = {**slow.evidence, "by": "replica", "possible": sorted(slow.ranks)}
+                slow = replace(slow, cause=Cause.UNKNOWN, ranks=(), evidence=evidence)
+            found.append(slow)
     else:
         late = _late_onset(relative)
         if late.any():

@@ -7,8 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.last_arrival import median_by_step
-from ingero_detect.rank_outliers import SIGNIFICANCE, upper_quantile
+from ingero_detect.last_arrival import median_by_step, min_last_count
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
 
@@ -19,12 +18,16 @@ class Cause(StrEnum):
     NODE = "node"
     STAGE = "stage_imbalance"
     SEQUENCE = "sequence_imbalance"
+    UNKNOWN = "unknown"
     NONE = "none"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict. `ranks` are numbers of the timeline; `slowdown` is the step time over the possible step time."""
+    """The verdict. `ranks` are numbers of the timeline; `slowdown` is the step time over the possible step time.
+
+    With an unknown cause, `possible` in the evidence has the ranks that lose the time.
+    """
 
     cause: Cause
     ranks: tuple[int, ...] = ()
@@ -58,6 +61,10 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
         "stage_over_second": round(float(typical[heaviest] / max(second, 1e-12)), 6),
     }
     return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
+
+
+CHANCE_OF_ONE: Final = 0.01
+"""Chance with which changing data strikes one rank so often that the cause is called unknown."""
 
 
 def usual_steps(line: Timeline, known: Bools) -> Bools:
@@ -99,11 +106,14 @@ def sequence_imbalance(
         lost_spread = float(np.nanmean(np.nanmax(compute, axis=0) - np.nanmean(compute, axis=0)))
         lost_spread = max(0.0, lost_spread - float(np.nanmax(np.exp(by_rank)) - np.nanmean(np.exp(by_rank))))
     odd = cells > 4 * sigma
-    if lost_cells >= SMALLEST_IMBALANCE * period and odd.any() and _concentrated(odd):
-        lost_cells = 0.0
     lost = max(lost_cells, lost_spread)
     if lost < SMALLEST_IMBALANCE * period:
         return None
+    counts = odd.sum(axis=1)
+    if lost_spread < SMALLEST_IMBALANCE * period and _concentrated(counts):
+        possible = [int(np.flatnonzero(healthy)[counts.argmax()])]
+        evidence = {"by": "few_steps", "possible": possible, "odd_steps": int(counts.max())}
+        return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost_cells, evidence=evidence)
     evidence = {
         "odd_share_of_cells": round(float(odd.mean()), 6), "noise": round(sigma, 6),
         "operations_move_together": round(together, 4),
@@ -112,13 +122,11 @@ def sequence_imbalance(
     return Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=lost, evidence=evidence)
 
 
-def _concentrated(odd: Bools) -> bool:
-    """Whether one rank has more of the odd cells than chance explains."""
-    counts = odd.sum(axis=1)
+def _concentrated(counts: Ints) -> bool:
+    """Whether one rank has more of the odd cells than changing data explains, and more than half of them."""
     total, ranks = int(counts.sum()), len(counts)
-    expected = total / ranks
-    needed = expected + upper_quantile(SIGNIFICANCE / ranks, 1000) * np.sqrt(max(expected, 1.0)) + 3
-    return bool(counts.max() > needed and counts.max() > 0.5 * total)
+    needed = max(min_last_count(total, ranks, CHANCE_OF_ONE / ranks), total // 2 + 1)
+    return bool(total > 0 and counts.max() >= needed)
 
 
 def _comovement(line: Timeline, healthy: Bools, steps: Bools, alike: Ints, replica: Ints, cells: Floats) -> float:

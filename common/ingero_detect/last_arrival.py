@@ -43,15 +43,17 @@ def median_by_step(values: Floats) -> Floats:
     return found
 
 
-def frequently_last(values: Floats, alike: Ints, chance: float, stretch: float) -> tuple[Bools, Floats]:
+def frequently_last(
+    values: Floats, alike: Ints, chance: float, stretch: float, whole: bool = True
+) -> tuple[Bools, Floats]:
     """Ranks that are last among ranks with the same work more often than `chance` allows, and the mean cost per step.
 
     Without a fault every rank is last equally often (binomial). `stretch` is the variance of a sum of steps relative
     to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance from the
     last rank to the one before it.
 
-    The same is asked of those steps alone in which the last rank is far behind. There, whoever is last in the other
-    steps does not count, nor whether stalls come in a rhythm: without a fault they would strike every rank.
+    Of a `whole` timeline the same is asked of those steps alone in which the last rank is far behind, as whoever is
+    last in the other steps tells nothing. Stalls that last for several steps count less, stalls in a rhythm do not.
     """
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for kind in np.unique(alike).tolist():
@@ -66,24 +68,39 @@ def frequently_last(values: Floats, alike: Ints, chance: float, stretch: float) 
         last = table.argmax(axis=0)
         second = np.partition(table, -2, axis=0)[-2]
         gap = table[last, np.arange(steps)] - second
-        stalls = last[gap > FAR_SIGMAS * usual]
-        often[members] = _too_often(last, len(members), chance, stretch) | _too_often(stalls, len(members), chance, 1.0)
+        far = gap > FAR_SIGMAS * usual
+        for number, rank in enumerate(members.tolist()):
+            was = last == number
+            apart = was - was.mean()
+            runs = max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), steps))
+            often[rank] = _too_often(int(was.sum()), steps, len(members), chance, runs)
+            stalls = was & far
+            if whole and stalls.any() and not often[rank]:
+                runs = long_variance_inflation(stalls)
+                often[rank] = _too_often(int(stalls.sum()), int(far.sum()), len(members), chance, runs)
         cost[members] = np.bincount(last, gap, len(members)) / steps
     return often, cost
 
 
-def _too_often(last: Ints, ranks: int, chance: float, stretch: float) -> Bools:
-    """Ranks that are last in more of the steps than chance allows; `last` holds the last rank of each step."""
-    found, steps = np.zeros(ranks, np.bool_), len(last)
-    for rank in range(ranks):
-        was = last == rank
-        if was.sum() * ranks <= steps:
-            continue
-        apart = was - was.mean()
-        power = float(apart @ apart)
-        runs = max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), power, steps) if power else 1.0)
-        found[rank] = was.sum() / runs >= min_last_count(max(1, int(steps / runs)), ranks, chance)
-    return found
+def _too_often(times: int, steps: int, ranks: int, chance: float, stretch: float) -> bool:
+    """Whether a rank is last more often than `chance` allows, given that so many steps count as one."""
+    if times * ranks <= steps:
+        return False
+    return times / stretch >= min_last_count(max(1, int(steps / stretch)), ranks, chance)
+
+
+def long_variance_inflation(happens: Bools) -> float:
+    """Variance of a number of events relative to independent ones, from autocorrelations up to a quarter of the time.
+
+    Newey and West 1987. Unlike that of one lag it is not taken in by a rhythm, whose number varies less.
+    """
+    apart = happens - happens.mean()
+    power, steps = float(apart @ apart), len(happens)
+    lags = np.arange(1, steps // 4 + 1)
+    if not power > 0 or not len(lags):
+        return 1.0
+    found = np.array([float(apart[lag:] @ apart[:-lag]) for lag in lags.tolist()]) / power + 1 / steps
+    return max(1.0, 1 + 2 * float((1 - lags / (len(lags) + 1)) @ found))
 
 
 @lru_cache(maxsize=1024)

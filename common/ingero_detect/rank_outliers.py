@@ -178,7 +178,8 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share
         if blame is None:
-            often, cost = frequently_last(values, alike, SIGNIFICANCE / len(values), variance_inflation_of(values))
+            chance = SIGNIFICANCE / len(values)
+            often, cost = frequently_last(values, alike, chance, variance_inflation_of(values), whole=not number)
             often &= (cost > smallest) & (
                 np.nanmean(residuals_by_step(values, alike), axis=1) > MIN_SPREADS * found.spread
             )

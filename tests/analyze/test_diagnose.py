@@ -96,6 +96,24 @@ def test_a_slow_rank_inside_a_pipeline_is_named_and_its_replica_is_not(tmp_path:
     assert (found["kind"], found["ranks"]) == ("node", [5])
 
 
+def test_a_whole_replica_that_is_slow_in_all_steps_may_have_longer_sequences(tmp_path: Path) -> None:
+    table = interleaved(rng(), replicas=8, steps=20)
+    columns = table.arrays()
+    slow = (columns["data_parallel"] == 2) & (columns["kind"] == "compute")
+    columns["duration"] = columns["duration"].astype(float) * np.where(slow, 1.2, 1.0)
+    same = np.where(columns["kind"] == "compute", "4096", "")
+    table = Table({name: [column] for name, column in columns.items()})
+
+    unsaid = diagnose(tmp_path, table)
+    told = diagnose(tmp_path, Table({**table.columns, "work": [same]}))
+    text = CliRunner().invoke(main, ["diagnose", "--table", "--quiet", str(tmp_path / "timeline.csv")]).stdout
+
+    assert (unsaid["kind"], unsaid["ranks"]) == ("unknown", [])
+    assert unsaid["evidence"]["possible"] == [2, 10, 18, 26]
+    assert (told["kind"], sorted(told["ranks"])) == ("node", [2, 10, 18, 26])
+    assert text.startswith("rank ")
+
+
 def test_the_larger_of_two_causes_is_the_verdict_and_the_other_is_reported(tmp_path: Path) -> None:
     found = diagnose(tmp_path, pipeline(rng(), culprit=13, late=0.5))
 
@@ -268,7 +286,9 @@ def test_any_rows_get_a_verdict(tmp_path: Path, seed: int) -> None:
     )  # fmt: skip
     unsaid = tuple(name for name in ("step", "group", "seq", "stage", "data_parallel") if chance.random() < 0.3)
 
-    assert diagnose(tmp_path, table, unsaid)["kind"] in ("none", "node", "stage_imbalance", "sequence_imbalance")
+    assert diagnose(tmp_path, table, unsaid)["kind"] in (
+        "none", "node", "stage_imbalance", "sequence_imbalance", "unknown"
+    )  # fmt: skip
 
 
 def test_a_timeline_that_is_too_short_is_not_called_healthy(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import as_timeline, interleaved, layered, ring
+from timelines import Table, as_timeline, interleaved, layered, ring
 
 
 def test_a_rank_late_by_as_much_as_its_jitter_is_named_mostly_and_an_innocent_never() -> None:
@@ -140,3 +140,39 @@ def test_steps_that_are_long_on_all_ranks_are_no_imbalance_and_hide_nobody(tenso
 
         assert str(diagnose(as_timeline(healthy)).cause) == "none"
         assert diagnose(as_timeline(slow)).ranks == (5,)
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_a_rank_that_stands_still_in_some_steps_is_named_also_if_it_does_so_in_a_rhythm(tensor: int) -> None:
+    rhythm = tuple(step for step in range(50) if step % 10 in (0, 7, 8, 9))
+    for seed in range(5):
+        chance = tuple(np.random.default_rng(seed).choice(50, 12, replace=False).tolist())
+        for stall in (rhythm, chance):
+            table = layered(np.random.default_rng(seed), tensor, 8, steps=50, culprit=5, stall=stall)
+
+            assert diagnose(as_timeline(table)).ranks == (5,)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_pauses_that_strike_all_ranks_name_nobody_however_long_they_last(length: int) -> None:
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        values = 0.01 * rng.normal(size=(8, 80))
+        pauses = np.repeat(rng.random((8, 80 // length)) < 0.03, length, axis=1)
+
+        found, _ = straggler_ranks(values + 0.3 * pauses, np.zeros(8, np.int64))
+
+        assert not found.any()
+
+
+def test_few_long_steps_that_are_all_of_one_rank_are_not_blamed_on_the_data() -> None:
+    for seed in range(5):
+        table = layered(np.random.default_rng(seed), 1, 8, steps=20)
+        columns = table.arrays()
+        odd = (columns["op"] == "layer") & (columns["rank"] == 5) & (columns["step"].astype(int) % 4 == 3)
+        columns["duration"] = columns["duration"].astype(float) * np.where(odd, 1.4, 1.0)
+
+        found = diagnose(as_timeline(Table({name: [column] for name, column in columns.items()})))
+
+        assert str(found.cause) in ("unknown", "node")
+        assert (found.ranks or tuple(found.evidence["possible"])) == (5,)

@@ -17,6 +17,7 @@ SENTENCES: Final = {
     "stage_imbalance": "no node is the cause: the pipeline's stages are uneven",
     "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
+    "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "none": "no rank delays the job",
 }
 
@@ -226,7 +227,8 @@ def _table(answer: dict[str, Any], console: Console) -> None:
     elif "reason" in answer["evidence"]:
         headline = f"nobody can be judged: {answer['evidence']['reason']}"
     else:
-        headline = SENTENCES[answer["kind"]].format(ranks=ranks)
+        possible = ", ".join(map(str, answer["evidence"].get("possible", ())))
+        headline = SENTENCES[answer["kind"]].format(ranks=ranks, possible=possible)
     console.print(f"[bold]{plain(headline)}[/]")
     lost = answer.get("seconds_lost_per_step")
     if lost and answer["kind"] != "none":
