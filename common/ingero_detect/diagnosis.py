@@ -91,7 +91,6 @@ def _from_compute(
     line: Timeline, table: Floats, known: Bools, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
 ) -> list[Diagnosis]:
     compute = table[:, known]
-    works = line.work is not None and bool(np.isfinite(line.work).any())
     usual = np.nanmedian(compute, axis=0)
     weight = float(np.nanmedian(usual)) / period
     if not weight > 0:
@@ -106,7 +105,7 @@ def _from_compute(
         flagged, excess = straggler_ranks(relative, alike)
         if flagged.any() and not _is_made_of(flagged, stage):
             slow = _node(flagged, excess, compute, alike, "compute")
-            if _is_made_of(flagged, replica) and not works:
+            if _is_made_of(flagged, replica) and (line.work is None or not np.isfinite(line.work).any()):
                 # Sequences that are longer in every step look the same.
                 evidence = {**slow.evidence, "by": "replica", "possible": sorted(slow.ranks)}
                 slow = replace(slow, cause=Cause.UNKNOWN, ranks=(), evidence=evidence)

@@ -39,6 +39,9 @@ class Diagnosis:
 SMALLEST_IMBALANCE: Final = 0.05
 """Share of a step that an imbalance of stages or sequences must cost to be named."""
 
+CHANCE_OF_ONE: Final = 0.01
+"""Chance with which changing data strikes one rank so often that the cause is called unknown."""
+
 
 def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set[int]) -> Diagnosis | None:
     """Stages whose work differs, and what the heaviest one costs compared with an even partition."""
@@ -61,10 +64,6 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
         "stage_over_second": round(float(typical[heaviest] / max(second, 1e-12)), 6),
     }
     return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
-
-
-CHANCE_OF_ONE: Final = 0.01
-"""Chance with which changing data strikes one rank so often that the cause is called unknown."""
 
 
 def usual_steps(line: Timeline, known: Bools) -> Bools:

@@ -1,5 +1,6 @@
 """How often each rank arrives last; significant also where a rank is late in some steps only. Pure."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -55,6 +56,11 @@ def frequently_last(
     Of a `whole` timeline the same is asked of those steps alone in which the last rank is far behind, as whoever is
     last in the other steps tells nothing. Stalls that last for several steps count less, stalls in a rhythm do not.
     """
+
+    def in_runs(happens: Bools) -> float:
+        apart = happens - happens.mean()
+        return max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), len(happens)))
+
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for kind in np.unique(alike).tolist():
         members = np.flatnonzero(alike == kind)
@@ -71,22 +77,20 @@ def frequently_last(
         far = gap > FAR_SIGMAS * usual
         for number, rank in enumerate(members.tolist()):
             was = last == number
-            apart = was - was.mean()
-            runs = max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), steps))
-            often[rank] = _too_often(int(was.sum()), steps, len(members), chance, runs)
-            stalls = was & far
-            if whole and stalls.any() and not often[rank]:
-                runs = long_variance_inflation(stalls)
-                often[rank] = _too_often(int(stalls.sum()), int(far.sum()), len(members), chance, runs)
+            often[rank] = _too_often(was, steps, len(members), chance, in_runs) or (
+                whole and _too_often(was & far, int(far.sum()), len(members), chance, long_variance_inflation)
+            )
         cost[members] = np.bincount(last, gap, len(members)) / steps
     return often, cost
 
 
-def _too_often(times: int, steps: int, ranks: int, chance: float, stretch: float) -> bool:
-    """Whether a rank is last more often than `chance` allows, given that so many steps count as one."""
-    if times * ranks <= steps:
+def _too_often(happens: Bools, among: int, ranks: int, chance: float, inflation: Callable[[Bools], float]) -> bool:
+    """Whether a rank is last in more of so many steps than `chance` allows, given how those follow one another."""
+    times = int(happens.sum())
+    if times * ranks <= among:
         return False
-    return times / stretch >= min_last_count(max(1, int(steps / stretch)), ranks, chance)
+    runs = inflation(happens)
+    return times / runs >= min_last_count(max(1, int(among / runs)), ranks, chance)
 
 
 def long_variance_inflation(happens: Bools) -> float:
