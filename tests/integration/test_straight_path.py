@@ -60,7 +60,7 @@ def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path, pro
         wait_until(lambda: (tmp_path / "slow.sock").exists(), "the agent's socket")
         with socket.socket(socket.AF_UNIX) as second:
             second.connect(str(tmp_path / "slow.sock"))
-            second.settimeout(30)
+            second.settimeout(90)
             first_line = second.makefile().readline()
         active = 'ingero_sink_active_stragglers{cluster_id="lab",node_id="slow"}'
         wait_until(lambda: metrics(port).get(active) == 1.0, "the straggler at the sink")
