@@ -54,7 +54,7 @@ class TableBatch:
         """An error at a row of this batch."""
         return TableError(self.file, text, self._row(index), column)
 
-    def place(self, index: int, column: str) -> str:
+    def place(self, index: int, column: str | None = None) -> str:
         """A row of this batch, in words."""
         return place_of(self.file, self._row(index), column)
 
@@ -90,6 +90,17 @@ class TableBatch:
             raise self.error(index, name, f"{str(column[index])[:40]!r} is not a number") from None
         return np.asarray(pc.fill_null(numbers, float("nan")), np.float64)
 
+    def numbers_or_nan(self, name: str) -> npt.NDArray[np.float64]:
+        """A column as numbers; NaN where a value is missing or not a number."""
+        import pyarrow.compute as pc
+
+        try:
+            return self.numbers(name)
+        except TableError:
+            encoded = pc.dictionary_encode(self.texts(name))
+            values = [_number(text) for text in encoded.dictionary.to_pylist()]
+            return np.array(values, np.float64)[np.asarray(encoded.indices, np.int64)]
+
     def texts(self, name: str) -> Any:
         """A column as an array of text; empty where a value is missing. `TableError` names the first that is none."""
         import pyarrow as pa
@@ -116,6 +127,13 @@ class TableBatch:
         return 0
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
+
+
 def is_text(column: Any) -> bool:
     """Whether a column of Arrow holds text."""
     import pyarrow as pa
@@ -130,12 +148,14 @@ Skip = Callable[[TableError], None]
 """Takes note of a row that cannot be read and is left out."""
 
 
-def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[TableBatch]:
+def read_batches(
+    file: str, required: Sequence[str], optional: Sequence[str], skip: Skip | None = None
+) -> Iterator[TableBatch]:
     """Stream a file; `-` is CSV on standard input. CSV may be packed with gzip. Columns not requested are not read.
 
-    `TableError` for a missing required column or a malformed row, `OSError` as usual.
+    `TableError` for a missing required column or a malformed row, which is left out with `skip`; `OSError` as usual.
     """
-    return read_columns(file, lambda names: _wanted(names, required, optional))
+    return read_columns(file, lambda names: _wanted(names, required, optional), skip)
 
 
 def read_columns(file: str, choose: Choose, skip: Skip | None = None) -> Iterator[TableBatch]:

@@ -109,7 +109,7 @@ def command(
         else _others(used[0] if used else "", given, dcgm, ports=ports, wait=wait)
     )  # fmt: skip
     if files and dcgm:
-        answer |= _others("", given, dcgm, answer)
+        answer = _others("", given, dcgm, answer)
     if as_json or (as_json is None and not sys.stdout.isatty()):
         print(json.dumps(answer))
     else:
@@ -139,12 +139,16 @@ def _verdict(recorded: Any, ports: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _timeline(files: tuple[str, ...], quiet: bool, ports: dict[str, Any] | None) -> dict[str, Any]:
-    from ingero_analyze.diagnose.timeline_files import read_timeline
+    from ingero_analyze.diagnose.sources import Problems
+    from ingero_analyze.diagnose.timeline_reader import read_timeline
     from ingero_analyze.file_progress import progress_over_files
 
+    problems = Problems()
     with progress_over_files("diagnose", files, "reading", quiet) as advance:
-        recorded = read_timeline(files, advance)
-    return _verdict(recorded, ports)
+        recorded = read_timeline(files, problems, advance)
+    for line in problems.shown:
+        click.echo(f"ingero-fleet diagnose: {line}", err=True)
+    return {**_verdict(recorded, ports), "problems": problems.answer()}
 
 
 def _others(
@@ -204,7 +208,10 @@ def _others(
         answer["gpu"] = dcgm.answer(gpus, hosts, answer["kind"] if used or known else "", answer["ranks"])
     for line in problems.shown:
         click.echo(f"ingero-fleet diagnose: {line}", err=True)
-    return {**answer, "claims": claims, "problems": problems.answer()}
+    before = answer.get("problems", {"count": 0, "first": []})
+    found_here = problems.answer()
+    both = {"count": before["count"] + found_here["count"], "first": [*before["first"], *found_here["first"]]}
+    return {**answer, "claims": claims, "problems": both}
 
 
 def _end(problems: Any) -> NoReturn:

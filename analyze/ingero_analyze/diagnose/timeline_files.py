@@ -1,15 +1,13 @@
-"""Reads operation timelines from CSV or Parquet files."""
+"""Timelines of operations from columns of codes, and the verdict on them in the names of the files."""
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.tables import LATEST, TableBatch, TableError, read_batches
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.timeline import FEWEST_STEPS, Timeline
@@ -17,7 +15,6 @@ from ingero_detect.timeline import FEWEST_STEPS, Timeline
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
 WORK: Final = "work"
-KINDS: Final = {"compute": False, "collective": True}
 
 
 @dataclass(frozen=True)
@@ -30,32 +27,15 @@ class RecordedTimeline:
     rows: int
 
 
-def read_timeline(files: Sequence[str], progress: Callable[[int], None] = lambda _: None) -> RecordedTimeline:
-    """Read files as one timeline. `TableError` names the place of what cannot be used."""
-    vocabulary: dict[str, dict[str, int]] = {name: {} for name in (*REQUIRED, *OPTIONAL)}
-    parts: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL, WORK)}
-    rows = 0
-    for file in files:
-        consumed = 0
-        for batch in read_batches(file, REQUIRED, (*OPTIONAL, WORK)):
-            if batch.rows:
-                for name, column in _columns(batch, vocabulary).items():
-                    parts[name].append(column)
-                rows += batch.rows
-            progress(batch.consumed - consumed)
-            consumed = batch.consumed
-    if not rows:
-        raise TableError(", ".join(files), "there are no rows")
-    columns = {name: np.concatenate(values) for name, values in parts.items()}
-    return assemble(vocabulary, columns, rows)
-
-
 def assemble(
-    vocabulary: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[Any]], rows: int
+    vocabulary: dict[str, dict[str, int]],
+    columns: dict[str, npt.NDArray[Any]],
+    rows: int,
+    counted: Ints | None = None,
 ) -> RecordedTimeline:
     """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds.
 
-    The column `work` need not be there.
+    The column `work` need not be there. `counted`: steps that were counted while all rows were there.
     """
     ranks, rank = _ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
@@ -68,7 +48,9 @@ def assemble(
         names, step = _ordered(vocabulary["step"], columns["step"])
         steps = len(names)
     else:
-        step = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
+        if counted is None:
+            counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
+        step = counted
         steps = int(step.max()) + 1
     line = Timeline(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
@@ -104,51 +86,6 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         "seconds_lost_per_step": round(found.seconds_lost_per_step, 9),
         "evidence": evidence,
     }
-
-
-def _columns(batch: TableBatch, vocabulary: dict[str, dict[str, int]]) -> dict[str, npt.NDArray[Any]]:
-    found: dict[str, npt.NDArray[Any]] = {}
-    for name in ("rank", "op"):
-        found[name] = _codes(batch, name, vocabulary[name])
-        empty = vocabulary[name].get("")
-        if empty is not None and (found[name] == empty).any():
-            raise batch.error(int(np.flatnonzero(found[name] == empty)[0]), name, "nothing is given")
-    kinds: dict[str, int] = {}
-    numbers = batch.codes("kind", kinds)
-    codes = [KINDS.get(kind.strip().lower()) for kind in kinds]
-    for number, (kind, code) in enumerate(zip(kinds, codes, strict=True)):
-        if code is None:
-            index = int(np.flatnonzero(numbers == number)[0])
-            raise batch.error(index, "kind", f"{kind[:40]!r} is neither compute nor collective")
-    found["kind"] = np.array(codes, np.int64)[numbers]
-    for name in ("start", "duration"):
-        values = batch.numbers(name)
-        bad = np.flatnonzero(~np.isfinite(values) | ((values < 0) if name == "duration" else False))
-        if len(bad):
-            raise batch.error(
-                int(bad[0]), name, "a finite number of seconds was expected, not negative if a duration"
-            )
-        long = np.flatnonzero((values > LATEST) & (name == "duration"))
-        if len(long):
-            raise batch.error(int(long[0]), name, f"{values[long[0]]:g} is too large: seconds are expected")
-        found[name] = values
-    work = batch.numbers(WORK) if WORK in batch.columns else np.full(batch.rows, np.nan)
-    wrong = np.flatnonzero(np.isinf(work) | (work < 0))
-    if len(wrong):
-        raise batch.error(int(wrong[0]), WORK, "a finite number was expected that is not negative")
-    found[WORK] = work
-    for name in OPTIONAL:
-        given = name in batch.columns
-        found[name] = _codes(batch, name, vocabulary[name]) if given else np.full(batch.rows, -1, np.int64)
-    return found
-
-
-def _codes(batch: TableBatch, name: str, known: dict[str, int]) -> Ints:
-    """Numbers of texts; the empty text is -1 in optional columns."""
-    codes = batch.codes(name, known)
-    if name in OPTIONAL and "" in known:
-        codes = np.where(codes == known[""], -1, codes)
-    return codes
 
 
 def _ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], Ints]:

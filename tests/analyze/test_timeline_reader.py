@@ -1,0 +1,178 @@
+"""Timelines with rows that are lost, there twice, or of a rank that two processes claim."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ingero_fleet.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import Table, grid, interleaved, pipeline, ring
+
+Columns = dict[str, np.ndarray[Any, Any]]
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def joined(*parts: Columns) -> Columns:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def diagnose(folder: Path, *tables: Columns, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    files = []
+    for number, columns in enumerate(tables):
+        files.append(folder / f"timeline-{number}.csv")
+        files[-1].write_text(
+            Table({name: [column] for name, column in columns.items() if name not in leave_out}).csv()
+        )
+    done = CliRunner().invoke(main, ["diagnose", *map(str, files), "--quiet"])
+    assert done.exit_code == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    assert len(done.stderr.splitlines()) == len(answer["problems"]["first"])
+    return answer
+
+
+def verdict(answer: dict[str, Any]) -> tuple[str, list[int]]:
+    return answer["kind"], answer["ranks"]
+
+
+def with_text(columns: Columns, name: str, rows: Any, text: str) -> Columns:
+    column = columns[name].astype("U32")
+    column[rows] = text
+    return {**columns, name: column}
+
+
+def of_rank(columns: Columns, rank: int) -> Any:
+    return columns["rank"].astype(int) == rank
+
+
+JOBS = {
+    "ring": ring(rng(), 8, late=0.0).arrays(),
+    "tensor and data": grid(rng(4), 4, 4, late=0.0, culprit=1).arrays(),
+    "pipeline": interleaved(rng(), culprit=0, late=0.0).arrays(),
+}
+UNSAID = [(), ("step",), ("seq",), ("step", "seq")]
+
+
+@pytest.mark.parametrize("leave_out", UNSAID)
+@pytest.mark.parametrize("job", JOBS)
+def test_a_rank_that_is_in_the_file_twice_counts_once(tmp_path: Path, job: str, leave_out: tuple[str, ...]) -> None:
+    columns = JOBS[job]
+    again = {name: column[of_rank(columns, 2)] for name, column in columns.items()}
+    rows = len(again["rank"])
+
+    once, twice = (diagnose(tmp_path, table, leave_out=leave_out) for table in (columns, joined(columns, again)))
+
+    assert once["problems"] == {"count": 0, "first": []}
+    assert twice["problems"]["count"] == rows
+    assert f"row {len(columns['rank']) + 2}: the same row as row" in twice["problems"]["first"][0]
+    assert {**twice, "problems": {}} == {**once, "problems": {}}
+
+
+def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
+    columns = ring(rng(), 8, culprit=3).arrays()
+
+    answer = diagnose(tmp_path, columns, columns)
+
+    assert verdict(answer) == ("node", [3])
+    (problem,) = answer["problems"]["first"]
+    assert "timeline-1.csv, row 2: the same row as " in problem and "timeline-0.csv, row 2; " in problem
+
+
+@pytest.mark.parametrize("shift", [0.013, 7.0, 1e6])
+@pytest.mark.parametrize("leave_out", UNSAID)
+@pytest.mark.parametrize("job", JOBS)
+def test_a_rank_that_two_processes_claim_is_not_judged(
+    tmp_path: Path, job: str, leave_out: tuple[str, ...], shift: float
+) -> None:
+    columns = JOBS[job]
+    other = {name: column[of_rank(columns, 2)] for name, column in columns.items()}
+    other["start"] = other["start"].astype(float) + shift
+    other["duration"] = other["duration"].astype(float) * 1.03
+
+    answer = diagnose(tmp_path, joined(columns, other), leave_out=leave_out)
+
+    assert verdict(answer) == ("none", [])
+    assert "rank 2 has the rows of two processes" in answer["problems"]["first"][0]
+    assert answer["problems"]["count"] == 2 * len(other["rank"])
+
+
+def test_the_late_rank_is_named_beside_one_that_two_processes_claim(tmp_path: Path) -> None:
+    columns = ring(rng(), 8, culprit=3).arrays()
+    other = {name: column[of_rank(columns, 2)] for name, column in columns.items()}
+    other["start"] = other["start"].astype(float) + 0.05
+
+    assert verdict(diagnose(tmp_path, joined(columns, other))) == ("node", [3])
+
+
+@pytest.mark.parametrize("leave_out", UNSAID)
+def test_stages_with_more_rows_than_others_are_claimed_by_nobody_else(
+    tmp_path: Path, leave_out: tuple[str, ...]
+) -> None:
+    for table in (pipeline(rng()), interleaved(rng(), culprit=5)):
+        assert diagnose(tmp_path, table.arrays(), leave_out=leave_out)["problems"]["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("duration", "-0.5"), ("duration", "n/a"), ("start", ""), ("rank", ""), ("op", ""), ("kind", "idle")],
+)
+@pytest.mark.parametrize("leave_out", UNSAID)
+@pytest.mark.parametrize("job", JOBS)
+def test_one_row_that_cannot_be_used_accuses_nobody(
+    tmp_path: Path, job: str, leave_out: tuple[str, ...], name: str, text: str
+) -> None:
+    columns = JOBS[job]
+    for kind in np.unique(columns["kind"]).tolist():
+        rows = np.flatnonzero(columns["kind"] == kind)
+        row = int(rows[len(rows) // 3])
+        answer = diagnose(tmp_path, with_text(columns, name, row, text), leave_out=leave_out)
+
+        assert verdict(answer) == ("none", [])
+        assert answer["problems"]["count"] >= 1
+        assert f"row {row + 2}, column {name}: " in answer["problems"]["first"][0]
+
+
+@pytest.mark.parametrize("leave_out", UNSAID)
+@pytest.mark.parametrize("name", ["duration", "start"])
+def test_the_late_rank_is_named_although_rows_are_lost(tmp_path: Path, leave_out: tuple[str, ...], name: str) -> None:
+    columns = ring(rng(), 8, culprit=3).arrays()
+    rows = rng(3).choice(len(columns["rank"]), 5, replace=False)
+
+    answer = diagnose(tmp_path, with_text(columns, name, rows, "nan"), leave_out=leave_out)
+
+    assert verdict(answer) == ("node", [3])
+    assert answer["problems"]["count"] == 5
+
+
+def test_the_rank_whose_rows_are_lost_leaves_its_lateness_to_nobody(tmp_path: Path) -> None:
+    columns = grid(rng(4), 4, 4, late=0.3, culprit=1).arrays()
+    mine = np.flatnonzero(of_rank(columns, 1))
+    lost = mine[rng(5).random(len(mine)) < 0.3]
+
+    assert diagnose(tmp_path, with_text(columns, "duration", lost, ""))["ranks"] in ([1], [])
+
+
+def test_rows_with_too_few_values_and_a_cut_last_one_are_counted(tmp_path: Path) -> None:
+    columns = ring(rng(), 8, culprit=3).arrays()
+    lines = Table({name: [column] for name, column in columns.items()}).csv().splitlines()
+    lines[40] = lines[40].rpartition(",")[0]
+    lines[50] = lines[50].replace("compute", "idle").replace("collective", "idle")
+    file = tmp_path / "timeline.csv"
+    file.write_text("\n".join(lines)[:-12])
+
+    done = CliRunner().invoke(main, ["diagnose", str(file), "--quiet"])
+
+    answer = json.loads(done.stdout)
+    assert verdict(answer) == ("node", [3])
+    assert answer["problems"]["count"] == 3
+    assert f"{file}, row 51, column kind: 'idle'" in done.stderr
+    assert f"{file}, row 41: " in done.stderr
