@@ -46,8 +46,12 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "offsets": (np.float64, np.nan), "ticks": (np.int64, 0), "lagged": (np.float64, 0.0),
     "squares": (np.float64, 0.0), "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0),
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
+    "unexamined": (np.bool_, False),
 }  # fmt: skip
-"""Type and initial value of the columns by group."""
+"""Type and initial value of the columns by group.
+
+`unexamined`: a node began to be below its peers, and whether it is alone there has not been looked at yet.
+"""
 
 HISTOGRAMS: Final = {
     "peaks_slow": BINS, "peaks_fast": BINS, "steps_slow": STEP_BINS, "steps_fast": STEP_BINS, "runs": RUNS,
@@ -55,12 +59,13 @@ HISTOGRAMS: Final = {
 """Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
 losses that ended by themselves."""
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of the snapshot format."""
 
 _ADDED: Final[dict[int, tuple[str, ...]]] = {
     4: ("node_steep",),
     5: ("node_dips", "node_usual_dips", "node_dip_ticks", "node_by_dips", "node_flaps", "group_recent"),
+    6: ("group_unexamined",),
 }
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 

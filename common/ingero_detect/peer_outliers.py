@@ -34,16 +34,16 @@ _GROUPS_A_TICK: Final = 32
 """Groups examined in one tick, to limit its time."""
 
 
-def groups_to_examine(ticks: int, group: Ints, low: Bools, begins: Bools) -> list[int]:
-    """The groups whose `low` nodes are examined in this tick: where one `begins` to be low, and others in turn."""
-    if begins.any():
-        first = np.unique(group[begins])
-        return [int(number) for number in first[:_GROUPS_A_TICK]]
-    if ticks % _AGAIN_TICKS or not low.any():
-        return []
+def groups_to_examine(ticks: int, group: Ints, low: Bools, unexamined: Bools) -> list[int]:
+    """The groups whose `low` nodes are examined in this tick.
+
+    `unexamined`, by group: a node began to be low there since the last look. They come first, the others in turn.
+    """
     waiting = np.unique(group[low])
-    turn = np.roll(waiting, -(ticks // _AGAIN_TICKS * _GROUPS_A_TICK % len(waiting)))
-    return [int(number) for number in turn[:_GROUPS_A_TICK]]
+    first = waiting[unexamined[waiting]]
+    if not len(first) and ticks % _AGAIN_TICKS == 0 and len(waiting):
+        first = np.roll(waiting, -(ticks // _AGAIN_TICKS * _GROUPS_A_TICK % len(waiting)))
+    return [int(number) for number in first[:_GROUPS_A_TICK]]
 
 
 def lone_outliers(

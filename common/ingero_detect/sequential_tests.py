@@ -337,7 +337,10 @@ def against_peers(
         for row in np.flatnonzero(fresh).tolist():
             home, own = memory.homes[memory.node("home")[rows[row]]], memory.groups[group[row]]
             fresh[row] = not is_guest(home, own)
-        for number in groups_to_examine(ticks, group, fresh, fresh & (before <= bounds.top)):
+        unexamined = memory.group("unexamined")
+        unexamined[group[fresh & (before <= bounds.top)]] = True
+        for number in groups_to_examine(ticks, group, fresh, unexamined):
+            unexamined[number] = False
             here = np.flatnonzero(group == number)
             alarm[here] |= lone_outliers(
                 memory, parameters.own_band, rows[here], nodes.baseline[here], fresh[here], nodes.accused[here],

@@ -200,6 +200,23 @@ def test_a_node_slow_from_birth_is_named_against_its_peers() -> None:
     assert (str(verdict.axis), str(verdict.kind)) == ("peers", "slow_from_start")
 
 
+def test_nodes_of_many_cohorts_that_are_slow_from_birth_are_named_soon_after_one_another() -> None:
+    """Only so many cohorts are examined in one tick."""
+    cohorts, nodes = 80, 8
+    rates = healthy(50, cohorts * nodes, noise=0.02)
+    rates[:, ::nodes] *= 0.7
+    played = play(
+        rates, cohorts=[("c", f"job-{number}") for number in range(cohorts)],
+        cohort=np.repeat(np.arange(cohorts), nodes),
+    )  # fmt: skip
+
+    ticks = [tick for tick, _ in played.accused()]
+    assert [node for _, node in sorted(played.accused(), key=lambda one: int(one[1][1:]))] == [
+        f"n{number}" for number in range(0, cohorts * nodes, nodes)
+    ]
+    assert max(ticks) - min(ticks) <= 3
+
+
 def test_a_node_slow_from_birth_that_then_fails_is_accused_by_its_own_history() -> None:
     rates = healthy(200, 16)
     rates[:, 7] *= 0.7
