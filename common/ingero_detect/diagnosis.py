@@ -75,10 +75,13 @@ def diagnose(line: Timeline) -> Diagnosis:
     if worst is None or worst.cause is Cause.NONE:
         return Diagnosis(Cause.NONE, evidence=facts)
     others: list[dict[str, Any]] = [
-        {"kind": str(item.cause), "ranks": list(item.ranks), "seconds_lost_per_step": item.seconds_lost_per_step}
+        {
+            "kind": str(item.cause), "ranks": list(item.ranks), "seconds_lost_per_step": item.seconds_lost_per_step,
+            **{name: item.evidence[name] for name in ("possible",) if name in item.evidence},
+        }
         for item in found
         if item is not worst and item.cause is not Cause.NONE
-    ]
+    ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, 1e-12)
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)

@@ -121,6 +121,22 @@ def test_the_larger_of_two_causes_is_the_verdict_and_the_other_is_reported(tmp_p
     assert [other["kind"] for other in found["evidence"]["also"]] == ["stage_imbalance"]
 
 
+def test_a_slow_replica_beside_a_long_stage_is_said_with_the_ranks_that_it_may_be(tmp_path: Path) -> None:
+    columns = interleaved(rng(), replicas=8, steps=20).arrays()
+    compute, stage = columns["kind"] == "compute", columns["stage"].astype(int)
+    slow = np.where(compute & (columns["data_parallel"].astype(int) == 2), 1.1, 1.0)
+    slow *= np.where(compute & (stage == stage.max()), 1.6, 1.0)
+    columns["duration"] = columns["duration"].astype(float) * slow
+
+    found = diagnose(tmp_path, Table({name: [column] for name, column in columns.items()}))
+    text = CliRunner().invoke(main, ["diagnose", "--table", "--quiet", str(tmp_path / "timeline.csv")]).stdout
+
+    assert found["kind"] == "stage_imbalance"
+    (other,) = found["evidence"]["also"]
+    assert (other["kind"], other["ranks"], other["possible"]) == ("unknown", [], [2, 10, 18, 26])
+    assert "besides, the job is delayed, but whether by a rank" in text
+
+
 @pytest.mark.parametrize("change", [{}, {"memory": 0.98}, {"skew": 0.5}, {"skew": 3.0}, {"quadratic": 0.3}])
 def test_what_longer_sequences_explain_is_no_ranks_lateness(tmp_path: Path, change: dict[str, float]) -> None:
     healthy = diagnose(tmp_path, varying(rng(), **change))  # type: ignore[arg-type]

@@ -220,6 +220,11 @@ def _end(problems: Any) -> NoReturn:
     sys.exit(2)
 
 
+def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
+    possible = ", ".join(map(str, finding.get("possible", ())))
+    return SENTENCES[kind].format(ranks=", ".join(map(str, ranks)), possible=possible)
+
+
 def _table(answer: dict[str, Any], console: Console) -> None:
     from ingero_analyze.diagnose.hangs import HANGS
     from ingero_analyze.diagnose.ras_hangs import RAS_HANGS
@@ -234,8 +239,7 @@ def _table(answer: dict[str, Any], console: Console) -> None:
     elif "reason" in answer["evidence"]:
         headline = f"nobody can be judged: {answer['evidence']['reason']}"
     else:
-        possible = ", ".join(map(str, answer["evidence"].get("possible", ())))
-        headline = SENTENCES[answer["kind"]].format(ranks=ranks, possible=possible)
+        headline = _sentence(answer["kind"], answer["ranks"], answer["evidence"])
     console.print(f"[bold]{plain(headline)}[/]")
     lost = answer.get("seconds_lost_per_step")
     if lost and answer["kind"] != "none":
@@ -243,10 +247,8 @@ def _table(answer: dict[str, Any], console: Console) -> None:
             f"every step loses {lost:.4g} s; the job takes {answer['slowdown']:.3f} times as long as it could"
         )
     for other in answer["evidence"].get("also", ()):
-        if other["ranks"]:
-            console.print(
-                f"besides, {plain(SENTENCES[other['kind']].format(ranks=', '.join(map(str, other['ranks']))))}"
-            )
+        if other["ranks"] or "possible" in other:
+            console.print(f"besides, {plain(_sentence(other['kind'], other['ranks'], other))}")
     for name, value in answer["evidence"].items():
         if name == "collectives":
             for front in value:

@@ -71,12 +71,10 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
     for name in ("excess_share_of_step", "lag_seconds"):
         if name in evidence:
             evidence[name] = {str(recorded.ranks[int(rank)]): value for rank, value in evidence[name].items()}
-    if "possible" in evidence:
-        evidence["possible"] = [recorded.ranks[rank] for rank in evidence["possible"]]
-    if "also" in evidence:
-        evidence["also"] = [
-            {**one, "ranks": [recorded.ranks[rank] for rank in one["ranks"]]} for one in evidence["also"]
-        ]
+    for finding in (evidence, *evidence.get("also", ())):
+        for name in ("ranks", "possible"):
+            if isinstance(finding.get(name), list):
+                finding[name] = [recorded.ranks[rank] for rank in finding[name]]
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
     return {
