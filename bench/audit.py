@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 from ingero_detect.audit import AuditLevel, adjusted_chances, audit
 from ingero_detect.grouped import Bools, Floats
 from ingero_detect.healthy_spread import normal_upper_tail
-from ingero_testing.audit_fleets import NOISES, SINGLE_RUN_NOISES, SimulatedFleet, huber_of_rows
+from ingero_testing.audit_fleets import BAD_VALUES, NOISES, SINGLE_RUN_NOISES, SimulatedFleet, huber_of_rows
 
 FDR: Final = 0.05
 NEAR: Final = 0.05
@@ -92,6 +92,9 @@ def rows(quick: bool) -> list[tuple[str, SimulatedFleet]]:
                 label = f"{noise}; {chips} GPUs; {runs} runs"
                 found.append((f"healthy; {label}", base))
                 found.append((f"3 % of chips slow; {label}", replace(base, slow_share=0.03)))
+    for noise in BAD_VALUES:
+        for runs in (3,) if quick else (2, 3, 5, 10):
+            found.append((f"healthy; {noise}; 400 GPUs; {runs} runs", SimulatedFleet(400, runs, noise=noise)))
     for runs in (1, 10):
         base = SimulatedFleet(runs=runs)
         found += [

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.chip_effects import UnitEffects, unit_effects
+from ingero_detect.chip_effects import UnitEffects, bad_value_chances, unit_effects
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.healthy_spread import outlier_chances
 from ingero_detect.threshold import MAD_TO_SIGMA
@@ -46,6 +46,12 @@ MIRROR: Final = 1.25
 
 LEAST_SHARE: Final = 0.2
 """Least part of the false-discovery rate that a level has, however few nodes there are (weights: Genovese 2006)."""
+
+FAR: Final = 6.0
+"""Spreads of the other nodes by which one is at another level, although nobody is named."""
+
+LIKELY: Final = 0.05
+"""Chance below which it is also asked whether single bad values explain it."""
 
 INTERVAL: Final = 1.96
 
@@ -103,6 +109,8 @@ class PopulationResult:
     centre: float
     refused: str = ""
     notes: tuple[str, ...] = ()
+    apart: tuple[tuple[AuditLevel, int, float], ...] = ()
+    """Nodes and groups that are not named, but far slower than the rest: level, number and loss."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ class _Tier:
 
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
     `tested`: whether there are enough to compare them with each other. `single`: whether chips have one value.
-    `few`: whether they are chips with one or two.
+    `few`: whether they are chips with one or two. `fit`: of chips, their values.
     """
 
     level: AuditLevel
@@ -160,6 +168,7 @@ class _Tier:
     tested: bool = True
     single: bool = False
     few: bool = False
+    fit: UnitEffects | None = None
     chance: Floats = field(default_factory=lambda: np.ones(0))
     below: Floats = field(default_factory=lambda: np.ones(0))
     """Distance by which a member is slower than what it is compared with."""
@@ -241,6 +250,11 @@ class _Tier:
         compared = self._shrunken()
         own = self._chances(np.where(inside & has, siblings, compared - float(np.median(compared[self.judged]))))
         own[inside & ~has] = 1.0
+        if self.fit is not None:
+            likely = np.flatnonzero((own < LIKELY) & (self.fit.count >= CHRONIC_RUNS))
+            level = np.where(inside & has, self.effect - siblings, float(np.median(self.effect[self.judged])))
+            if len(likely):
+                own[likely] = np.maximum(own[likely], bad_value_chances(self.fit, likely, level[likely]))
         several = self.level is not AuditLevel.CHIP
         self.chance = np.where(inside, own, np.minimum(1.0, 2 * np.minimum(own, members))) if several else own
 
@@ -291,7 +305,9 @@ class _Judged:
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
             few = bool(np.median(fit.count[usable]) < 3)
-            chips = _Tier(AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, True, single, few)
+            chips = _Tier(
+                AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, True, single, few, fit
+            )
             self.tiers = [chips]
             for level, count, above in ((AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)):
                 tier = _parents(self.tiers[-1], level, count, np.full(count, -1) if above is None else above)
@@ -332,6 +348,25 @@ class _Judged:
         weights = [share / sum(shares) * total / len(part) for share, part in zip(shares, found, strict=True)]
         return [np.minimum(1.0, part / weight) for part, weight in zip(found, weights, strict=True)]
 
+    def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
+        """Nodes and groups, not named, at another level than most: faults, or of a kind that no label tells."""
+        found = list[tuple[AuditLevel, int, float]]()
+        for place, tier in enumerate(self.tiers[1:], 1):
+            free = tier.judged & ~self.named[place]
+            if place + 1 < len(self.tiers):
+                free &= ~(self.named[place + 1][tier.parent] & (tier.parent >= 0))
+            quiet = np.flatnonzero(free)
+            if not len(quiet):
+                continue
+            own, loss = tier.effect[quiet], tier.loss[quiet] - float(np.median(tier.loss[tier.judged]))
+            beyond = FAR * max(robust_spread(own), float(np.median(tier.error[quiet])), SMALLEST_SPREAD)
+            far = (own - np.median(own) > beyond) & (loss >= smallest) & (tier.least[quiet] >= 0.5 * tier.loss[quiet])
+            found += [
+                (tier.level, number, float(-np.expm1(-lost)))
+                for number, lost in zip(quiet[far].tolist(), loss[far].tolist(), strict=True)
+            ]
+        return tuple(found)
+
     def accept(self, adjusted: Sequence[Floats], fdr: float, smallest: float, top: int) -> None:
         """Name what is significant and large enough, on the levels from `top` upwards."""
         for place, (tier, found) in enumerate(zip(self.tiers, adjusted, strict=True)):
@@ -344,7 +379,7 @@ class _Judged:
     def _chronic(self) -> Bools:
         return (self.fit.count < CHRONIC_RUNS) | (self.fit.chronic > 0.5)
 
-    def result(self) -> PopulationResult:
+    def result(self, smallest: float) -> PopulationResult:
         """What is said about the population as a whole; the spread is that of units that are not named."""
         quiet = self.usable.copy()
         for place in range(len(self.tiers) - 1, -1, -1):
@@ -355,6 +390,7 @@ class _Judged:
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
             robust_spread(effects), self.fit, centre, self.refused, self.notes,
+            self.apart(smallest),
         )  # fmt: skip
 
     def _members(self, place: int, numbers: Ints) -> Ints:
@@ -404,7 +440,7 @@ def audit(populations: Sequence[Population], fdr: float = 0.05, min_loss: float 
         )
         for one, mine in zip(judged, parts, strict=True):
             one.accept([next(adjusted) for _ in mine], fdr, smallest, top)
-    results = [one.result() for one in judged]
+    results = [one.result(smallest) for one in judged]
     findings = [
         item
         for number, (one, result) in enumerate(zip(judged, results, strict=True))

@@ -29,6 +29,9 @@ SETTLED: Final = 1e-7
 OWN_NOISE_RUNS: Final = 5
 """Fewest runs from which a unit's own noise is estimated; below, that of all units is used."""
 
+LEVELS: Final = 33
+"""How many sizes of bad values are looked at; between them the more frequent one counts."""
+
 
 @dataclass(frozen=True)
 class UnitEffects:
@@ -36,6 +39,7 @@ class UnitEffects:
 
     `noise` is the standard deviation of one measurement, NaN if no unit has two. `run_spread` is the spread of the
     effects of runs, 0 if these were not removed. `apart`: measurements of runs that connect too few units, left out.
+    `values`: every measurement without the effect of its run, of the units `of`.
     """
 
     effect: Floats
@@ -46,6 +50,8 @@ class UnitEffects:
     run_spread: float
     runs: int
     apart: int
+    values: Floats
+    of: Ints
 
 
 def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects:
@@ -78,7 +84,7 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     slow = (y - of_run[j] - centre > 0.5 * (effect[i] - centre)).astype(np.float64)
     chronic = np.bincount(i, slow, minlength=units) / np.maximum(count, 1)
     spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
-    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()))
+    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), y - of_run[j], i)
 
 
 def _comparable(unit: Ints, run: Ints, units: int) -> tuple[Bools, int]:
@@ -155,3 +161,39 @@ def _errors(residual: Floats, unit: Ints, count: Ints, noise: float) -> Floats:
     usual = np.where(count >= OWN_NOISE_RUNS, np.maximum(own, noise), noise)
     found: Floats = usual * np.sqrt(HUBER_VARIANCE / np.maximum(count, 1))
     return found
+
+
+def bad_value_chances(fit: UnitEffects, asked: Ints, level: Floats) -> Floats:
+    """The chance that most values of a unit are as slow as they are because single values are bad, not the unit.
+
+    `asked`: units with at least two values; `level`: what each is compared with. Values are bad independently of each
+    other (binomial), as often as those of units of which most values are not bad.
+    """
+    order = np.lexsort((-fit.values, fit.of))
+    first = np.searchsorted(fit.of[order], asked)
+    most = fit.count[asked] // 2 + 1
+    reached = fit.values[order][first + most - 1] - level
+    rest = fit.values - float(np.nanmedian(fit.effect))
+    steps = np.unique(np.quantile(reached, np.linspace(0, 1, LEVELS)))
+    bad = np.array([_bad_share(rest >= step, fit.of, fit.count) for step in steps])
+    share = bad[np.searchsorted(steps, reached, side="right") - 1]
+    return binomial_upper_tail(most, fit.count[asked], share)
+
+
+def _bad_share(bad: Bools, unit: Ints, count: Ints) -> float:
+    """Share of bad values of units of which most values are not bad; one more is taken for bad than there are."""
+    times = np.bincount(unit, bad, minlength=len(count))
+    well = 2 * times <= count
+    return float((times[well].sum() + 1) / (count[well].sum() + 1))
+
+
+def binomial_upper_tail(least: Ints, trials: Ints, chance: Floats) -> Floats:
+    """The chance of at least `least` successes of `trials`, of which each has `chance` (not 0)."""
+    most = int(trials.max(initial=0))
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, most + 1)))))
+    times = np.arange(most + 1)
+    n, p = trials[:, None], np.clip(chance, 1e-300, 1 - 1e-12)[:, None]
+    rest = np.maximum(n - times, 0)
+    logs = log_factorial[n] - log_factorial[times] - log_factorial[rest] + times * np.log(p) + rest * np.log1p(-p)
+    found: Floats = np.where((times >= least[:, None]) & (times <= n), np.exp(logs), 0.0).sum(axis=1)
+    return np.minimum(found, 1.0)

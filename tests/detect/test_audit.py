@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ingero_detect.audit import AuditLevel, AuditResult, Population, adjusted_chances, audit
-from ingero_detect.chip_effects import unit_effects
+from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.healthy_spread import normal_upper_tail, outlier_chances
-from ingero_testing.audit_fleets import NOISES, SINGLE_RUN_NOISES, SimulatedFleet
+from ingero_testing.audit_fleets import BAD_VALUES, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
 
@@ -41,6 +41,22 @@ def test_chance_names_somebody_in_few_healthy_fleets(noise: str) -> None:
     wrong = sum(bool(audit([fleet.draw(random)[0]]).findings) for fleet in fleets)
 
     assert wrong <= 4
+
+
+@pytest.mark.parametrize("noise", BAD_VALUES)
+def test_single_bad_values_name_somebody_in_few_healthy_fleets(noise: str) -> None:
+    random = np.random.default_rng(11)
+    fleets = [SimulatedFleet(chips=400, runs=runs, noise=noise) for runs in (2, 3, 5, 10) for _ in range(7)]
+
+    assert sum(bool(audit([fleet.draw(random)[0]]).findings) for fleet in fleets) <= 4
+
+
+def test_slow_chips_are_named_although_single_values_are_bad() -> None:
+    given, slow, _ = SimulatedFleet(runs=5, noise="1 % of values bad", slow_share=0.03, loss=(0.12, 0.2)).draw(
+        np.random.default_rng(3)
+    )
+
+    assert named(audit([given])) == {("chip", int(chip)) for chip in np.flatnonzero(slow)}
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -123,6 +139,19 @@ def test_most_chips_of_a_node_are_one_finding_where_nodes_are_too_few_to_compare
     effect[8:13] += 0.15
 
     assert named(audit([population(effect)])) == {("node", 1)}
+
+
+def test_two_slow_nodes_of_eight_are_not_named_but_said_to_be_at_another_level() -> None:
+    effect = 2 * spread(64)
+    effect[8:16] += 0.09
+    effect[32:40] += 0.12
+
+    found = audit([population(effect, runs=20)])
+
+    assert found.findings == ()
+    apart = [(str(level), number, loss) for level, number, loss in found.populations[0].apart]
+    assert apart == [("node", 1, pytest.approx(0.086, abs=0.01)), ("node", 4, pytest.approx(0.113, abs=0.01))]
+    assert audit([population(spread(64))]).populations[0].apart == ()
 
 
 def test_a_slow_rack_is_one_finding() -> None:
@@ -224,6 +253,12 @@ def test_runs_that_connect_no_chips_are_not_removed() -> None:
 
 def test_adjusted_chances_are_those_of_benjamini_and_hochberg() -> None:
     assert adjusted_chances(np.array([0.01, 0.5, 0.02, 0.04])).tolist() == pytest.approx([0.04, 0.5, 0.04, 0.16 / 3])
+
+
+def test_the_binomial_tail_is_exact() -> None:
+    found = binomial_upper_tail(np.array([2, 2, 6, 1]), np.array([2, 3, 10, 1]), np.array([0.05, 0.05, 0.5, 0.2]))
+
+    assert found == pytest.approx([0.0025, 0.00725, 386 / 1024, 0.2])
 
 
 def test_chances_among_normal_values_are_near_the_normal_ones_and_larger_for_few() -> None:

@@ -71,6 +71,13 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     count = found.fit.count[found.fit.count > 0]
     runs = float(np.median(count)) if len(count) else 0.0
     notes = list(found.notes) + ([SINGLE] if runs == 1 and not found.refused else [])
+    if found.apart:
+        names = {AuditLevel.NODE: given.nodes, AuditLevel.GROUP: given.groups}
+        slow = ", ".join(
+            f"{level} {names[level][number]} ({_percent(loss)})"
+            for level, number, loss in sorted(found.apart, key=lambda one: -one[2])
+        )
+        notes.append(f"slower than the others, not named: {slow}; faults, or of another kind that no column tells")
     return {
         "name": given.population.name, "chips": found.units, "nodes": found.nodes, "groups": found.groups,
         "measurements": int(count.sum()), "runs_of_a_chip": runs, "refused": found.refused or None,

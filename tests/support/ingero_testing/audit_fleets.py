@@ -31,6 +31,16 @@ SINGLE_RUN_NOISES: Final[dict[str, Noise]] = {
 }
 """More of them, for fleets with one or two runs."""
 
+BAD_VALUES: Final[dict[str, Noise]] = {
+    f"{share} % of values bad": lambda random, n, share=share: (  # type: ignore[misc]
+        random.normal(size=n) + (random.random(n) < share / 100) * random.uniform(5, 25, n)
+    )
+    for share in (1, 5, 10)
+}
+"""Noise with single values that are far too slow, for fleets with several runs: in one they look like slow chips."""
+
+_ALL: Final = {**SINGLE_RUN_NOISES, **BAD_VALUES}
+
 
 @dataclass(frozen=True)
 class SimulatedFleet:
@@ -68,7 +78,7 @@ class SimulatedFleet:
         effect += np.where(slow_node, random.uniform(*self.loss, self.nodes), 0.0)[node]
         of_run = self.run_spread * random.normal(size=self.runs)
         unit, run = np.divmod(np.arange(self.chips * self.runs), self.runs)
-        values = effect[unit] + of_run[run] + self.noise_spread * SINGLE_RUN_NOISES[self.noise](random, len(unit))
+        values = effect[unit] + of_run[run] + self.noise_spread * _ALL[self.noise](random, len(unit))
         kept = random.random(len(unit)) >= self.missing
         population = Population("simulated", values[kept], unit[kept], run[kept], node, np.full(self.nodes, -1))
         return population, slow, slow_node
@@ -78,9 +88,9 @@ class SimulatedFleet:
         count = 200_000
         healthy = np.hypot(self.chip_spread, self.node_spread) * random.normal(size=count)
         if self.runs == 1:
-            return np.sort(healthy + self.noise_spread * SINGLE_RUN_NOISES[self.noise](random, count))
+            return np.sort(healthy + self.noise_spread * _ALL[self.noise](random, count))
         few = 20_000
-        noise = SINGLE_RUN_NOISES[self.noise](random, few * self.runs).reshape(few, self.runs) * self.noise_spread
+        noise = _ALL[self.noise](random, few * self.runs).reshape(few, self.runs) * self.noise_spread
         return np.sort(healthy + np.resize(huber_of_rows(noise), count))
 
 
