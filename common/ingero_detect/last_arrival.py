@@ -1,7 +1,7 @@
 """How often each rank arrives last; significant also where a rank is late in some steps only. Pure."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 import numpy as np
@@ -21,7 +21,9 @@ def variance_inflation(product: float, power: float, steps: int) -> float:
 
     Kendall 1954. `product`: sum of products of neighbouring values; `power`: sum of squares; both about the middle.
     """
-    ratio = product / power if power > 0 else 0.0
+    if not power > 0:
+        return 1.0
+    ratio = product / power
     ratio = min(max((steps * ratio + 1) / max(steps - 4, 1), 0.0), MAX_AUTOCORRELATION)
     return (1 + ratio) / (1 - ratio)
 
@@ -45,21 +47,22 @@ def median_by_step(values: Floats) -> Floats:
 
 
 def frequently_last(
-    values: Floats, alike: Ints, chance: float, stretch: float, whole: bool = True
+    values: Floats, alike: Ints, chance: float, stretch: Floats, whole: bool = True
 ) -> tuple[Bools, Floats]:
     """Ranks that are last among ranks with the same work more often than `chance` allows, and the mean cost per step.
 
-    Without a fault every rank is last equally often (binomial). `stretch` is the variance of a sum of steps relative
-    to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance from the
+    Without a fault every rank is last equally often (binomial). `stretch` is, by rank, the variance of a sum of steps
+    relative to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance from the
     last rank to the one before it.
 
     Of a `whole` timeline the same is asked of those steps alone in which the last rank is far behind, as whoever is
     last in the other steps tells nothing. Stalls that last for several steps count less, stalls in a rhythm do not.
     """
 
-    def in_runs(happens: Bools) -> float:
+    def in_runs(happens: Bools, rank: int) -> float:
         apart = happens - happens.mean()
-        return max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), len(happens)))
+        own = variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), len(happens))
+        return max(float(stretch[rank]), own)
 
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for kind in np.unique(alike).tolist():
@@ -77,7 +80,7 @@ def frequently_last(
         far = gap > FAR_SIGMAS * usual
         for number, rank in enumerate(members.tolist()):
             was = last == number
-            often[rank] = _too_often(was, steps, len(members), chance, in_runs) or (
+            often[rank] = _too_often(was, steps, len(members), chance, partial(in_runs, rank=rank)) or (
                 whole and _too_often(was & far, int(far.sum()), len(members), chance, long_variance_inflation)
             )
         cost[members] = np.bincount(last, gap, len(members)) / steps

@@ -84,13 +84,31 @@ def row_medians(values: Floats) -> Floats:
     return found
 
 
-def variance_inflation_of(values: Floats) -> float:
-    """Variance of a sum of steps relative to independent steps, from the lag-1 autocorrelation of clipped rows."""
+def _lag_products(values: Floats) -> tuple[Floats, Floats]:
+    """By row, the sum of products of neighbouring values and that of squares, both clipped and about the median."""
     centred, sigma = _centred(values)
     bounded = np.clip(centred, -3 * sigma[:, None], 3 * sigma[:, None])
-    return variance_inflation(
-        float((bounded[:, 1:] * bounded[:, :-1]).sum()), float((bounded**2).sum()), values.shape[1]
-    )
+    return (bounded[:, 1:] * bounded[:, :-1]).sum(axis=1), (bounded**2).sum(axis=1)
+
+
+def variance_inflation_of(values: Floats) -> float:
+    """Variance of a sum of steps relative to independent steps, from the lag-1 autocorrelation of clipped rows."""
+    product, power = _lag_products(values)
+    return variance_inflation(float(product.sum()), float(power.sum()), values.shape[1])
+
+
+def variance_inflation_of_others(values: Floats) -> Floats:
+    """The same by row from all other rows, so that a rank that drifts does not make its own drift the usual noise.
+
+    With fewer than four rows, from all of them.
+    """
+    if len(values) < 4:
+        return np.full(len(values), variance_inflation_of(values))
+    product, power = _lag_products(values)
+    return np.array([
+        variance_inflation(others, squares, values.shape[1])
+        for others, squares in zip((product.sum() - product).tolist(), (power.sum() - power).tolist(), strict=True)
+    ])  # fmt: skip
 
 
 def trimmed_mean(values: Floats) -> tuple[Floats, Floats]:
@@ -179,7 +197,9 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
         share = found.share
         if blame is None:
             chance = SIGNIFICANCE / len(values)
-            often, cost = frequently_last(values, alike, chance, variance_inflation_of(values), whole=not number)
+            often, cost = frequently_last(
+                values, alike, chance, variance_inflation_of_others(values), whole=not number
+            )
             often &= (cost > smallest) & (
                 np.nanmean(residuals_by_step(values, alike), axis=1) > MIN_SPREADS * found.spread
             )

@@ -153,6 +153,17 @@ def test_a_rank_that_stands_still_in_some_steps_is_named_also_if_it_does_so_in_a
             assert diagnose(as_timeline(table)).ranks == (5,)
 
 
+@pytest.mark.parametrize("steps", [20, 50])
+def test_a_rank_that_grows_slower_during_the_recording_is_named(steps: int) -> None:
+    for seed in range(10):
+        columns = ring(np.random.default_rng(seed), 8, steps=steps, late=0.0, jitter=0.01).arrays()
+        grows = (columns["kind"] == "compute") & (columns["rank"].astype(int) == 5)
+        slower = np.where(grows, 1 + 0.2 * columns["step"].astype(int) / steps, 1.0)
+        columns["duration"] = columns["duration"].astype(float) * slower
+
+        assert diagnose(as_timeline(Table({name: [column] for name, column in columns.items()}))).ranks == (5,)
+
+
 @pytest.mark.parametrize("length", [1, 4])
 def test_pauses_that_strike_all_ranks_name_nobody_however_long_they_last(length: int) -> None:
     for seed in range(40):
