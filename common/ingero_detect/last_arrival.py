@@ -52,8 +52,8 @@ def frequently_last(
     """Ranks that are last among ranks with the same work more often than `chance` allows, and the mean cost per step.
 
     Without a fault every rank is last equally often (binomial). `stretch` is, by rank, the variance of a sum of steps
-    relative to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance from the
-    last rank to the one before it.
+    relative to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance
+    from the last rank to the one before it.
 
     Of a `whole` timeline the same is asked of those steps alone in which the last rank is far behind, as whoever is
     last in the other steps tells nothing. Stalls that last for several steps count less, stalls in a rhythm do not.

@@ -163,13 +163,15 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -
 
 
 def time_segments(steps: int) -> list[slice]:
-    """All steps, then halves, quarters and eighths, as long as they have enough steps for a result."""
+    """All steps, all but the first quarter, halves, quarters and eighths, if they have enough steps for a result."""
     found = []
     for parts in (1, 2, 4, 8):
         length = steps // parts
         if parts > 1 and length < FEWEST_STEPS:
             break
         found += [slice(part * length, (part + 1) * length) for part in range(parts)]
+    if steps >= 2 * FEWEST_STEPS:
+        found.insert(1, slice(steps // 4, steps))
     return found
 
 
