@@ -46,11 +46,12 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "offsets": (np.float64, np.nan), "ticks": (np.int64, 0), "lagged": (np.float64, 0.0),
     "squares": (np.float64, 0.0), "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0),
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
-    "unexamined": (np.bool_, False),
+    "unexamined": (np.bool_, False), "unit": (np.float64, np.nan), "counted": (np.float32, 0.0),
 }  # fmt: skip
 """Type and initial value of the columns by group.
 
 `unexamined`: a node began to be below its peers, and whether it is alone there has not been looked at yet.
+`unit`: rate of one event, where rates are small counts, which `counted` says from 0 to 1.
 """
 
 HISTOGRAMS: Final = {
@@ -65,7 +66,7 @@ VERSION: Final = 6
 _ADDED: Final[dict[int, tuple[str, ...]]] = {
     4: ("node_steep",),
     5: ("node_dips", "node_usual_dips", "node_dip_ticks", "node_by_dips", "node_flaps", "group_recent"),
-    6: ("group_unexamined",),
+    6: ("group_unexamined", "group_unit", "group_counted"),
 }
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 

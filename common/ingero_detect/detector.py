@@ -16,6 +16,7 @@ from ingero_detect import (
     calibration,
     cohort_assignment,
     cohort_levels,
+    counted_events,
     false_alarm_budget,
     learning,
     sequential_tests,
@@ -98,6 +99,7 @@ class Detector:
         group = memory.node("group")
         if not self._groups.still(group, len(memory.groups)):
             self._groups = Groups(group, len(memory.groups))
+        counted_events.follow_units(memory, self.ticks, group[index], logs[index])
         nodes = sequential_tests.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference

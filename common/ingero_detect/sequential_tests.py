@@ -14,6 +14,7 @@ import numpy as np
 from ingero_detect.codes import RECOVERING, is_accused
 from ingero_detect.cohorts import is_guest
 from ingero_detect.column_store import ColumnStore
+from ingero_detect.counted_events import noise_of_counts, on_root_scale, share_of_unit
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
@@ -67,7 +68,8 @@ class Residuals:
     `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
     `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`. `ready`:
     its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `recent`: the spread
-    of the last ticks by group; `median`: medians by group.
+    of the last ticks by group; `median`: medians by group; `share`: one event as a share of
+    those expected, where they are so few that residuals are those of roots, else 0; None if no cohort counts events.
     """
 
     index: slice | Ints
@@ -85,6 +87,7 @@ class Residuals:
     eligible: Bools
     reference: Reference
     median: Callable[[Floats | Singles], Floats]
+    share: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,11 @@ def compute_residuals(
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
     baseline = memory.node("baseline")[index].copy()
-    residual = np.clip(singles(logs - baseline - level[group]), -NOTHING, MAX_DEVIATION)
+    residual = singles(logs - baseline - level[group])
+    share = share_of_unit(memory, group, baseline + level[group])
+    if share is not None:
+        residual = np.where(share > 0, on_root_scale(residual, share), residual)
+    residual = np.clip(residual, -NOTHING, MAX_DEVIATION)
     tolerance = np.maximum(parameters.own_band, 3 * spread)
     count = np.bincount(group, minlength=len(memory.groups))
 
@@ -193,6 +200,8 @@ def compute_residuals(
     reference = find_reference(residual, group, count, accused, quartiles, tolerance)
     recent = _recent_spread(memory, reference)
     sigma = _sigma(memory, index, group, spread)
+    if share is not None:
+        sigma = np.maximum(sigma, noise_of_counts(share))
     return Residuals(
         index=index,
         group=group,
@@ -209,6 +218,7 @@ def compute_residuals(
         eligible=(reference.count >= parameters.min_peers)[group] & fresh,
         reference=reference,
         median=median,
+        share=share,
     )
 
 
@@ -314,6 +324,9 @@ def distance_from_peers(nodes: Residuals) -> Singles:
     """Log distance of every node from the median of its group."""
     logs = np.maximum(nodes.logs, -1e3)  # idle nodes lie no further from other idle nodes
     absolute = singles(logs - np.nan_to_num(nodes.median(logs), nan=0.0)[nodes.group])
+    if nodes.share is not None:
+        usual = nodes.baseline - np.nan_to_num(nodes.median(nodes.baseline), nan=0.0)[nodes.group]
+        absolute = np.where(nodes.share > 0, singles(usual) + nodes.gap, absolute)
     return np.clip(absolute, -MAX_DEVIATION, MAX_DEVIATION)
 
 

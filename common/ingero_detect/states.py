@@ -18,7 +18,8 @@ from ingero_detect.codes import (
     is_accused,
 )
 from ingero_detect.column_store import ColumnStore
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.counted_events import on_root_scale
+from ingero_detect.grouped import Bools, Floats, Ints, singles
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
 from ingero_detect.parameters import Parameters
 from ingero_detect.sequential_tests import (
@@ -84,6 +85,7 @@ def advance(
             line,
             speaks_against[followed],
             dips.calm[followed],
+            None if nodes.share is None else nodes.share[followed],
         )
 
 
@@ -139,14 +141,17 @@ def _mean_of_dips(memory: ColumnStore, rows: Ints) -> Floats:
 
 def _check_recovery(
     memory: ColumnStore, parameters: Parameters, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats,
-    again: Bools, calm: Bools,
+    again: Bools, calm: Bools, share: Floats | None,
 ) -> None:  # fmt: skip
-    """Test accused nodes for recovery, and recovering nodes for a relapse."""
+    """Test accused nodes for recovery, and recovering nodes for a relapse. `share`: as in the residuals."""
     state = memory.node("state")
     against_peers = memory.node("axis")[rows] == AXES.index(Axis.PEERS)
     error = np.where(against_peers, absolute, gap)
     top = memory.group("alarm")[memory.node("group")[rows]]
-    half = _half_of_loss(memory, parameters, rows, error, np.where(against_peers, line, parameters.own_band))
+    few = np.zeros(len(rows), np.bool_) if share is None else share > 0
+    half = _half_of_loss(memory, parameters, rows, error, np.where(against_peers, line, parameters.own_band), few)
+    if share is not None:
+        half = np.where(few, -on_root_scale(singles(-half), share).astype(np.float64), half)
     scale = memory.node("scale")[rows].astype(np.float64)
     step = np.clip((error + half) / scale - 0.5 * parameters.drift, -2 * parameters.largest_step, 0.75 * top)
     before = memory.node("well")[rows].astype(np.float64)
@@ -182,10 +187,15 @@ def _is_short(memory: ColumnStore, parameters: Parameters, rows: Ints) -> Bools:
     return short
 
 
-def _half_of_loss(memory: ColumnStore, parameters: Parameters, rows: Ints, error: Floats, band: Floats) -> Floats:
-    """Half of the loss, log units, which recovery is tested against; the loss is updated while it lasts."""
+def _half_of_loss(
+    memory: ColumnStore, parameters: Parameters, rows: Ints, error: Floats, band: Floats, few: Bools
+) -> Floats:
+    """Half of the loss, log units, which recovery is tested against; the loss is updated while it lasts.
+
+    It stays while there are `few` events to tell it from.
+    """
     before = memory.node("loss")[rows].astype(np.float64)
-    still = -error > 0.5 * before
+    still = (-error > 0.5 * before) & ~few
     loss = np.where(still, before + 0.1 * (-error - before), before)
     loss = np.where(memory.node("by_dips")[rows], np.maximum(before, _mean_of_dips(memory, rows)), loss)
     memory.node("loss")[rows] = loss
