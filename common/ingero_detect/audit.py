@@ -50,6 +50,13 @@ LEAST_SHARE: Final = 0.2
 FAR: Final = 6.0
 """Spreads of the other nodes by which one is at another level, although nobody is named."""
 
+KIND_SHARE: Final = 0.15
+KIND_MEMBERS: Final = 3
+"""Share and number of nodes that are no faults, but of another kind, if they are slow by the same."""
+
+SAME_LEVEL: Final = 2.0
+"""Spreads of the other nodes that those of one kind differ by at most."""
+
 LIKELY: Final = 0.05
 """Chance below which it is also asked whether single bad values explain it."""
 
@@ -348,11 +355,21 @@ class _Judged:
         weights = [share / sum(shares) * total / len(part) for share, part in zip(shares, found, strict=True)]
         return [np.minimum(1.0, part / weight) for part, weight in zip(found, weights, strict=True)]
 
+    def reported(self, place: int) -> Bools:
+        """The named ones of a level. Nodes that are many and slow by the same are of another kind, and left out."""
+        tier, named = self.tiers[place], self.named[place]
+        rest = tier.judged & ~named
+        count = int(named.sum())
+        if not place or count < KIND_MEMBERS or count < KIND_SHARE * tier.judged.sum() or not rest.any():
+            return named
+        usual = max(robust_spread(tier.effect[rest]), float(np.median(tier.error[rest])), SMALLEST_SPREAD)
+        return np.zeros_like(named) if robust_spread(tier.effect[named]) <= SAME_LEVEL * usual else named
+
     def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
         """Nodes and groups, not named, at another level than most: faults, or of a kind that no label tells."""
         found = list[tuple[AuditLevel, int, float]]()
         for place, tier in enumerate(self.tiers[1:], 1):
-            free = tier.judged & ~self.named[place]
+            free = tier.judged & ~self.reported(place)
             if place + 1 < len(self.tiers):
                 free &= ~(self.named[place + 1][tier.parent] & (tier.parent >= 0))
             quiet = np.flatnonzero(free)
@@ -404,7 +421,7 @@ class _Judged:
         return [
             self._finding(number, tier.level, place, item, spread)
             for place, tier in enumerate(self.tiers)
-            for item in np.flatnonzero(self.named[place]).tolist()
+            for item in np.flatnonzero(self.reported(place)).tolist()
         ]
 
     def _finding(self, number: int, level: AuditLevel, place: int, item: int, spread: float) -> SlowUnit:

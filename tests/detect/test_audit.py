@@ -154,6 +154,29 @@ def test_two_slow_nodes_of_eight_are_not_named_but_said_to_be_at_another_level()
     assert audit([population(spread(64))]).populations[0].apart == ()
 
 
+def test_a_quarter_of_the_nodes_that_are_slow_by_the_same_are_of_another_kind() -> None:
+    effect = spread(256)
+    effect[192:] += 0.35
+
+    found = audit([population(effect)])
+
+    assert found.findings == ()
+    assert [number for _, number, _ in found.populations[0].apart] == list(range(24, 32))
+
+
+def test_nodes_that_are_slow_by_different_shares_are_faults_however_many() -> None:
+    effect = spread(256)
+    effect[:40] += np.repeat([0.1, 0.17, 0.24, 0.31, 0.38], 8)
+
+    assert [number for level, number in sorted(named(audit([population(effect)]))) if level == "node"] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
 def test_a_slow_rack_is_one_finding() -> None:
     effect = spread(640)
     effect[64:128] += 0.12
