@@ -216,6 +216,10 @@ class _Tier:
         level = self.effect - self.below_siblings
         return self.effect - share * np.where(np.isfinite(level), level - np.nanmedian(level), 0.0)
 
+    def spread_of(self, rows: Bools | Ints) -> float:
+        """Spread of some of the effects, at least their typical error."""
+        return max(robust_spread(self.effect[rows]), float(np.median(self.error[rows])), SMALLEST_SPREAD)
+
     def mirrored(self) -> float:
         """Least loss where chips have one value: more than the gain of the fastest, which is by chance."""
         gain = float(np.median(self.loss[self.judged]) - self.loss[self.judged].min()) if self.single else 0.0
@@ -362,8 +366,8 @@ class _Judged:
         count = int(named.sum())
         if not place or count < KIND_MEMBERS or count < KIND_SHARE * tier.judged.sum() or not rest.any():
             return named
-        usual = max(robust_spread(tier.effect[rest]), float(np.median(tier.error[rest])), SMALLEST_SPREAD)
-        return np.zeros_like(named) if robust_spread(tier.effect[named]) <= SAME_LEVEL * usual else named
+        alike = robust_spread(tier.effect[named]) <= SAME_LEVEL * tier.spread_of(rest)
+        return np.zeros_like(named) if alike else named
 
     def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
         """Nodes and groups, not named, at another level than most: faults, or of a kind that no label tells."""
@@ -376,8 +380,11 @@ class _Judged:
             if not len(quiet):
                 continue
             own, loss = tier.effect[quiet], tier.loss[quiet] - float(np.median(tier.loss[tier.judged]))
-            beyond = FAR * max(robust_spread(own), float(np.median(tier.error[quiet])), SMALLEST_SPREAD)
-            far = (own - np.median(own) > beyond) & (loss >= smallest) & (tier.least[quiet] >= 0.5 * tier.loss[quiet])
+            far = (
+                (own - np.median(own) > FAR * tier.spread_of(quiet))
+                & (loss >= smallest)
+                & (tier.least[quiet] >= 0.5 * tier.loss[quiet])
+            )
             found += [
                 (tier.level, number, float(-np.expm1(-lost)))
                 for number, lost in zip(quiet[far].tolist(), loss[far].tolist(), strict=True)

@@ -68,8 +68,8 @@ class Residuals:
     `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
     `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`. `ready`:
     its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `recent`: the spread
-    of the last ticks by group; `median`: medians by group; `share`: one event as a share of
-    those expected, where they are so few that residuals are those of roots, else 0; None if no cohort counts events.
+    of the last ticks by group; `median`: medians by group; `share`: one event as a share of those expected, where
+    they are so few that residuals are those of roots, else 0; None if no cohort counts events.
     """
 
     index: slice | Ints

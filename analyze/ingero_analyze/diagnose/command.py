@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final, NoReturn
 
@@ -146,8 +147,7 @@ def _timeline(files: tuple[str, ...], quiet: bool, ports: dict[str, Any] | None)
     problems = Problems()
     with progress_over_files("diagnose", files, "reading", quiet) as advance:
         recorded = read_timeline(files, problems, advance)
-    for line in problems.shown:
-        click.echo(f"ingero-fleet diagnose: {line}", err=True)
+    _show(problems.shown)
     return {**_verdict(recorded, ports), "problems": problems.answer()}
 
 
@@ -206,8 +206,7 @@ def _others(
         if not gpus and not used and known is None:
             _end(problems)
         answer["gpu"] = dcgm.answer(gpus, hosts, answer["kind"] if used or known else "", answer["ranks"])
-    for line in problems.shown:
-        click.echo(f"ingero-fleet diagnose: {line}", err=True)
+    _show(problems.shown)
     before = answer.get("problems", {"count": 0, "first": []})
     found_here = problems.answer()
     both = {"count": before["count"] + found_here["count"], "first": [*before["first"], *found_here["first"]]}
@@ -215,9 +214,13 @@ def _others(
 
 
 def _end(problems: Any) -> NoReturn:
-    for line in problems.shown or ["there is nothing in these files that can be judged"]:
-        click.echo(f"ingero-fleet diagnose: {line}", err=True)
+    _show(problems.shown or ["there is nothing in these files that can be judged"])
     sys.exit(2)
+
+
+def _show(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(f"ingero-fleet diagnose: {line}", err=True)
 
 
 def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:

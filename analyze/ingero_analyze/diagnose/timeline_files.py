@@ -121,12 +121,15 @@ def _instances(rank: Ints, step: Ints, columns: dict[str, Any], collective: npt.
         keys += [step, occurrence(rank, columns["op"], columns["group"], step, start=columns["start"])]
     if given and (columns["group"][collective] < 0).any() and (columns["step"] >= 0).all():
         keys.append(step)
-    combined = np.zeros(len(rank), np.int64)
+    return np.where(collective, numbered(*keys), -1)
+
+
+def numbered(*keys: Ints) -> Ints:
+    """One number for every combination of keys, in their order; -1 is a value like others."""
+    found = np.zeros(len(keys[0]), np.int64)
     for key in keys:
-        _, numbered = np.unique(key, return_inverse=True)
-        combined = combined * (int(numbered.max()) + 1) + numbered
-    _, instance = np.unique(combined, return_inverse=True)
-    return np.where(collective, instance, -1)
+        found = np.unique(found * (int(key.max(initial=-1)) + 2) + key + 1, return_inverse=True)[1].astype(np.int64)
+    return found
 
 
 _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)

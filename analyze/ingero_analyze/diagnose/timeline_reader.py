@@ -8,7 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.diagnose.sources import Problems
-from ingero_analyze.diagnose.timeline_files import OPTIONAL, REQUIRED, WORK, RecordedTimeline, assemble, counted_steps
+from ingero_analyze.diagnose.timeline_files import (
+    OPTIONAL,
+    REQUIRED,
+    WORK,
+    RecordedTimeline,
+    assemble,
+    counted_steps,
+    numbered,
+)
 from ingero_analyze.diagnose.timeline_rows import (
     Columns,
     LostRows,
@@ -16,6 +24,7 @@ from ingero_analyze.diagnose.timeline_rows import (
     ranks_claimed_twice,
     ranks_short_of_rows,
     repeated_rows,
+    selected,
     without_lost_rows,
 )
 from ingero_analyze.tables import LATEST, TableBatch, TableError, read_batches
@@ -82,13 +91,13 @@ class _Table:
         if len(later):
             self.problems.add("", f"{self._place(later[0])}: the same row as {self._row(first[0], later[0])}; "
                               f"{len(later)} such rows count once", len(later))  # fmt: skip
-        columns, lost = {name: column[keep] for name, column in columns.items()}, lost[keep]
-        sound = {name: column[~lost] for name, column in columns.items()}
+        columns, lost = selected(columns, keep), lost[keep]
+        sound = selected(columns, ~lost)
         twice = ranks_claimed_twice(sound) if (~lost).any() else []
         for rank in twice:
             self._leave_out(columns, rank, "has the rows of two processes, which overlap in time or in steps")
         keep = ~np.isin(columns["rank"], twice)
-        columns, lost = {name: column[keep] for name, column in columns.items()}, lost[keep]
+        columns, lost = selected(columns, keep), lost[keep]
         counted: Ints | None = None
         if lost.any() or self.ragged:
             columns, counted = self._without(columns, lost)
@@ -105,21 +114,20 @@ class _Table:
         lost = self._lost(columns, rows, with_steps=given)
         if given:
             keep = without_lost_rows(columns, lost)
-            return {name: column[keep] for name, column in columns.items()}, None
+            return selected(columns, keep), None
         start, unclear = filled_starts(columns, rows)
         short = set(ranks_short_of_rows(columns, lost))
         for rank in sorted({*unclear, *short}):
             self._leave_out(columns, rank, "lacks rows, and without steps nothing tells where")
         there = (columns["rank"] >= 0) & ~np.isin(columns["rank"], [*unclear, *short]) & (columns["op"] >= 0)
-        columns, rows = {name: column[there] for name, column in {**columns, "start": start}.items()}, rows[there]
+        columns, rows = selected({**columns, "start": start}, there), rows[there]
         if not len(rows):
             return columns, None
-        ranks = np.unique(columns["rank"], return_inverse=True)[1].astype(np.int64)
-        counted = counted_steps(ranks, columns["op"], columns["group"], columns["start"], columns["kind"] == 1)
+        counted = counted_steps(
+            numbered(columns["rank"]), columns["op"], columns["group"], columns["start"], columns["kind"] == 1
+        )
         keep = without_lost_rows({**columns, "step": counted}, LostRows(rows, lost.unplaced))
-        return {name: column[keep] for name, column in columns.items()}, np.unique(
-            counted[keep], return_inverse=True
-        )[1].astype(np.int64)
+        return selected(columns, keep), numbered(counted[keep])
 
     def _lost(self, columns: Columns, rows: Bools, *, with_steps: bool) -> LostRows:
         nowhere = (columns["rank"] < 0) | ((columns["step"] < 0) if with_steps else (columns["op"] < 0))

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.diagnose.timeline_files import numbered, occurrence
 from ingero_detect.grouped import Bools, Ints
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -27,18 +28,10 @@ class LostRows:
     rows: Bools
     unplaced: int
 
-    @property
-    def any(self) -> bool:
-        """Whether anything was lost."""
-        return bool(self.rows.any()) or self.unplaced > 0
 
-
-def numbered(*keys: Ints) -> Ints:
-    """One number for every combination of keys; -1 is a value like others."""
-    combined = np.zeros(len(keys[0]), np.int64)
-    for key in keys:
-        combined = combined * (int(key.max(initial=-1)) + 2) + key + 1
-    return np.unique(combined, return_inverse=True)[1].astype(np.int64)
+def selected(columns: Columns, rows: Bools | Ints) -> Columns:
+    """Some rows of every column."""
+    return {name: column[rows] for name, column in columns.items()}
 
 
 def repeated_rows(columns: Columns) -> tuple[Ints, Ints]:
@@ -159,7 +152,7 @@ def without_lost_rows(columns: Columns, lost: LostRows) -> Bools:
     incomplete = np.zeros(len(rank), np.bool_)
     rows = np.flatnonzero(keep & (kind == 1))
     if len(rows):
-        incomplete[rows] = _incomplete({name: column[rows] for name, column in columns.items()}, by_number)
+        incomplete[rows] = _incomplete(selected(columns, rows), by_number)
     return keep & ~(incomplete & touched)
 
 
@@ -198,11 +191,7 @@ def _incomplete(columns: Columns, by_number: bool) -> Bools:
     if by_number:
         instance = numbered(family, columns["seq"], np.where(columns["group"] < 0, columns["step"], -1))
     else:
-        order = np.lexsort((columns["start"], columns["rank"], family, columns["step"]))
-        cell = numbered(columns["step"], family, columns["rank"])[order]
-        first = np.maximum.accumulate(np.where(np.diff(cell, prepend=-1) != 0, np.arange(len(cell)), 0))
-        place = np.empty(len(cell), np.int64)
-        place[order] = np.arange(len(cell)) - first
+        place = occurrence(columns["step"], family, columns["rank"], start=columns["start"])
         instance = numbered(family, columns["step"], place)
     _, row, same, size = np.unique(instance, return_index=True, return_inverse=True, return_counts=True)
     kinds, times = np.unique(np.stack((family[row], size)), axis=1, return_counts=True)
