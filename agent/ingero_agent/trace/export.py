@@ -4,7 +4,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -234,6 +234,11 @@ class TraceExporter:
             request = build_request(stats, self._flying, host, self._node, cluster, now_ns, start_ns, self.job)
             body = request.SerializeToString()
         self._post_under_way = self._worker.submit(self._post, body)
+
+    def settle(self) -> None:
+        """Wait for the post under way, at most the client's timeout, so that `send` posts what came after it."""
+        if self._post_under_way:
+            wait([self._post_under_way])
 
     def close(self) -> None:
         """Wait for the last post."""

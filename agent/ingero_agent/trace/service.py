@@ -135,6 +135,7 @@ class TraceService:
         if self._sampler:
             self._sampler.close()
         if self._exporter:
+            self._exporter.settle()
             self._export()
             self._exporter.close()
         if self._recorder:

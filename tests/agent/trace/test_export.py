@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.export import TraceExporter, build_request
 from ingero_agent.trace.places import Place
@@ -53,6 +55,49 @@ def _collective(pid: int) -> Collective:
         pid=pid, tid=pid, operation="ncclAllReduce", op_code=1, communicator="00ff", rank=0, nranks=2, device=0,
         seq=1, exact=True, dtype=7, reduce_op=0, size=8, arrival_ns=5, enqueue_ns=1, blocked_ns=2, end_ns=9,
     )  # fmt: skip
+
+
+def test_what_came_while_a_post_was_under_way_is_sent_before_the_end() -> None:
+    taken: list[bytes] = []
+
+    async def work() -> None:
+        may_answer = asyncio.Event()
+
+        async def handle(push: Push) -> Answer:
+            taken.append(push.body)
+            await may_answer.wait()
+            return Answer()
+
+        receiver = OtlpHttpReceiver(handle, Authenticator())
+        endpoint = f"127.0.0.1:{await receiver.start('127.0.0.1', 0)}"
+        exporter = TraceExporter(ClientConfig(endpoint=endpoint, tls=ClientTls(insecure=True)), "n")
+        exporter.keep([(Place(), _collective(1))])
+        exporter.send(TraceStats(), None, 1, 0)
+        while not taken:
+            await asyncio.sleep(0.001)
+        exporter.keep([(Place(), _collective(2))])
+        exporter.send(TraceStats(), None, 2, 0)
+        settled = asyncio.get_running_loop().run_in_executor(None, exporter.settle)
+        may_answer.set()
+        await settled
+        exporter.send(TraceStats(), None, 3, 0)
+        await asyncio.get_running_loop().run_in_executor(None, exporter.close)
+        await receiver.stop(1)
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+    assert [_pids(body) for body in taken] == [{1}, {2}]
+
+
+def _pids(body: bytes) -> set[int]:
+    """The processes of an export's single collectives."""
+    return {
+        pair.value.int_value
+        for block in ExportMetricsServiceRequest.FromString(body).resource_metrics
+        for one in block.scope_metrics[0].metrics if one.name.startswith("nccl.collective.")
+        for point in one.gauge.data_points
+        for pair in point.attributes if pair.key == "pid"
+    }  # fmt: skip
 
 
 def test_collectives_of_a_pod_are_a_resource_that_names_node_cluster_and_pod() -> None:
