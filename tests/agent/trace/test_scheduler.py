@@ -45,12 +45,14 @@ static void *spin(void *want)
   waited = run_delay() - before;
   return 0;
 }
-/* A second thread uses the processor for so many seconds, which a hog wants too; meanwhile the first sleeps. */
+/* A second thread uses the processor for so many seconds, which a hog wants too; meanwhile the first sleeps. Says for
+   how long both wanted a processor and had none. */
 int main(int argc, char **argv)
 {
   double want = atof(argv[1]);
   pthread_t thread;
   cudaStreamSynchronize(0);
+  double before = run_delay();
   getchar();
   cpu_set_t one;
   CPU_ZERO(&one);
@@ -60,7 +62,7 @@ int main(int argc, char **argv)
   if (want && !hog) { alarm(20); for (;;) {} }
   if (want) { pthread_create(&thread, 0, spin, &want); pthread_join(thread, 0); kill(hog, SIGKILL); }
   else sleep(1);
-  printf("%f\n", waited);
+  printf("%f\n", waited + run_delay() - before);
   fflush(stdout);
   getchar();
 }
@@ -82,14 +84,13 @@ def test_a_thread_pushed_off_its_processor_stalls_and_a_sleeping_one_does_not(tm
         wait_until(lambda: attached(agent, library), "the library")
         for started in (spinner, sleeper):
             go(started)
-        off = float(said(spinner))
-        said(sleeper)
+        off, off_asleep = float(said(spinner)), float(said(sleeper))
         wait_until(lambda: waited(database, spinner.pid) > 0.9 * off, "the stall", 20)
         stalled, slept = waited(database, spinner.pid), waited(database, sleeper.pid)
 
     assert off > 0.1
     assert stalled < 1.2 * off + 0.05
-    assert slept < 0.5
+    assert slept < 1.2 * off_asleep + 0.05, "a second of sleep is no wait"
 
 
 @given(st.floats(0, 1), st.floats(0.0001, 1))
