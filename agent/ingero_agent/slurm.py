@@ -17,6 +17,9 @@ from ingero_kit.health_report import HealthReport
 MAX_PROCESSES: Final = 64
 """Most processes that are read in one search."""
 
+ENDED: Final = "Z"
+"""State of a process that has ended and that its parent has not waited for."""
+
 _CGROUP: Final = re.compile(r"/(?:[^/:\n]*slurmstepd\.scope|slurm[^/:\n]*/uid_\d+)/job_(\d+)(?=/|$)", re.MULTILINE)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -57,6 +60,12 @@ def parse_slurm_job(cgroups: str, environment: Mapping[str, str]) -> SlurmJob | 
     return SlurmJob(job, nodes, rank if rank is not None and rank < nodes else None)
 
 
+def parse_state(text: str) -> tuple[str, int]:
+    """State and parent of a process from /proc/PID/stat, as in proc(5); empty and 0 where they are not there."""
+    state, parent, *_ = [*text.rpartition(")")[2].split()[:2], "", ""]
+    return state, int(parent) if parent.isdecimal() else 0
+
+
 def main_job(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
     """The job that most processes belong to, the lowest id where two have as many; `None` without any.
 
@@ -71,9 +80,16 @@ def main_job(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
 
 
 def slurm_job_of(pid: int, proc: Path = Path("/proc")) -> SlurmJob | None:
-    """The job of a process; `None` without one, or when the process is gone or cannot be read."""
+    """The job of a process; `None` without one, or when the process is gone or cannot be read.
+
+    One that has ended, and that its parent has not waited for, has no environment any more: its parent's counts.
+    """
     cgroups = _read(proc / str(pid) / "cgroup").decode(errors="replace")
-    return parse_slurm_job(cgroups, parse_environment(_read(proc / str(pid) / "environ")))
+    environment = _read(proc / str(pid) / "environ")
+    if not environment:
+        state, parent = parse_state(_read(proc / str(pid) / "stat").decode(errors="replace"))
+        environment = _read(proc / str(parent) / "environ") if state == ENDED else b""
+    return parse_slurm_job(cgroups, parse_environment(environment))
 
 
 def find_slurm_job(pids: Iterable[int], proc: Path = Path("/proc")) -> SlurmJob | None:

@@ -13,11 +13,13 @@ from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.slurm import (
+    ENDED,
     SlurmJob,
     find_slurm_job,
     main_job,
     parse_slurm_cgroup,
     parse_slurm_job,
+    parse_state,
     slurm_job_of,
     with_slurm_job,
 )
@@ -165,6 +167,21 @@ def test_the_tracer_knows_the_job_of_each_process_and_keeps_that_of_the_node_whe
     assert places.job == "42"
     assert places.refresh([gone])[1] == {gone: ""}
     assert places.job == "42"
+
+
+def test_a_process_that_ended_before_it_was_first_read_belongs_to_the_job_of_its_parent() -> None:
+    """The shell does not wait for the program that it has started."""
+    with subprocess.Popen(
+        ["sh", "-c", "true & echo $!; exec cat"], env={"SLURM_JOB_ID": "4711", "PATH": os.environ["PATH"]},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as shell:  # fmt: skip
+        assert shell.stdout
+        ended = int(shell.stdout.readline())
+        stat = Path(f"/proc/{ended}/stat")
+        wait_until(lambda: parse_state(stat.read_text()) == (ENDED, shell.pid), "the end of the program")
+
+        assert slurm_job_of(ended) == SlurmJob("4711")
+        shell.terminate()
 
 
 def test_a_process_that_ends_before_its_calls_are_read_keeps_its_job() -> None:
