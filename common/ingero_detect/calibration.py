@@ -29,6 +29,13 @@ SHORT_RUN: Final = 12
 
 _HALF_LIFE_HOURS: Final = 48.0
 
+_ADAPTS: Final = (2000.0, 400.0)
+"""Node-ticks, and at least ticks, in which a level adapts to more noise."""
+
+_ALIKE: Final = 1.15
+_UNLIKE: Final = 1.4
+"""How much wider the band was, in standard deviations: up to where a level learnt then counts, and from where not."""
+
 
 def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory: float) -> Floats:
     """The alarm level of every group; each tick recalibrates some of them. `theory`: without safety factor."""
@@ -52,6 +59,25 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory
         for table in (*peaks, *steps, runs, hours):
             table *= fade
     return alarm.copy()
+
+
+def level_in_more_noise(
+    memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats, theory: float
+) -> Floats:
+    """The alarm levels of groups, higher where they were learnt while the band was wider, in standard deviations.
+
+    A level for noise that the band mostly covers is low, and too low when the noise of the group grows. Until such
+    ticks have been seen, the level is at least that of a group without data.
+    """
+    count, lenience = nodes.reference.count, memory.group("lenience")
+    now = np.maximum(parameters.drift, parameters.own_band / nodes.usual)
+    node_ticks, least_ticks = _ADAPTS
+    gain = np.minimum(1 / least_ticks, count / node_ticks)
+    lenience[:] = np.where(np.isnan(lenience), now, lenience + gain * (now - lenience))
+    first = false_alarm_budget.initial_level(theory, parameters.largest_step)
+    unlike = np.clip((lenience / now - _ALIKE) / (_UNLIKE - _ALIKE), 0.0, 1.0)
+    raised: Floats = alarm + unlike * np.maximum(first - alarm, 0.0)
+    return raised
 
 
 def record_tick(

@@ -47,11 +47,13 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "squares": (np.float64, 0.0), "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0),
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
     "unexamined": (np.bool_, False), "unit": (np.float64, np.nan), "counted": (np.float32, 0.0),
+    "lenience": (np.float64, np.nan),
 }  # fmt: skip
 """Type and initial value of the columns by group.
 
 `unexamined`: a node began to be below its peers, and whether it is alone there has not been looked at yet.
-`unit`: rate of one event, where rates are small counts, which `counted` says from 0 to 1.
+`unit`: rate of one event, where rates are small counts, which `counted` says from 0 to 1. `lenience`: the loss that
+adds no evidence, in standard deviations, while the alarm level was learnt.
 """
 
 HISTOGRAMS: Final = {
@@ -60,13 +62,14 @@ HISTOGRAMS: Final = {
 """Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
 losses that ended by themselves."""
 
-VERSION: Final = 6
+VERSION: Final = 7
 """Version of the snapshot format."""
 
 _ADDED: Final[dict[int, tuple[str, ...]]] = {
     4: ("node_steep",),
     5: ("node_dips", "node_usual_dips", "node_dip_ticks", "node_by_dips", "node_flaps", "group_recent"),
     6: ("group_unexamined", "group_unit", "group_counted"),
+    7: ("group_lenience",),
 }
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 

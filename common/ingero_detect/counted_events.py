@@ -69,7 +69,7 @@ def smallest_unit(values: Floats) -> float:
     if not len(apart):
         return 0.0
     unit = float(apart[apart < 1.5 * apart.min()].mean())
-    for lengths in (known - known[min(1, len(known) - 1)], known):
+    for lengths in (known[1:] - known[1], known):
         times = np.rint(lengths / unit)
         unit = float(lengths.sum() / times.sum()) if times.sum() > 0 else unit
     return unit

@@ -39,6 +39,11 @@ _RECENT: Final = 64
 _CHANCE_GROWTH: Final = 1.25
 """What the recent spread exceeds the lasting one by without meaning: three standard errors of so many samples."""
 
+_CERTAIN_GROWTH: Final = 1.5
+_GROWTH_SLOPE: Final = 4.0
+"""What the recent spread exceeds the lasting one by when the noise has certainly grown, and how fast the whole excess
+then counts: from two thirds more than usual."""
+
 DIP_TICKS: Final = 120
 """Ticks over which short losses are averaged."""
 
@@ -67,9 +72,9 @@ class Residuals:
 
     `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
     `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`. `ready`:
-    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `recent`: the spread
-    of the last ticks by group; `median`: medians by group; `share`: one event as a share of those expected, where
-    they are so few that residuals are those of roots, else 0; None if no cohort counts events.
+    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. By group, `usual`:
+    the mean `scale`; `recent`: the spread of the last ticks; `median`: medians. `share`: one event as a share of
+    those expected, where they are so few that residuals are those of roots, else 0; None if no cohort counts events.
     """
 
     index: slice | Ints
@@ -80,6 +85,7 @@ class Residuals:
     gap: Singles
     sigma: Singles
     scale: Singles
+    usual: Floats
     recent: Floats
     accused: Bools
     ready: Bools
@@ -202,6 +208,7 @@ def compute_residuals(
     sigma = _sigma(memory, index, group, spread)
     if share is not None:
         sigma = np.maximum(sigma, noise_of_counts(share))
+    scale, usual = _long_run_scale(memory, parameters, sigma, group, reference, recent)
     return Residuals(
         index=index,
         group=group,
@@ -210,7 +217,8 @@ def compute_residuals(
         level=level,
         gap=residual - singles(reference.level)[group],
         sigma=sigma,
-        scale=_long_run_scale(memory, parameters, sigma, group, reference, recent),
+        scale=scale,
+        usual=usual,
         recent=recent,
         accused=accused,
         ready=memory.node("grace")[index] <= 0,
@@ -246,19 +254,28 @@ def variance_ratio(memory: ColumnStore) -> Floats:
     return ratios
 
 
+def _growth(recent: Floats, usual: Floats) -> Floats:
+    """By group the factor by which the noise of all nodes has just grown: 1 unless it is more than chance brings."""
+    times = np.nan_to_num(recent, nan=0.0) / np.maximum(usual, 1e-12)
+    factor: Floats = np.clip(1 + _GROWTH_SLOPE * (times - _CERTAIN_GROWTH), 1.0, np.maximum(times, 1.0))
+    return factor
+
+
 def _long_run_scale(
     memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference, recent: Floats
-) -> Singles:
-    """The standard deviation including autocorrelation, never below half of the band.
+) -> tuple[Singles, Floats]:
+    """The standard deviation including autocorrelation, never below half of the band; also the usual one by group.
 
     Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
     """
-    stretch = singles(np.sqrt(variance_ratio(memory)))
-    grown = singles(np.nan_to_num(recent, nan=0.0) / _CHANCE_GROWTH)
-    scale: Singles = np.maximum(np.maximum(sigma, grown[group]) * stretch[group], 0.5 * parameters.own_band)
+    stretch, least = np.sqrt(variance_ratio(memory)), 0.5 * parameters.own_band
+    usual = np.bincount(group, sigma, len(recent)) / np.maximum(reference.count, 1)
+    factor = _growth(recent, usual) * stretch
+    floor = np.maximum(np.nan_to_num(recent, nan=0.0) / _CHANCE_GROWTH * stretch, least)
+    scale: Singles = np.maximum(sigma * singles(factor)[group], singles(floor)[group])
     if reference.common.any():
         scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
-    return scale
+    return scale, np.maximum(usual * factor, floor)
 
 
 def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:

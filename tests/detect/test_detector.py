@@ -162,6 +162,19 @@ def test_noise_of_all_nodes_that_grows_accuses_few(factor: float, correlation: f
     assert len(play(100 * np.exp(noise)).accused()) <= most
 
 
+@pytest.mark.parametrize("ticks", [1, 360])
+def test_a_level_learnt_while_the_band_covered_the_noise_does_not_count_when_the_noise_has_grown(ticks: int) -> None:
+    rng = np.random.default_rng(3)
+    grown = 4.0 ** np.clip((np.arange(2400) - 1500) / ticks, 0, 1)
+    rates = 100 * np.exp(0.02 * grown[:, None] * rng.normal(size=(2400, 64)))
+    rates[2300:, 7] *= 0.5
+
+    accused = play(rates).accused()
+
+    assert [node for _, node in accused if node != "n7"] == []
+    assert [tick for tick, node in accused if node == "n7"] in ([2301], [2302], [2303])
+
+
 def test_a_slow_leak_is_named_before_fifteen_percent_are_lost() -> None:
     rates = healthy(800, 16)
     rates[300:, 5] *= 1 - 0.01 * np.arange(500) * TICK / 60
