@@ -3,6 +3,7 @@
 import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,18 +171,18 @@ def test_the_tracer_knows_the_job_of_each_process_and_keeps_that_of_the_node_whe
 
 
 def test_a_process_that_ended_before_it_was_first_read_belongs_to_the_job_of_its_parent() -> None:
-    """The shell does not wait for the program that it has started."""
+    program = "import os, sys; print(os.fork() or os._exit(0), flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        ["sh", "-c", "true & echo $!; exec cat"], env={"SLURM_JOB_ID": "4711", "PATH": os.environ["PATH"]},
+        [sys.executable, "-c", program], env={"SLURM_JOB_ID": "4711"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as shell:  # fmt: skip
-        assert shell.stdout
-        ended = int(shell.stdout.readline())
+    ) as parent:  # fmt: skip
+        assert parent.stdout
+        ended = int(parent.stdout.readline())
         stat = Path(f"/proc/{ended}/stat")
-        wait_until(lambda: parse_state(stat.read_text()) == (ENDED, shell.pid), "the end of the program")
+        wait_until(lambda: parse_state(stat.read_text()) == (ENDED, parent.pid), "the end of the program")
 
         assert slurm_job_of(ended) == SlurmJob("4711")
-        shell.terminate()
+        parent.terminate()
 
 
 def test_a_process_that_ends_before_its_calls_are_read_keeps_its_job() -> None:
