@@ -2,9 +2,9 @@
 
 Units of a population (one model, one benchmark) are compared with each other. A unit is slow if its effect over all
 runs is an outlier among the effects of healthy units, and its loss is large enough to matter. A node, or a group such
-as a rack, is judged by most of its members, so that one slow member does not accuse it; members of a slow node are
-compared with each other. All hypotheses of all populations and levels share one false-discovery rate (Benjamini and
-Hochberg 1995).
+as a rack, is judged by most of its members, so that one slow member does not accuse it; members of a node that is at
+another level than most, named or not, are compared with each other. All hypotheses of all populations and levels
+share one false-discovery rate (Benjamini and Hochberg 1995).
 """
 
 from collections.abc import Sequence
@@ -329,6 +329,7 @@ class _Judged:
                 self.tiers.append(tier)
         self.notes = tuple(notes)
         self.named: list[Bools] = [np.zeros(len(tier.effect), np.bool_) for tier in self.tiers]
+        self._quiet = [np.zeros_like(named) for named in self.named]
         self._known: list[Bools | None] = [None for _ in self.tiers]
         self._members_say = [np.ones(len(tier.effect)) for tier in self.tiers]
         self.adjusted: list[Floats] = [np.ones(len(tier.effect)) for tier in self.tiers]
@@ -342,7 +343,7 @@ class _Judged:
             tier = self.tiers[place]
             above = inside[tier.parent] & (tier.parent >= 0) if len(inside) else np.zeros(len(tier.effect), np.bool_)
             covered.insert(0, above)
-            inside = self.named[place] | above
+            inside = self.named[place] | self._quiet[place] | above
         for place, (tier, above) in enumerate(zip(self.tiers, covered, strict=True)):
             known = self._known[place]
             if known is None or not np.array_equal(above, known):
@@ -369,27 +370,25 @@ class _Judged:
         alike = robust_spread(tier.effect[named]) <= SAME_LEVEL * tier.spread_of(rest)
         return np.zeros_like(named) if alike else named
 
+    def _apart(self, place: int, smallest: float) -> Bools:
+        """Of a level above chips: not named, but at another level than most."""
+        tier = self.tiers[place]
+        free = tier.judged & ~self.reported(place)
+        if place + 1 < len(self.tiers):
+            free &= ~(self.named[place + 1][tier.parent] & (tier.parent >= 0))
+        if not free.any():
+            return free
+        loss = tier.loss - float(np.median(tier.loss[tier.judged]))
+        far = tier.effect - np.median(tier.effect[free]) > FAR * tier.spread_of(free)
+        return free & far & (loss >= smallest) & (tier.least >= 0.5 * tier.loss)
+
     def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
         """Nodes and groups, not named, at another level than most: faults, or of a kind that no label tells."""
-        found = list[tuple[AuditLevel, int, float]]()
-        for place, tier in enumerate(self.tiers[1:], 1):
-            free = tier.judged & ~self.reported(place)
-            if place + 1 < len(self.tiers):
-                free &= ~(self.named[place + 1][tier.parent] & (tier.parent >= 0))
-            quiet = np.flatnonzero(free)
-            if not len(quiet):
-                continue
-            own, loss = tier.effect[quiet], tier.loss[quiet] - float(np.median(tier.loss[tier.judged]))
-            far = (
-                (own - np.median(own) > FAR * tier.spread_of(quiet))
-                & (loss >= smallest)
-                & (tier.least[quiet] >= 0.5 * tier.loss[quiet])
-            )
-            found += [
-                (tier.level, number, float(-np.expm1(-lost)))
-                for number, lost in zip(quiet[far].tolist(), loss[far].tolist(), strict=True)
-            ]
-        return tuple(found)
+        return tuple(
+            (tier.level, number, float(-np.expm1(float(np.median(tier.loss[tier.judged])) - tier.loss[number])))
+            for place, tier in enumerate(self.tiers[1:], 1)
+            for number in np.flatnonzero(self._apart(place, smallest)).tolist()
+        )
 
     def accept(self, adjusted: Sequence[Floats], fdr: float, smallest: float, top: int) -> None:
         """Name what is significant and large enough, on the levels from `top` upwards."""
@@ -399,6 +398,7 @@ class _Judged:
                 enough = tier.judged & (self.adjusted[place] <= fdr) & (tier.below >= max(smallest, tier.mirrored()))
                 most = self._chronic() if tier.level is AuditLevel.CHIP else tier.least >= 0.5 * tier.loss
                 self.named[place] = enough & most
+        self._quiet[1:] = [self._apart(place, smallest) for place in range(1, len(self.tiers))]
 
     def _chronic(self) -> Bools:
         return (self.fit.count < CHRONIC_RUNS) | (self.fit.chronic > 0.5)

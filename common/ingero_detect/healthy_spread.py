@@ -27,14 +27,23 @@ CAUTIOUS_TAILS: Final = ((math.inf, 0.5), (15.0, 0.1), (8.0, 0.1), (5.0, 0.1), (
 CAUTIOUS_SKEWS: Final = ((-0.4, 0.05), (-0.15, 0.1), (0.0, 0.5), (0.15, 0.15), (0.3, 0.1), (0.6, 0.1))
 """The same for the skew."""
 
-OUTLIER_SHARES: Final = ((0.0, 0.5), (0.01, 0.2), (0.03, 0.2), (0.08, 0.1))
+HEAVY: Final = 3.0
+EXTREME: Final = 0.01
+"""How much less likely a tail as heavy as this is together with a skew: it would be heavier than any power."""
+
+OUTLIER_SHARES: Final = ((0.0, 0.5), (0.01, 0.2), (0.03, 0.18), (0.08, 0.1), (0.15, 0.02))
 """The same for the share of outliers."""
 
 OUTLIERS_FROM: Final = 2.0
 """Where outliers begin, in spreads of the bulk."""
 
 OUTLIER_REACH: Final = 6.0
-"""Mean distance of outliers from there."""
+"""Mean distance of most outliers from there (exponential)."""
+
+FAR_OUTLIERS: Final = 0.1
+FARTHEST_OUTLIER: Final = 1000.0
+"""Share of outliers that lie anywhere up to this distance, on the log scale: a few nodes that lose half are outliers,
+and no proof of a heavy tail."""
 
 QUANTILES: Final = (0.2, 0.5, 0.7)
 """Quantiles that place the grid. Fewer outliers than three tenths do not move them far."""
@@ -60,6 +69,14 @@ def normal_upper_tail(z: Floats) -> Floats:
     """The chance that a standard normal value exceeds `z`."""
     found: Floats = np.exp(np.interp(z, _TABLE, _log_upper_tail()))
     return found
+
+
+def _outlier_density(beyond: Floats) -> Floats:
+    """Density of outliers by their distance from where outliers begin, in spreads of the bulk."""
+    near = np.exp(-beyond / OUTLIER_REACH) / OUTLIER_REACH
+    far = 1 / (1 + beyond) / math.log(1 + FARTHEST_OUTLIER)
+    density: Floats = (1 - FAR_OUTLIERS) * near + FAR_OUTLIERS * far
+    return density
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,7 @@ def outlier_chances(
     span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
     spread = max((high - low) / span, smallest_spread, 1e-12)
     beyond = np.maximum((points - middle) / spread - OUTLIERS_FROM, 0.0)
-    outlier = np.where(beyond > 0, np.exp(-beyond / OUTLIER_REACH) / OUTLIER_REACH, 0.0) / spread
+    outlier = np.where(beyond > 0, _outlier_density(beyond), 0.0) / spread
     width = GRID / math.sqrt(len(ordered))
     weights, chances = [], []
     for freedom, likely_tail in tails:
@@ -154,7 +171,8 @@ def outlier_chances(
                 np.log((1 - share) * healthy + share * outlier + 1e-9 / spread) @ weight + math.log(likely)
                 for share, likely in OUTLIER_SHARES
             ]
-            weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely_tail * likely_skew))
+            likely = likely_tail * likely_skew * (EXTREME if freedom <= HEAVY and skew > 0 else 1.0)
+            weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely))
             chances.append((shape, location, scales))
     most = max(float(one.max()) for one in weights)
     total, found = 0.0, np.zeros(len(wanted))

@@ -177,6 +177,24 @@ def test_nodes_that_are_slow_by_different_shares_are_faults_however_many() -> No
     ]
 
 
+@pytest.mark.parametrize(("nodes", "slow"), [(30, 3), (30, 5), (60, 10)])
+def test_nodes_that_lose_very_different_shares_are_named_and_not_their_chips(nodes: int, slow: int) -> None:
+    """Far outliers are no proof that healthy nodes have a heavy tail."""
+    wrong = []
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        effect = spread(8 * nodes, seed)
+        chosen = random.choice(nodes, slow, replace=False)
+        for node, loss in zip(chosen, random.uniform(0.15, 0.55, slow), strict=True):
+            effect[8 * node : 8 * node + 8] -= np.log(1 - loss)
+
+        found = audit([population(effect, 3, seed)])
+
+        assert {number for level, number in named(found) if level == "node"} == set(chosen.tolist())
+        wrong += [number for level, number in named(found) if level == "chip"]
+    assert len(wrong) <= 2, "healthy chips, at a rate of 5 % of what is named"
+
+
 def test_a_slow_rack_is_one_finding() -> None:
     effect = spread(640)
     effect[64:128] += 0.12
