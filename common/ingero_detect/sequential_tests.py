@@ -62,6 +62,10 @@ It is also the longest that the alarm for a large loss waits because of pauses.
 CROWD_TICKS: Final = 5
 """Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
+_CROWD_DEVIATION: Final = np.float32(4.0)
+"""Standard deviations by which a node of a crowd falls or rises at least. Beside a straggler one of seven others is
+beyond three in one of a hundred ticks."""
+
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
 
@@ -286,8 +290,8 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     z = -nodes.gap / scale
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(memory.node("count")[nodes.index], 1)))
     allowance = np.maximum(parameters.drift, band / scale) + error
-    low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
-    high = (z < -np.maximum(allowance, 3.0)) & nodes.ready
+    low = (z > np.maximum(allowance, _CROWD_DEVIATION)) & ~nodes.accused & nodes.ready
+    high = (z < -np.maximum(allowance, _CROWD_DEVIATION)) & nodes.ready
     slow, fast = (np.bincount(group[some], minlength=len(alarm)) for some in (low, high))
     crowded = is_crowd(slow, nodes.reference.count) | is_crowd(fast, nodes.reference.count)
     confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)
