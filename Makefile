@@ -71,6 +71,10 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -n auto --dist loadgroup -q $(ARGS)
 
+test-gpu: gpu-libraries ## the tracer and NVML on this machine's GPU with NVIDIA's own libraries, as root; says so where there is none
+	@$(BIN)/python -m pytest -q -n 0 tests/agent/trace/test_real_gpu.py tests/agent/trace/test_real_libraries.py \
+	  tests/agent/trace/test_nccl_layout.py $(ARGS)
+
 bench-detection: setup ## false alarms, delays and cost of the detector compared with three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 

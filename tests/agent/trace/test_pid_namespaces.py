@@ -1,7 +1,6 @@
 """A tracer in a PID namespace that is not the machine's first, as on a node that is itself a container."""
 
-import sqlite3
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,10 @@ from ingero_testing.gpu_job import (
     tracing,
 )  # fmt: skip
 from ingero_testing.processes import wait_until
+from ingero_testing.trace_database import query
 from tests.agent.trace.test_scheduler import SPINNER, types
 
 STEPS = 100
-
-
-def rows(database: Path, query: str) -> list[tuple[int, ...]]:
-    with closing(sqlite3.connect(database)) as connection:
-        return connection.execute(query).fetchall()
 
 
 def below(pid: int) -> set[int]:
@@ -67,18 +62,18 @@ def test_processes_of_containers_have_the_numbers_that_the_node_knows_and_other_
             assert (said(elsewhere), said(pods_job)) == ("done", "done")
             calls = "SELECT pid, SUM(count) FROM event_aggregates WHERE source = {} AND op = {} GROUP BY pid"
             wait_until(
-                lambda: [count for _, count in rows(database, calls.format(9, 3))] == [STEPS] * 2, "the collectives"
+                lambda: [count for _, count in query(database, calls.format(9, 3))] == [STEPS] * 2, "the collectives"
             )
             go(pods_spinner)
             off = float(said(pods_spinner))
             stalls = "SELECT pid, SUM(sum_dur) / 1e9 FROM event_aggregates WHERE source = 3 AND op = 1 GROUP BY pid"
             wait_until(
-                lambda: sum(seconds for pid, seconds in rows(database, stalls) if pid in spins) > 0.9 * off,
-                lambda: f"{off} s of stalls of {spins}, not {rows(database, stalls)}",
+                lambda: sum(seconds for pid, seconds in query(database, stalls) if pid in spins) > 0.9 * off,
+                lambda: f"{off} s of stalls of {spins}, not {query(database, stalls)}",
             )
-        called = {pid for pid, _ in rows(database, calls.format(9, 3))}
-        names = {pid: name for pid, name in rows(database, "SELECT pid, name FROM process_names")}  # noqa: C416
-        singly = {pid for (pid,) in rows(database, "SELECT DISTINCT pid FROM collectives")}
+        called = {pid for pid, _ in query(database, calls.format(9, 3))}
+        names = {pid: name for pid, name in query(database, "SELECT pid, name FROM process_names")}  # noqa: C416
+        singly = {pid for (pid,) in query(database, "SELECT DISTINCT pid FROM collectives")}
 
     assert called < ranks
     assert singly == called

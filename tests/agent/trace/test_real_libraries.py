@@ -3,18 +3,16 @@
 `make gpu-libraries` downloads them.
 """
 
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ingero_testing.gpu_job import attached, communicator_hash, nvidia_libraries, tracing
 from ingero_testing.needs import needs_nvidia_libraries
 from ingero_testing.processes import next_line, wait_until
+from ingero_testing.trace_database import query
 
 REAL = nvidia_libraries()
 IDENTITY = bytes((i * 37 + 200) % 256 for i in range(128))
@@ -47,11 +45,6 @@ sys.stdin.readline()
 """
 
 
-def rows(database: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(database)) as connection:
-        return connection.execute(query, values).fetchall()
-
-
 def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has_its_rank(tmp_path: Path) -> None:
     database = tmp_path / "trace.db"
     command = [sys.executable, "-c", CALLER, IDENTITY.hex(), *map(str, REAL or ())]
@@ -68,11 +61,11 @@ def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has
             result = int(next_line(caller))
             counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
             want = {(1, 3, 500), (1, 1, 300), (1, 5, 200), (9, 3, 50), (9, 1, 1)}
-            wait_until(lambda: want <= set(rows(database, counted, caller.pid)), f"{want}", 20)
+            wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}", 20)
         finally:
             caller.kill()
 
     assert result != 0
-    assert rows(
+    assert query(
         database, "SELECT rank, world_size, comm, ret_code FROM events WHERE source = 9 AND pid = ?", caller.pid
     ) == [(5, 16, communicator_hash(IDENTITY), result)]
