@@ -146,7 +146,7 @@ def healthy_jobs(quick: bool, chosen: str) -> Iterable[Job]:
     """Ten hours of every healthy family; two hours for the common rules, which accuse continuously."""
     for family in (name for name in families.HEALTHY if chosen in name.lower()):
         for budget, sizes in HEALTHY_SIZES.items():
-            yield Job(family, OURS, budget, *((2880, ((64, 4),)) if quick else (7200, sizes)))
+            yield Job(family, OURS, budget, 7200, ((64, 2),) if quick else sizes)
         for rule in list(RULES)[1:]:
             yield Job(family, rule, FAULT_BUDGET, 1440, ((64, 1),) if quick else ((8, 8), (64, 1), (512, 1)))
 
