@@ -17,8 +17,9 @@ from ingero_echo.store import LOGS, Store, StoreError, _last_block
 from ingero_echo.wal import uncommitted_tail
 from ingero_testing.store_lives import Held, held, live_in_order, live_until_killed
 
-ORDERLY, KILLED = 104, 100
-"""Lives of both kinds; a store whose file a checkpoint has cut shorter comes up about once in ten."""
+ORDERLY, KILLED, LIVES = 104, 100, 20
+"""Lives of both kinds, and those of one store that is killed. A store whose file a checkpoint has cut shorter comes
+up about once in ten."""
 
 
 def test_stopped_and_started_a_hundred_times_it_holds_what_was_written(tmp_path: Path) -> None:
@@ -78,17 +79,19 @@ def _listen(channel: Connection, life: multiprocessing.process.BaseProcess, max_
     return found, written, begun
 
 
-def test_killed_and_started_a_hundred_times_it_holds_what_was_acknowledged_and_no_half_batch(tmp_path: Path) -> None:
-    for store in range(5):
-        path, sure, perhaps = tmp_path / f"{store}.duckdb", Held(), Held()
-        for life in range(KILLED // 5):
-            found, written, begun = killed_once(path, 1000 * store + life)
-            assert sure.items() <= found.items()
-            assert found.items() <= (sure | perhaps).items()
-            sure, perhaps = found | written, begun
-        last = Store.open(StoreConfig(path=path))
-        assert sure.items() <= held(last).items()
-        last.close()
+@pytest.mark.parametrize("store", range(KILLED // LIVES))
+def test_killed_and_started_again_and_again_it_holds_what_was_acknowledged_and_no_half_batch(
+    tmp_path: Path, store: int
+) -> None:
+    path, sure, perhaps = tmp_path / "store.duckdb", Held(), Held()
+    for life in range(LIVES):
+        found, written, begun = killed_once(path, 1000 * store + life)
+        assert sure.items() <= found.items()
+        assert found.items() <= (sure | perhaps).items()
+        sure, perhaps = found | written, begun
+    last = Store.open(StoreConfig(path=path))
+    assert sure.items() <= held(last).items()
+    last.close()
 
 
 def contents(path: Path) -> dict[str, bytes]:
