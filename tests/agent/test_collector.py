@@ -37,7 +37,7 @@ class Pages:
     """What a process serves."""
 
     def __init__(self, ports: Path) -> None:
-        wait_until(ports.exists, "the pages", 60)
+        wait_until(ports.exists, "the pages")
         self.base = f"http://127.0.0.1:{json.loads(ports.read_text())['metrics']}"
 
     def get(self, path: str) -> tuple[int, str]:
@@ -66,8 +66,8 @@ def test_pages_report_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
             )
         )  # fmt: skip
         pages = Pages(tmp_path / "agent.json")
-        wait_until(lambda: pages.get("/readyz")[0] == 200, "readiness", 60)
-        wait_until(lambda: pages.samples()['ingero_agent_state{state="active"}'] == 1.0, "the active state", 60)
+        wait_until(lambda: pages.get("/readyz")[0] == 200, "readiness")
+        wait_until(lambda: pages.samples()['ingero_agent_state{state="active"}'] == 1.0, "the active state")
         seen = pages.samples()
 
         assert seen["ingero_agent_pushes_total"] >= 3
@@ -91,7 +91,7 @@ def test_pages_report_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
 
         service.process.kill()
         service.process.wait(10)
-        wait_until(lambda: pages.get("/readyz") == (503, "not ready: fleet_unreachable\n"), "the loss of Fleet", 60)
+        wait_until(lambda: pages.get("/readyz") == (503, "not ready: fleet_unreachable\n"), "the loss of Fleet")
         seen = pages.samples()
         assert seen['ingero_agent_push_failures_total{reason="unreachable"}'] >= 3
         assert seen["ingero_agent_push_retries_total"] >= 3
@@ -123,7 +123,7 @@ def test_a_source_that_cannot_be_read_is_reported_and_its_signals_go(tmp_path: P
     script.write_text("stages: [{seconds: 1}, {seconds: 600, fail: true}]\n")
     with fleet(tmp_path) as service, agent(tmp_path, service, "--stub-script", str(script)):
         pages = Pages(tmp_path / "agent.json")
-        wait_until(lambda: pages.get("/readyz") == (503, "not ready: source_unreadable\n"), "the stale state", 60)
+        wait_until(lambda: pages.get("/readyz") == (503, "not ready: source_unreadable\n"), "the stale state")
         seen = pages.samples()
 
         assert "ingero_node_health_score" not in seen

@@ -46,7 +46,7 @@ def command(folder: Path, *flags: object) -> list[str]:
 
 def port(folder: Path, name: str) -> int:
     file = folder / "ports.json"
-    wait_until(file.exists, "the port", 60)
+    wait_until(file.exists, "the port")
     return int(json.loads(file.read_text())[name])
 
 

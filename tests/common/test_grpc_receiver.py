@@ -106,7 +106,7 @@ def receiver() -> Iterator[Receiver]:
 
 def fails(channel: grpc.Channel, body: bytes, method: str = METHOD, **more: Any) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as failed:
-        unary(channel, method)(body, timeout=10, **more)
+        unary(channel, method)(body, timeout=60, **more)
     return failed.value
 
 
@@ -114,7 +114,7 @@ def test_every_signal_is_taken_with_its_metadata(receiver: Receiver) -> None:
     with receiver.channel() as channel:
         for signal in Signal:
             metadata = ((headers.CLUSTER, "c1"), ("authorization", "Bearer x"))
-            assert unary(channel, signal.grpc_method)(b"body", timeout=10, metadata=metadata) == b""
+            assert unary(channel, signal.grpc_method)(b"body", timeout=60, metadata=metadata) == b""
 
     assert [push.signal for push in receiver.pushes] == list(Signal)
     assert {(push.encoding, push.body, push.cluster) for push in receiver.pushes} == {("protobuf", b"body", "c1")}
@@ -124,15 +124,15 @@ def test_every_signal_is_taken_with_its_metadata(receiver: Receiver) -> None:
 def test_answer_metadata_is_sent_as_initial_metadata(receiver: Receiver) -> None:
     with receiver.channel() as channel:
         for _ in range(2):
-            raw, call = unary(channel, METHOD).with_call(b"threshold", timeout=10)
+            raw, call = unary(channel, METHOD).with_call(b"threshold", timeout=60)
             assert (raw, call.code()) == (b"", grpc.StatusCode.OK)
             assert dict(call.initial_metadata())[headers.GRPC_THRESHOLD] == "0.850000"
 
 
 def test_partial_success_is_a_message_of_each_signal(receiver: Receiver) -> None:
     with receiver.channel() as channel:
-        raw = unary(channel, METHOD)(b"partial", timeout=10)
-        logs = unary(channel, Signal.LOGS.grpc_method)(b"partial", timeout=10)
+        raw = unary(channel, METHOD)(b"partial", timeout=60)
+        logs = unary(channel, Signal.LOGS.grpc_method)(b"partial", timeout=60)
 
     assert ExportMetricsServiceResponse.FromString(raw).partial_success.rejected_data_points == 3
     assert ExportLogsServiceResponse.FromString(logs).partial_success.error_message == "three were no good"
@@ -153,7 +153,7 @@ def test_failures_have_their_code_and_the_channel_goes_on(
     with receiver.channel() as channel:
         error = fails(channel, body)
         assert (error.code(), error.details()) == (code, words)
-        unary(channel, METHOD)(b"next", timeout=10)
+        unary(channel, METHOD)(b"next", timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_retryable_failures_carry_a_delay(
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_compressed_messages_are_opened_within_bounds(receiver: Receiver, compression: grpc.Compression) -> None:
     with receiver.channel(compression=compression) as channel:
-        unary(channel, METHOD)(b"a" * 150_000, timeout=10)
+        unary(channel, METHOD)(b"a" * 150_000, timeout=60)
         assert receiver.pushes[0].body == b"a" * 150_000
         error = fails(channel, bytes(300_000))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -197,19 +197,19 @@ def test_other_methods_and_stream_calls_are_refused(receiver: Receiver) -> None:
     with receiver.channel() as channel:
         assert fails(channel, b"x", "/other.Service/Export").code() is grpc.StatusCode.UNIMPLEMENTED
         with pytest.raises(grpc.RpcError) as failed:
-            stream_unary(channel, METHOD)(iter([b"one", b"two"]), timeout=10)
+            stream_unary(channel, METHOD)(iter([b"one", b"two"]), timeout=60)
         assert failed.value.code() is grpc.StatusCode.INTERNAL
         with pytest.raises(grpc.RpcError) as failed:
-            stream_unary(channel, METHOD)(iter([]), timeout=10)
+            stream_unary(channel, METHOD)(iter([]), timeout=60)
         assert failed.value.code() is grpc.StatusCode.INTERNAL
-        unary(channel, METHOD)(b"next", timeout=10)
+        unary(channel, METHOD)(b"next", timeout=60)
 
 
 def test_large_metadata_is_refused_and_the_channel_goes_on(receiver: Receiver) -> None:
     with receiver.channel(("grpc.max_metadata_size", 1 << 20)) as channel:
         error = fails(channel, b"x", metadata=(("m", "v" * 17_000),))
         assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-        unary(channel, METHOD)(b"next", timeout=10, wait_for_ready=True)
+        unary(channel, METHOD)(b"next", timeout=60, wait_for_ready=True)
 
 
 def test_a_thousand_calls_at_once_on_one_channel(receiver: Receiver) -> None:
@@ -227,7 +227,7 @@ def test_a_thousand_calls_at_once_on_one_channel(receiver: Receiver) -> None:
 def test_many_channels_at_once(receiver: Receiver) -> None:
     def push(number: int) -> int:
         with receiver.channel(("grpc.use_local_subchannel_pool", 1)) as channel:
-            return sum(unary(channel, METHOD)(b"x" * number, timeout=30) == b"" for _ in range(20))
+            return sum(unary(channel, METHOD)(b"x" * number, timeout=60) == b"" for _ in range(20))
 
     with ThreadPoolExecutor(16) as pool:
         assert sum(pool.map(push, range(32))) == 640
@@ -241,7 +241,7 @@ def test_keepalive_pings_are_answered(receiver: Receiver) -> None:
         ("grpc.http2.max_pings_without_data", 0),
     )
     with receiver.channel(*options) as channel:
-        call = unary(channel, METHOD).future(b"slow", timeout=20)
+        call = unary(channel, METHOD).future(b"slow", timeout=60)
         threading.Timer(0.8, receiver.gate.set).start()
         assert call.result() == b""
 
@@ -253,7 +253,7 @@ def test_a_deadline_ends_the_call_and_not_the_channel(receiver: Receiver) -> Non
         with pytest.raises(grpc.RpcError) as failed:
             unary(channel, METHOD)(b"slow", timeout=0.2)
         assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        unary(channel, METHOD)(b"next", timeout=10)
+        unary(channel, METHOD)(b"next", timeout=60)
 
 
 def test_every_call_needs_a_token(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_every_call_needs_a_token(tmp_path: Path) -> None:
                 grpc.StatusCode.UNAUTHENTICATED, "a bearer token is required",
             )  # fmt: skip
         good = (("authorization", "Bearer secret"),)
-        unary(channel, METHOD)(b"x", timeout=10, metadata=good)
+        unary(channel, METHOD)(b"x", timeout=60, metadata=good)
         file.write_text("rotated")
         now[0] += CHECK_SECONDS
         assert fails(channel, b"x", metadata=good).code() is grpc.StatusCode.UNAUTHENTICATED
@@ -278,7 +278,7 @@ def test_every_call_needs_a_token(tmp_path: Path) -> None:
 
 def test_a_stop_finishes_what_is_under_way() -> None:
     with Receiver().running() as receiver, receiver.channel() as channel:
-        slow = unary(channel, METHOD).future(b"slow", timeout=20)
+        slow = unary(channel, METHOD).future(b"slow", timeout=60)
         wait_until(lambda: len(receiver.pushes) == 1, "the slow call")
         receiver.stop()
         time.sleep(0.2)
@@ -305,7 +305,7 @@ def test_tls_speaks_h2_and_follows_its_files(tmp_path: Path) -> None:
                 f"127.0.0.1:{receiver.port}", credentials, (("grpc.use_local_subchannel_pool", 1),)
             ) as channel:
                 try:
-                    return unary(channel, METHOD)(b"x" * 40_000, timeout=10) == b""
+                    return unary(channel, METHOD)(b"x" * 40_000, timeout=60) == b""
                 except grpc.RpcError as error:
                     assert error.code() is grpc.StatusCode.UNAVAILABLE
                     return False

@@ -159,7 +159,7 @@ def test_slurm_logs_when_a_job_begins_and_ends(tmp_path: Path) -> None:
     with real_slurm(tmp_path, f"Prolog={program}\nEpilog={program}\n") as file:
         environment = {**os.environ, "SLURM_CONF": str(file)}
         subprocess.run(["srun", "--nodelist=n2", "true"], check=True, env=environment, timeout=60)
-        wait_until(ended, "the end of the job", 30)
+        wait_until(ended, "the end of the job")
 
     assert re.findall(r"job \d+ .*", log.read_text()) == [
         "job 1 begins on n2, straggler: slow", "job 1 ends on n2, straggler: slow",

@@ -109,7 +109,7 @@ def test_an_otlp_client_goes_on_when_all_certificates_of_both_sides_are_replaced
         seen = []
         async with listener(protocol, files.server) as port:
             client = make_client(
-                ClientConfig(endpoint=f"127.0.0.1:{port}", tls=files.client, protocol=protocol, timeout=10)
+                ClientConfig(endpoint=f"127.0.0.1:{port}", tls=files.client, protocol=protocol, timeout=60)
             )
             seen.append((await client.send(Signal.LOGS, b"")).failure)
             server, peer = trustme.CA(), trustme.CA()
@@ -133,7 +133,7 @@ def test_an_otlp_client_that_is_refused_for_its_certificate_goes_on_with_a_new_o
     async def main() -> list[DeliveryFailure | None]:
         seen = []
         async with listener(protocol, files.server) as port:
-            config = ClientConfig(endpoint=f"127.0.0.1:{port}", tls=files.client, protocol=protocol, timeout=10)
+            config = ClientConfig(endpoint=f"127.0.0.1:{port}", tls=files.client, protocol=protocol, timeout=60)
             files.issue("client", trustme.CA(), files.server_authority)
             client = make_client(config)
             seen.append((await client.send(Signal.LOGS, b"")).failure)

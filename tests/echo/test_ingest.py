@@ -46,7 +46,7 @@ def push(service: Running, message: Any, signal_name: str = "logs", query: str =
 
 
 def rows(service: Running, sql: str) -> list[list[Any]]:
-    answer = web.post(service.url("api", echo.SQL), json={"sql": sql, "limit": 100_000}, timeout=30)
+    answer = web.post(service.url("api", echo.SQL), json={"sql": sql, "limit": 100_000}, timeout=60)
     assert answer.status_code == 200, answer.text
     return list(answer.json()["rows"])
 
@@ -100,11 +100,11 @@ def test_grpc_takes_what_http_takes(service: Running) -> None:
     ids, request = telemetry.numbered(10, cluster="grpc")
     with grpc.insecure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}") as channel:
         call = unary(channel, Signal.LOGS.grpc_method)
-        raw = call(request.SerializeToString(), timeout=30)
+        raw = call(request.SerializeToString(), timeout=60)
 
         assert ExportLogsServiceResponse.FromString(raw) == ExportLogsServiceResponse()
         with pytest.raises(grpc.RpcError) as refused:
-            call(b"\xff rubbish", timeout=10)
+            call(b"\xff rubbish", timeout=60)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     found = rows(service, "SELECT event_id::VARCHAR FROM events WHERE cluster_id = 'grpc'")
     assert sorted(row[0] for row in found) == sorted(ids)
@@ -287,7 +287,7 @@ def test_an_attribute_of_a_resource_that_is_no_text_is_reported_and_costs_no_rec
     request = telemetry.logs([("e", "good", {})] * count, cluster, zone="XXXX")
     body = request.SerializeToString().replace(b"XXXX", b"\xff\xfe\xfd\xfc")
 
-    answer = web.post(service.url("otlp/http", routes.OTLP_LOGS), content=body, headers=PROTOBUF, timeout=30)
+    answer = web.post(service.url("otlp/http", routes.OTLP_LOGS), content=body, headers=PROTOBUF, timeout=60)
 
     partial = ExportLogsServiceResponse.FromString(answer.content).partial_success
     assert (answer.status_code, partial.rejected_log_records) == (200, 0)

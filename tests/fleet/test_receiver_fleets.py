@@ -51,7 +51,7 @@ def push_grpc(one: Running, node: str, rate: float) -> dict[str, str]:
     """Push a report over gRPC; returns the initial metadata of the answer."""
     with grpc.insecure_channel(f"127.0.0.1:{one.ports['otlp/grpc']}") as channel:
         call = channel.unary_unary(Signal.METRICS.grpc_method, bytes, bytes)
-        _, done = call.with_call(report(node, rate), timeout=10)
+        _, done = call.with_call(report(node, rate), timeout=60)
         return {str(name): str(value) for name, value in (*done.initial_metadata(), *done.trailing_metadata())}
 
 

@@ -49,7 +49,7 @@ def over_http(service: Running, forgetful: Forgetful) -> Iterator[str]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            with httpx.Client(timeout=30, trust_env=False) as client:
+            with httpx.Client(timeout=60, trust_env=False) as client:
                 answer = client.post(service.url("otlp/http", self.path), content=body, headers=PROTOBUF)
             forgotten = forgetful.forgets(body)
             self.send_response(503 if forgotten else answer.status_code)
@@ -78,7 +78,7 @@ def over_grpc(service: Running, forgetful: Forgetful) -> Iterator[str]:
         class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
             def service(self, details: Any) -> Any:
                 def pass_on(body: bytes, context: Any) -> bytes:
-                    answer = unary(channel, details.method)(body, timeout=30)
+                    answer = unary(channel, details.method)(body, timeout=60)
                     if forgetful.forgets(body):
                         context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
                     return answer

@@ -14,7 +14,7 @@ pytestmark = needs_promtool
 
 
 def port_in(file: Path) -> int:
-    wait_until(file.exists, file.name, 60)
+    wait_until(file.exists, file.name)
     return int(json.loads(file.read_text())["metrics"])
 
 
@@ -60,7 +60,7 @@ def test_every_page_is_clean(tmp_path: Path) -> None:
             "slow", "--stub-script", str(script), "--remediate", "--remediate-socket", str(tmp_path / "socket"),
             "--metrics-listen", "127.0.0.1:0", "--ports-file", str(tmp_path / "agent.json"),
         )  # fmt: skip
-        wait_until((tmp_path / "socket").exists, "the socket", 60)
+        wait_until((tmp_path / "socket").exists, "the socket")
         stack.enter_context(
             process(
                 tmp_path / "sink.log", str(BIN / "ingero-sink"), "--remediate-socket", str(tmp_path / "socket"),
@@ -75,7 +75,7 @@ def test_every_page_is_clean(tmp_path: Path) -> None:
         }
         straggling = {"findings": "ingero_fleet_straggler{", "sink": "ingero_sink_active_stragglers{"}
         for name, series in straggling.items():
-            wait_until(lambda: series in web.get(pages[name]).text, f"the straggler at {name}", 60)  # noqa: B023
+            wait_until(lambda: series in web.get(pages[name]).text, f"the straggler at {name}")  # noqa: B023
         texts = {name: web.get(url).text for name, url in pages.items()}
 
     assert "gpu_throttle_thermal_active{" in texts["agent"]

@@ -86,7 +86,7 @@ def agent(folder: Path, files: Credentials, service: Running, protocol: str) -> 
 
 def over_http(files: Credentials, service: Running, body: bytes, bearer: str) -> bool:
     context = ssl.create_default_context(cadata=files.authorities["fleet"].cert_pem.bytes().decode())
-    with httpx.Client(verify=context, timeout=30, trust_env=False) as client:
+    with httpx.Client(verify=context, timeout=60, trust_env=False) as client:
         url = f"https://127.0.0.1:{service.ports['otlp/http']}{routes.OTLP_METRICS}"
         headers = {"content-type": "application/x-protobuf", "authorization": bearer}
         return client.post(url, content=body, headers=headers).status_code == 200
@@ -96,7 +96,7 @@ def over_grpc(files: Credentials, service: Running, body: bytes, bearer: str) ->
     credentials = grpc.ssl_channel_credentials(files.authorities["fleet"].cert_pem.bytes())
     with grpc.secure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}", credentials) as channel:
         try:
-            unary(channel, EXPORT)(body, timeout=30, metadata=(("authorization", bearer),))
+            unary(channel, EXPORT)(body, timeout=60, metadata=(("authorization", bearer),))
         except grpc.RpcError:
             return False
         return True
@@ -145,7 +145,7 @@ def test_everything_is_rotated_under_load_and_nothing_acknowledged_is_lost(tmp_p
         assert not over_grpc(files, service, b"", old)
         context = ssl.create_default_context(cadata=files.authorities["fleet"].cert_pem.bytes().decode())
         url = f"https://127.0.0.1:{service.ports['threshold']}{routes.FLEET_THRESHOLD}?cluster_id=c"
-        with httpx.Client(verify=context, timeout=30, trust_env=False) as client:
+        with httpx.Client(verify=context, timeout=60, trust_env=False) as client:
             statuses = [
                 client.get(url, headers={"authorization": item}).status_code for item in (files.bearer("fleet"), old)
             ]

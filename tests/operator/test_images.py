@@ -104,7 +104,7 @@ def test_an_image_serves_its_health_read_only_and_without_privilege(name: str, t
 
     with locked_down(name, writable) as running:
         _, port, route = SERVICES[name]
-        with urllib.request.urlopen(running.url(port, route), timeout=10) as answer:
+        with urllib.request.urlopen(running.url(port, route), timeout=60) as answer:
             status = answer.status
         facts = Path(f"/proc/{running.process.pid}")
         lines = dict(line.split(":\t", 1) for line in (facts / "status").read_text().splitlines())

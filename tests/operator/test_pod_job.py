@@ -34,7 +34,7 @@ def three_ranks(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     finally:
         for rank in ranks:
             rank.kill()
-            rank.communicate(timeout=30)
+            rank.communicate(timeout=60)
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")

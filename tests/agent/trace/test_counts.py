@@ -193,7 +193,7 @@ def test_too_many_launches_are_counted_in_windows_and_their_rate_stays_where_it_
         pages: list[str] = []
 
         def page() -> str:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 pages.append(answer.read().decode())
             return pages[-1]
 

@@ -49,7 +49,7 @@ def test_a_slowed_process_makes_half_the_calls_of_its_peer(tmp_path: Path) -> No
             wait_until(lambda s=source, o=operation: all(counted(database, pid, s, o) for pid in pids), "calls")  # type: ignore[misc]
 
         site.hurt(signal.SIGUSR1, "b")
-        wait_until(since(lambda: [counted(database, pid, 1, 3) for pid in pids]), "the slowed one to fall behind", 20)
+        wait_until(since(lambda: [counted(database, pid, 1, 3) for pid in pids]), "the slowed one to fall behind")
     finally:
         lab.stop()
 

@@ -77,8 +77,8 @@ def test_fleet_takes_every_point_and_a_recording_names_the_late_rank(
                 wait_until(lambda: attached(agent, *libraries), "both libraries")
                 go(running)
                 assert said(running) == "done"
-                wait_until(lambda: counts(bodies).get("ncclAllReduce", 0) >= RANKS * STEPS, "the calls", 20)
-                wait_until(lambda: taken(site) >= RANKS * STEPS, "the collectives", 20)
+                wait_until(lambda: counts(bodies).get("ncclAllReduce", 0) >= RANKS * STEPS, "the calls")
+                wait_until(lambda: taken(site) >= RANKS * STEPS, "the collectives")
             telemetry = lab.client.get(f"http://127.0.0.1:{site.ports['telemetry']}/metrics").text
         finally:
             lab.stop()

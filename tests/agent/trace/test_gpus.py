@@ -232,7 +232,7 @@ def test_a_tracer_next_to_a_driver_serves_keeps_explains_and_reports_consumers(d
         sink = json.loads(ports.read_text())["metrics"]
 
         def page(port: int) -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 return str(answer.read().decode())
 
         wait_until(lambda: "ingero_sink_connected 1.0" in page(sink), "the sink")

@@ -198,7 +198,7 @@ def test_every_launch_is_counted_once_whatever_layers_it_passes(
         for running in jobs.values():
             go(running)
             assert said(running) == "done"
-        wait_until(lambda: all(launches(database, running.pid) for running in jobs.values()), "counts", 20)
+        wait_until(lambda: all(launches(database, running.pid) for running in jobs.values()), "counts")
         agent.process.terminate()
         assert agent.process.wait(30) == 0
 
@@ -215,7 +215,7 @@ def test_a_killed_agent_leaves_no_probe_behind_and_the_job_goes_on(tmp_path: Pat
             links = links_of(agent.process.pid)
             assert links
             os.kill(agent.process.pid, signal.SIGKILL)
-            wait_until(lambda: not any(link_lives(link) for link in links), "the links to go", 20)
+            wait_until(lambda: not any(link_lives(link) for link in links), "the links to go")
         go(running)
 
         assert said(running) == "done"

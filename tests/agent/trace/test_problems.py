@@ -91,9 +91,9 @@ def test_a_tracer_without_rights_says_so_in_its_termination_log_and_on_its_page(
         tmp_path / "trace.db", "--prometheus", "127.0.0.1:0", "--gpu-interval", "0s", "--termination-log", file,
     ]  # fmt: skip
     with process(tmp_path / "log", *map(str, command)) as agent:
-        wait_until(lambda: TraceProblem.PRIVILEGES_REFUSED in parse_problems(file.read_text()), "the reason", 60)
+        wait_until(lambda: TraceProblem.PRIVILEGES_REFUSED in parse_problems(file.read_text()), "the reason")
         url = f"http://127.0.0.1:{listening_port(agent)}{routes.TRACER_HEALTH}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             health = json.load(answer)
 
     assert health["ready"] is False

@@ -83,11 +83,11 @@ def test_calls_that_succeed_are_counted_and_collectives_have_number_size_and_com
             communicator = communicator_hash(bytes.fromhex(next_line(caller)))
             counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
             want = {(1, 4, COPIES), (1, 5, CALLS), (9, 3, CALLS), (9, 1, 1)}
-            wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}", 20)
+            wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}")
             stored = (
                 "SELECT rank, nranks, comm_hash, seq, seq_exact, bytes FROM collectives WHERE pid = ? ORDER BY seq"
             )
-            wait_until(lambda: len(query(database, stored, caller.pid)) == CALLS, "every collective", 20)
+            wait_until(lambda: len(query(database, stored, caller.pid)) == CALLS, "every collective")
             used = sum(gpu.used for gpu in reader().read())
         finally:
             caller.kill()

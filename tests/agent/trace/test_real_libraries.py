@@ -61,7 +61,7 @@ def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has
             result = int(next_line(caller))
             counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
             want = {(1, 3, 500), (1, 1, 300), (1, 5, 200), (9, 3, 50), (9, 1, 1)}
-            wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}", 20)
+            wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}")
         finally:
             caller.kill()
 

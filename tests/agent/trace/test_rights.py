@@ -35,7 +35,7 @@ def with_rights(*names: str) -> tuple[str, ...]:
 
 def page(agent: Running, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{listening_port(agent)}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{listening_port(agent)}{path}", timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

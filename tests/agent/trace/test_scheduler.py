@@ -85,7 +85,7 @@ def test_a_thread_pushed_off_its_processor_stalls_and_a_sleeping_one_does_not(tm
         for started in (spinner, sleeper):
             go(started)
         off, off_asleep = float(said(spinner)), float(said(sleeper))
-        wait_until(lambda: waited(database, spinner.pid) > 0.9 * off, "the stall", 20)
+        wait_until(lambda: waited(database, spinner.pid) > 0.9 * off, "the stall")
         stalled, slept = waited(database, spinner.pid), waited(database, sleeper.pid)
 
     assert off > 0.1

@@ -152,8 +152,8 @@ def test_the_function_that_makes_a_real_rank_late_is_named(tmp_path: Path) -> No
     ):
         wait_until(lambda: attached(agent, *libraries), "both libraries")
         go(running)
-        wait_until(lambda: "stacks_sampled" in agent.words(), "a sampling", 30)
-        wait_until(lambda: bool(stack_rows(database, Filter(begin=0, end=2**32))), "its stacks", 60)
+        wait_until(lambda: "stacks_sampled" in agent.words(), "a sampling")
+        wait_until(lambda: bool(stack_rows(database, Filter(begin=0, end=2**32))), "its stacks")
         late = sorted(children(running.pid))[1]
         done = subprocess.run(
             [BIN / "ingero-agent", "explain", "--db", str(database), "--json"], capture_output=True, timeout=60,

@@ -283,4 +283,4 @@ def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path, traced
                     (running.pid,),
                 ).fetchall()
 
-        wait_until(lambda: rows() == [(9, 100, 400_000)], "100 collectives", 20)
+        wait_until(lambda: rows() == [(9, 100, 400_000)], "100 collectives")

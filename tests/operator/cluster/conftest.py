@@ -45,7 +45,7 @@ class Instance:
 
     def page(self) -> dict[str, float]:
         """Its metrics."""
-        with urllib.request.urlopen(self.running.url("http", "/metrics"), timeout=5) as answer:
+        with urllib.request.urlopen(self.running.url("http", "/metrics"), timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line[:1] != "#"}
 

@@ -352,7 +352,7 @@ def test_an_http_route_is_made_where_the_gateway_api_is_and_goes_with_its_field(
     plane.apply(http_routes())
     name = "crd/httproutes.gateway.networking.k8s.io"
     plane.kubectl("wait", "--for=condition=Established", name, "--timeout=30s")
-    wait_until(lambda: len(routes()) == 1, "the HTTPRoute", 60)
+    wait_until(lambda: len(routes()) == 1, "the HTTPRoute")
     wait_until(lambda: created() == ("True", "AsExpected"), "the condition to hold")
     assert routes()[0]["spec"]["rules"][0]["backendRefs"][0]["port"] == 8080
     operator.rest()

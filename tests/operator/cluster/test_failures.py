@@ -59,7 +59,7 @@ def test_a_child_that_cannot_be_written_holds_up_no_release_and_is_said(lab: Lab
         message = condition(plane, lab.namespace)[2]
         assert message.startswith("Service prod-fleet: ") and "failed calling webhook" in message
         assert condition(plane, lab.namespace, "Ready")[:2] == ("False", "RequestFailed")
-    wait_until(lambda: condition(plane, lab.namespace)[0] == "False", "the child to be there", 60)
+    wait_until(lambda: condition(plane, lab.namespace)[0] == "False", "the child to be there")
     assert plane.read("-n", lab.namespace, "service", "prod-fleet") is not None
 
 
@@ -77,7 +77,7 @@ def test_a_new_resource_of_which_a_child_cannot_be_written_says_so_and_gets_the_
         before = operator.writes()
         operator.settle(3)
         assert operator.writes() - before <= 4  # tried again now and then
-    wait_until(lambda: plane.read("-n", namespace, "service", "prod-fleet") is not None, "the Service", 60)
+    wait_until(lambda: plane.read("-n", namespace, "service", "prod-fleet") is not None, "the Service")
 
 
 def test_whoever_takes_only_the_annotation_has_said_no_and_the_taint_goes_too(lab: Lab, operator: Any) -> None:

@@ -549,7 +549,7 @@ def test_a_missing_secret_is_named_and_found_later(
 
     plane.kubectl("-n", namespace, "create", "secret", "generic", "fleet-token", "--from-literal=token=s3cret")
 
-    wait_until(lambda: summary(plane, namespace) == "Healthy", "the Secret to be found", 60)
+    wait_until(lambda: summary(plane, namespace) == "Healthy", "the Secret to be found")
 
 
 def test_a_certificate_without_the_name_that_agents_call_is_said(
@@ -659,7 +659,7 @@ def test_service_monitors_are_made_where_their_kind_exists_and_taken_back(
         except RuntimeError:
             return -1
 
-    wait_until(lambda: monitors() == 2, "the ServiceMonitors", 60)
+    wait_until(lambda: monitors() == 2, "the ServiceMonitors")
     wait_until(lambda: summary(plane, healthy) == "Healthy", "the FleetCluster to be healthy with them")
     operator.rest()
 

@@ -75,6 +75,6 @@ def test_an_outage_of_the_api_server_is_survived(lab: Lab, start: Any) -> None:
         wait_until(lambda: operator.page()["ingero_operator_fleet_polls_total"] > asked + 5, "more questions")
         lab.plane.start_server()
 
-        wait_until(lambda: lab.marked() == set(), "the release", 60)
+        wait_until(lambda: lab.marked() == set(), "the release")
         assert operator.running.process.poll() is None
         lab.delete()

@@ -48,7 +48,7 @@ def wait_until(done: Callable[[], bool], what: str | Callable[[], str], seconds:
 def answer(url: str) -> tuple[int, str]:
     """Status and text of a page, for every status."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as found:
+        with urllib.request.urlopen(url, timeout=60) as found:
             return found.status, found.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -135,7 +135,7 @@ def real_slurm(folder: Path, more: str = "") -> Iterator[Path]:
         wait_until((folder / "munge.sock").exists, "munged")
         for command in (["slurmctld", "-D", "-i", "-f", str(file)], *nodes):
             start(command)
-        wait_until(idle, "idle nodes", 60)
+        wait_until(idle, "idle nodes")
         yield file
     finally:
         for process in reversed(running):
