@@ -13,6 +13,7 @@ from typing import Final
 
 from ingero_agent.trace.containers import parse_environment, parse_rank
 from ingero_kit.health_report import HealthReport
+from ingero_kit.proc_stat import stat_fields
 
 MAX_PROCESSES: Final = 64
 """Most processes that are read in one search."""
@@ -61,8 +62,8 @@ def parse_slurm_job(cgroups: str, environment: Mapping[str, str]) -> SlurmJob | 
 
 
 def parse_state(text: str) -> tuple[str, int]:
-    """State and parent of a process from /proc/PID/stat, as in proc(5); empty and 0 where they are not there."""
-    state, parent, *_ = [*text.rpartition(")")[2].split()[:2], "", ""]
+    """State and parent of a process from /proc/PID/stat; empty and 0 where they are not there."""
+    state, parent, *_ = [*stat_fields(text), "", ""]
     return state, int(parent) if parent.isdecimal() else 0
 
 

@@ -329,7 +329,7 @@ class _Judged:
                 self.tiers.append(tier)
         self.notes = tuple(notes)
         self.named: list[Bools] = [np.zeros(len(tier.effect), np.bool_) for tier in self.tiers]
-        self._quiet = [np.zeros_like(named) for named in self.named]
+        self._set_apart = [np.zeros_like(named) for named in self.named]
         self._known: list[Bools | None] = [None for _ in self.tiers]
         self._members_say = [np.ones(len(tier.effect)) for tier in self.tiers]
         self.adjusted: list[Floats] = [np.ones(len(tier.effect)) for tier in self.tiers]
@@ -343,7 +343,7 @@ class _Judged:
             tier = self.tiers[place]
             above = inside[tier.parent] & (tier.parent >= 0) if len(inside) else np.zeros(len(tier.effect), np.bool_)
             covered.insert(0, above)
-            inside = self.named[place] | self._quiet[place] | above
+            inside = self.named[place] | self._set_apart[place] | above
         for place, (tier, above) in enumerate(zip(self.tiers, covered, strict=True)):
             known = self._known[place]
             if known is None or not np.array_equal(above, known):
@@ -382,12 +382,12 @@ class _Judged:
         far = tier.effect - np.median(tier.effect[free]) > FAR * tier.spread_of(free)
         return free & far & (loss >= smallest) & (tier.least >= 0.5 * tier.loss)
 
-    def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
+    def apart(self) -> tuple[tuple[AuditLevel, int, float], ...]:
         """Nodes and groups, not named, at another level than most: faults, or of a kind that no label tells."""
         return tuple(
             (tier.level, number, float(-np.expm1(float(np.median(tier.loss[tier.judged])) - tier.loss[number])))
             for place, tier in enumerate(self.tiers[1:], 1)
-            for number in np.flatnonzero(self._apart(place, smallest)).tolist()
+            for number in np.flatnonzero(self._set_apart[place]).tolist()
         )
 
     def accept(self, adjusted: Sequence[Floats], fdr: float, smallest: float, top: int) -> None:
@@ -398,12 +398,12 @@ class _Judged:
                 enough = tier.judged & (self.adjusted[place] <= fdr) & (tier.below >= max(smallest, tier.mirrored()))
                 most = self._chronic() if tier.level is AuditLevel.CHIP else tier.least >= 0.5 * tier.loss
                 self.named[place] = enough & most
-        self._quiet[1:] = [self._apart(place, smallest) for place in range(1, len(self.tiers))]
+        self._set_apart[1:] = [self._apart(place, smallest) for place in range(1, len(self.tiers))]
 
     def _chronic(self) -> Bools:
         return (self.fit.count < CHRONIC_RUNS) | (self.fit.chronic > 0.5)
 
-    def result(self, smallest: float) -> PopulationResult:
+    def result(self) -> PopulationResult:
         """What is said about the population as a whole; the spread is that of units that are not named."""
         quiet = self.usable.copy()
         for place in range(len(self.tiers) - 1, -1, -1):
@@ -413,8 +413,7 @@ class _Judged:
         nodes = len(np.unique(self.population.node[self.usable & (self.population.node >= 0)]))
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
-            robust_spread(effects), self.fit, centre, self.refused, self.notes,
-            self.apart(smallest),
+            robust_spread(effects), self.fit, centre, self.refused, self.notes, self.apart(),
         )  # fmt: skip
 
     def _members(self, place: int, numbers: Ints) -> Ints:
@@ -464,7 +463,7 @@ def audit(populations: Sequence[Population], fdr: float = 0.05, min_loss: float 
         )
         for one, mine in zip(judged, parts, strict=True):
             one.accept([next(adjusted) for _ in mine], fdr, smallest, top)
-    results = [one.result(smallest) for one in judged]
+    results = [one.result() for one in judged]
     findings = [
         item
         for number, (one, result) in enumerate(zip(judged, results, strict=True))

@@ -37,7 +37,7 @@ _UNLIKE: Final = 1.4
 """How much wider the band was, in standard deviations: up to where a level learnt then counts, and from where not."""
 
 
-def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory: float) -> Floats:
+def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals, theory: float) -> Floats:
     """The alarm level of every group; each tick recalibrates some of them. `theory`: without safety factor."""
     first = false_alarm_budget.initial_level(theory, parameters.largest_step)
     alarm = memory.group("alarm")
@@ -58,13 +58,12 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory
         fade = 0.5 ** (period * parameters.tick_hours / _HALF_LIFE_HOURS)
         for table in (*peaks, *steps, runs, hours):
             table *= fade
-    return alarm.copy()
+    raised: Floats = alarm + _learnt_in_less_noise(memory, parameters, nodes) * np.maximum(first - alarm, 0.0)
+    return raised
 
 
-def level_in_more_noise(
-    memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats, theory: float
-) -> Floats:
-    """The alarm levels of groups, higher where they were learnt while the band was wider, in standard deviations.
+def _learnt_in_less_noise(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Floats:
+    """By group, from 0 to 1, how much of its alarm level was learnt while the band was wider, in standard deviations.
 
     A level for noise that the band mostly covers is low, and too low when the noise of the group grows. Until such
     ticks have been seen, the level is at least that of a group without data.
@@ -74,10 +73,8 @@ def level_in_more_noise(
     node_ticks, least_ticks = _ADAPTS
     gain = np.minimum(1 / least_ticks, count / node_ticks)
     lenience[:] = np.where(np.isnan(lenience), now, lenience + gain * (now - lenience))
-    first = false_alarm_budget.initial_level(theory, parameters.largest_step)
-    unlike = np.clip((lenience / now - _ALIKE) / (_UNLIKE - _ALIKE), 0.0, 1.0)
-    raised: Floats = alarm + unlike * np.maximum(first - alarm, 0.0)
-    return raised
+    unlike: Floats = np.clip((lenience / now - _ALIKE) / (_UNLIKE - _ALIKE), 0.0, 1.0)
+    return unlike
 
 
 def record_tick(

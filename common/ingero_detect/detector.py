@@ -103,8 +103,7 @@ class Detector:
         nodes = sequential_tests.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
-        alarm = calibration.alarm_levels(memory, parameters, self.ticks, self.theory)
-        alarm = calibration.level_in_more_noise(memory, parameters, nodes, alarm, self.theory)
+        alarm = calibration.alarm_levels(memory, parameters, self.ticks, nodes, self.theory)
         bounds = sequential_tests.compute_bounds(memory, parameters, nodes, alarm)
         own = sequential_tests.against_own_history(memory, now, nodes, bounds)
         distance = sequential_tests.distance_from_peers(nodes)

@@ -62,7 +62,7 @@ It is also the longest that the alarm for a large loss waits because of pauses.
 CROWD_TICKS: Final = 5
 """Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
-_CROWD_DEVIATION: Final = np.float32(4.0)
+_CROWD_DEVIATION: Final = 4.0
 """Standard deviations by which a node of a crowd falls or rises at least. Beside a straggler one of seven others is
 beyond three in one of a hundred ticks."""
 
@@ -260,7 +260,7 @@ def variance_ratio(memory: ColumnStore) -> Floats:
 
 def _growth(recent: Floats, usual: Floats) -> Floats:
     """By group the factor by which the noise of all nodes has just grown: 1 unless it is more than chance brings."""
-    times = np.nan_to_num(recent, nan=0.0) / np.maximum(usual, 1e-12)
+    times = recent / np.maximum(usual, 1e-12)
     factor: Floats = np.clip(1 + _GROWTH_SLOPE * (times - _CERTAIN_GROWTH), 1.0, np.maximum(times, 1.0))
     return factor
 
@@ -273,9 +273,10 @@ def _long_run_scale(
     Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
     """
     stretch, least = np.sqrt(variance_ratio(memory)), 0.5 * parameters.own_band
+    recent = np.nan_to_num(recent, nan=0.0)
     usual = np.bincount(group, sigma, len(recent)) / np.maximum(reference.count, 1)
     factor = _growth(recent, usual) * stretch
-    floor = np.maximum(np.nan_to_num(recent, nan=0.0) / _CHANCE_GROWTH * stretch, least)
+    floor = np.maximum(recent / _CHANCE_GROWTH * stretch, least)
     scale: Singles = np.maximum(sigma * singles(factor)[group], singles(floor)[group])
     if reference.common.any():
         scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
@@ -290,8 +291,9 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     z = -nodes.gap / scale
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(memory.node("count")[nodes.index], 1)))
     allowance = np.maximum(parameters.drift, band / scale) + error
-    low = (z > np.maximum(allowance, _CROWD_DEVIATION)) & ~nodes.accused & nodes.ready
-    high = (z < -np.maximum(allowance, _CROWD_DEVIATION)) & nodes.ready
+    far = np.maximum(allowance, _CROWD_DEVIATION)
+    low = (z > far) & ~nodes.accused & nodes.ready
+    high = (z < -far) & nodes.ready
     slow, fast = (np.bincount(group[some], minlength=len(alarm)) for some in (low, high))
     crowded = is_crowd(slow, nodes.reference.count) | is_crowd(fast, nodes.reference.count)
     confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero_kit.metrics_table import MetricRow, TableCollector, counter, gauge
+from ingero_kit.proc_stat import stat_fields
 
 _PAGE: Final = resource.getpagesize()
 _VERSION: Final = {
@@ -25,7 +26,7 @@ _VERSION: Final = {
 @cache
 def _started() -> float:
     """When this process began, seconds since the epoch (proc(5): field 22 of `stat`, in ticks since boot)."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    ticks = int(stat_fields(Path("/proc/self/stat").read_text())[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return round(time.time() - age, 2)
 

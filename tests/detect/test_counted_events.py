@@ -53,6 +53,7 @@ def test_units_are_found_in_rounded_rates_and_not_in_others() -> None:
     assert smallest_unit(np.round(counts / 60, 4)) == pytest.approx(1 / 60, rel=0.01)
     assert whole_multiples(np.round(counts / 60, 4), 0.0167)
     assert smallest_unit(np.zeros(4)) == 0.0
+    assert 0 < smallest_unit(np.array([4.5, 6.4, 7.1])) < 1, "distances from the lowest rate may add up to it"
     chance = [np.exp(0.3 * random.normal(size=12)) for _ in range(100)]
     assert sum(whole_multiples(values, smallest_unit(values)) for values in chance) == 0
 

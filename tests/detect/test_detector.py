@@ -162,6 +162,15 @@ def test_noise_of_all_nodes_that_grows_accuses_few(factor: float, correlation: f
     assert len(play(100 * np.exp(noise)).accused()) <= most
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_straggler_beside_a_node_that_is_low_by_chance_is_no_crowd(seed: int) -> None:
+    rates = healthy(400, 8, seed=seed)
+    rates[300:, 4] *= 0.65
+    rates[300, 2] = 100 * (1 - 3.7 * 0.03)
+
+    assert play(rates).accused() == [(301, "n4")]
+
+
 @pytest.mark.parametrize("ticks", [1, 360])
 def test_a_level_learnt_while_the_band_covered_the_noise_does_not_count_when_the_noise_has_grown(ticks: int) -> None:
     rng = np.random.default_rng(3)

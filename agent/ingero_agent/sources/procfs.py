@@ -14,6 +14,7 @@ from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed
 from ingero_kit.clock import Every
 from ingero_kit.logs import get
+from ingero_kit.proc_stat import stat_fields
 
 log = get(__name__)
 
@@ -39,8 +40,8 @@ class WatchTarget:
 
 
 def parse_stat(text: str) -> tuple[int, float]:
-    """Start time (clock ticks) and CPU seconds from a stat line (proc(5)); the name may contain any character."""
-    values = text.rpartition(")")[2].split()
+    """Start time (clock ticks) and CPU seconds from a stat line."""
+    values = stat_fields(text)
     return int(values[19]), (int(values[11]) + int(values[12])) / _TICKS
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero_agent.trace.libraries import NCCL, FileIdentity, MappedLibrary
+from ingero_kit.proc_stat import stat_fields
 
 _LIBRARY: Final = re.compile(r"lib(cudart|cuda|nccl|torch_cuda)\.so[.\d]*$")
 _LINE: Final = re.compile(r"([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \d+ +(/.*)")
@@ -58,7 +59,7 @@ def _area(text: str) -> str:
 
 def parse_size(text: str) -> tuple[int, int]:
     """Start time (clock ticks) and size of the address space (bytes) from /proc/PID/stat."""
-    values = text.rpartition(")")[2].split()
+    values = stat_fields(text)
     return int(values[19]), int(values[20])
 
 

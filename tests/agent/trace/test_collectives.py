@@ -2,9 +2,7 @@
 
 import csv
 import re
-import sqlite3
 import urllib.request
-from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +28,7 @@ from ingero_testing.gpu_job import (
     tracing,
 )
 from ingero_testing.processes import wait_until
+from ingero_testing.trace_database import query
 
 RANKS, STEPS, LATE, EXTRA_US = 4, 40, 2, 40_000
 
@@ -44,10 +43,7 @@ def collective(**change: Any) -> Collective:
 
 
 def of(database: Path, communicator: str, columns: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(database)) as connection:
-        return connection.execute(
-            f"SELECT {columns} FROM collectives WHERE comm_hash = ?", (communicator,)
-        ).fetchall()
+    return query(database, f"SELECT {columns} FROM collectives WHERE comm_hash = ?", communicator)
 
 
 def counted(url: str) -> float:

@@ -1,14 +1,13 @@
 """The demo's workloads: measured by their CUDA and NCCL calls, one process at a time."""
 
 import signal
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ingero_testing.processes import wait_until
+from ingero_testing.trace_database import query
 from scripts.cuda_workloads import CudaWorkloads, find_libraries
 from scripts.lab import Lab, Site
 
@@ -30,9 +29,8 @@ def test_nvidias_own_libraries_are_taken_only_when_both_are_there(
 
 
 def counted(database: Path, pid: int, source: int, operation: int) -> int:
-    with closing(sqlite3.connect(database)) as connection:
-        query = "SELECT SUM(count) FROM event_aggregates WHERE pid = ? AND source = ? AND op = ?"
-        return int(connection.execute(query, (pid, source, operation)).fetchone()[0] or 0)
+    text = "SELECT SUM(count) FROM event_aggregates WHERE pid = ? AND source = ? AND op = ?"
+    return int(query(database, text, pid, source, operation)[0][0] or 0)
 
 
 @pytest.mark.ebpf

@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,7 @@ from ingero_testing.gpu_job import (
     tracing,
 )
 from ingero_testing.processes import BIN, Running, process, wait_until
+from ingero_testing.trace_database import query
 
 CALLS = """
 #include <stddef.h>
@@ -87,14 +87,9 @@ def page(agent: Running) -> str:
         return str(answer.read().decode())
 
 
-def rows(folder: Path, query: str, *values: object) -> list[tuple[int, ...]]:
-    with closing(sqlite3.connect(folder / "trace.db")) as database:
-        return database.execute(query, values).fetchall()
-
-
 def launches(folder: Path, processes: set[int]) -> int:
     """Of these processes alone; others of this machine call as well."""
-    counted = rows(folder, "SELECT pid, count FROM event_aggregates WHERE source = 1 AND op = 3")
+    counted = query(folder / "trace.db", "SELECT pid, count FROM event_aggregates WHERE source = 1 AND op = 3")
     return sum(count for pid, count in counted if pid in processes)
 
 
@@ -179,7 +174,7 @@ def test_where_calls_may_not_be_timed_they_are_counted_exactly(tmp_path: Path) -
     runtime = compile_c(tmp_path, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
     nccl = compile_c(tmp_path, "libnccl.so.2", COLLECTIVES, "-shared", "-fPIC", "-DHASH_AT=64")
     program = compile_c(tmp_path, "calls", CALLS, str(runtime), str(nccl))
-    query = (
+    counted = (
         "SELECT source, op, SUM(count), SUM(sum_arg0), SUM(sum_dur) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
     )
     with (
@@ -189,7 +184,7 @@ def test_where_calls_may_not_be_timed_they_are_counted_exactly(tmp_path: Path) -
         wait_until(lambda: attached(agent, runtime, nccl), "the libraries")
         go(running)
         want = {(1, 3, 1000, 0, 0), (1, 1, 300, 300 * 4096, 0), (9, 1, 1, 0, 0), (9, 3, 200, 200 * 40, 0)}
-        wait_until(lambda: want <= set(rows(tmp_path, query, running.pid)), "the calls")
+        wait_until(lambda: want <= set(query(tmp_path / "trace.db", counted, running.pid)), "the calls")
         text = page(agent)
 
     assert 'ingero_trace_capability{capability="returns",mode="entry_only"} 1.0' in text

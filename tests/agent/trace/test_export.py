@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics
 
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.export import TraceExporter, build_request
@@ -86,14 +87,14 @@ def test_what_came_while_a_post_was_under_way_is_sent_before_the_end() -> None:
 
     asyncio.run(asyncio.wait_for(work(), 60))
 
-    assert [_pids(body) for body in taken] == [{1}, {2}]
+    posts = [ExportMetricsServiceRequest.FromString(body).resource_metrics for body in taken]
+    assert [_pids(block) for blocks in posts for block in blocks] == [{1}, {2}]
 
 
-def _pids(body: bytes) -> set[int]:
-    """The processes of an export's single collectives."""
+def _pids(block: ResourceMetrics) -> set[int]:
+    """The processes of a resource's single collectives."""
     return {
         pair.value.int_value
-        for block in ExportMetricsServiceRequest.FromString(body).resource_metrics
         for one in block.scope_metrics[0].metrics if one.name.startswith("nccl.collective.")
         for point in one.gauge.data_points
         for pair in point.attributes if pair.key == "pid"
@@ -123,12 +124,6 @@ def test_collectives_of_another_job_than_the_nodes_are_a_resource_of_their_own()
     found: dict[str, set[int]] = {}
     for block in request.resource_metrics:
         keys = {pair.key: pair.value.string_value for pair in block.resource.attributes}
-        points = [
-            point for one in block.scope_metrics[0].metrics if one.name.startswith("nccl.collective.")
-            for point in one.gauge.data_points
-        ]  # fmt: skip
-        found[keys["ingero.job.id"]] = {
-            pair.value.int_value for point in points for pair in point.attributes if pair.key == "pid"
-        }
+        found[keys["ingero.job.id"]] = _pids(block)
 
     assert found == {"41": {1, 3}, "42": {2}}

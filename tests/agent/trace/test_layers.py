@@ -2,9 +2,8 @@
 
 import os
 import signal
-import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from ingero_agent.trace.probes.table import IMPORTANT, library_functions
 from ingero_agent.trace.targets import AttachTarget, plan_targets, probe_places
 from ingero_testing.gpu_job import attached, compile_c, go, job, link_lives, links_of, said, tracing
 from ingero_testing.processes import wait_until
+from ingero_testing.trace_database import query
 
 A, B, C = (FileIdentity(inode, 1, 1) for inode in (1, 2, 3))
 
@@ -136,10 +136,11 @@ int main(void) {
 
 
 def launches(database: Path, pid: int) -> list[tuple[int, int, int]]:
-    with closing(sqlite3.connect(database)) as connection:
-        return connection.execute(
-            "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? AND source != 3 GROUP BY 1, 2", (pid,)
-        ).fetchall()
+    return query(
+        database,
+        "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? AND source != 3 GROUP BY 1, 2",
+        pid,
+    )
 
 
 def both_libraries(folder: Path) -> tuple[str, str]:

@@ -3,21 +3,19 @@
 `make test-gpu` runs this with NVIDIA's own libraries, as root.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from ingero_agent.nvml import NvmlReader, find_reader
-from ingero_testing.gpu_job import attached, communicator_hash, nvidia_libraries, tracing
+from ingero_testing.gpu_job import attached, communicator_hash, go, job, nvidia_libraries, said, tracing
 from ingero_testing.needs import needs_nvidia_libraries
-from ingero_testing.processes import next_line, wait_until
+from ingero_testing.processes import wait_until
 from ingero_testing.trace_database import query
 
 FOUND = find_reader()
-needs_gpu = pytest.mark.skipif(isinstance(FOUND, str), reason=f"needs an NVIDIA GPU: {FOUND}")
-pytestmark = [needs_gpu]
+pytestmark = pytest.mark.skipif(isinstance(FOUND, str), reason=f"needs an NVIDIA GPU: {FOUND}")
 
 COPIES, COPIED, CALLS, ELEMENTS, ALLOCATED = 20, 64 << 20, 50, 1 << 20, 1 << 30
 
@@ -68,29 +66,18 @@ def test_every_gpu_has_memory_and_a_clock() -> None:
 @needs_nvidia_libraries
 def test_calls_that_succeed_are_counted_and_collectives_have_number_size_and_communicator(tmp_path: Path) -> None:
     libraries, database = nvidia_libraries() or (), tmp_path / "trace.db"
-    command = [sys.executable, "-c", CALLER, *map(str, libraries)]
+    counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
+    want = {(1, 4, COPIES), (1, 5, CALLS), (9, 3, CALLS), (9, 1, 1)}
+    stored = "SELECT rank, nranks, comm_hash, seq, seq_exact, bytes FROM collectives WHERE pid = ? ORDER BY seq"
     before = sum(gpu.used for gpu in reader().read())
-    with (
-        tracing(tmp_path) as agent,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller,
-    ):
-        assert caller.stdin
-        try:
-            assert next_line(caller) == "mapped"
-            wait_until(lambda: attached(agent, *libraries), "both libraries")
-            caller.stdin.write("\\n")
-            caller.stdin.flush()
-            communicator = communicator_hash(bytes.fromhex(next_line(caller)))
-            counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
-            want = {(1, 4, COPIES), (1, 5, CALLS), (9, 3, CALLS), (9, 1, 1)}
-            wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}")
-            stored = (
-                "SELECT rank, nranks, comm_hash, seq, seq_exact, bytes FROM collectives WHERE pid = ? ORDER BY seq"
-            )
-            wait_until(lambda: len(query(database, stored, caller.pid)) == CALLS, "every collective")
-            used = sum(gpu.used for gpu in reader().read())
-        finally:
-            caller.kill()
+    with tracing(tmp_path) as agent, job(Path(sys.executable), "-c", CALLER, *libraries) as caller:
+        assert said(caller) == "mapped"
+        wait_until(lambda: attached(agent, *libraries), "both libraries")
+        go(caller)
+        communicator = communicator_hash(bytes.fromhex(said(caller)))
+        wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}")
+        wait_until(lambda: len(query(database, stored, caller.pid)) == CALLS, "every collective")
+        used = sum(gpu.used for gpu in reader().read())
 
     assert query(database, stored, caller.pid) == [
         (0, 1, communicator, number, 1, 4 * ELEMENTS) for number in range(1, CALLS + 1)

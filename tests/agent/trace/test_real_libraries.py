@@ -3,15 +3,14 @@
 `make gpu-libraries` downloads them.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ingero_testing.gpu_job import attached, communicator_hash, nvidia_libraries, tracing
+from ingero_testing.gpu_job import attached, communicator_hash, go, job, nvidia_libraries, said, tracing
 from ingero_testing.needs import needs_nvidia_libraries
-from ingero_testing.processes import next_line, wait_until
+from ingero_testing.processes import wait_until
 from ingero_testing.trace_database import query
 
 REAL = nvidia_libraries()
@@ -46,24 +45,16 @@ sys.stdin.readline()
 
 
 def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has_its_rank(tmp_path: Path) -> None:
-    database = tmp_path / "trace.db"
-    command = [sys.executable, "-c", CALLER, IDENTITY.hex(), *map(str, REAL or ())]
-    with (
-        tracing(tmp_path) as agent,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller,
-    ):
-        assert caller.stdin
-        try:
-            assert next_line(caller) == "mapped"
-            wait_until(lambda: attached(agent, *(REAL or ())), "both libraries")
-            caller.stdin.write("\n")
-            caller.stdin.flush()
-            result = int(next_line(caller))
-            counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
-            want = {(1, 3, 500), (1, 1, 300), (1, 5, 200), (9, 3, 50), (9, 1, 1)}
-            wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}")
-        finally:
-            caller.kill()
+    libraries, database = REAL or (), tmp_path / "trace.db"
+    counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
+    want = {(1, 3, 500), (1, 1, 300), (1, 5, 200), (9, 3, 50), (9, 1, 1)}
+    program = (Path(sys.executable), "-c", CALLER, IDENTITY.hex())
+    with tracing(tmp_path) as agent, job(*program, *libraries) as caller:
+        assert said(caller) == "mapped"
+        wait_until(lambda: attached(agent, *libraries), "both libraries")
+        go(caller)
+        result = int(said(caller))
+        wait_until(lambda: want <= set(query(database, counted, caller.pid)), f"{want}")
 
     assert result != 0
     assert query(

@@ -1,8 +1,6 @@
 """Time off the processor, by the thread's real state: wanting a processor is a stall, sleep is not."""
 
-import sqlite3
 import struct
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from ingero_agent.trace.scheduler import FLOOR_NS, SHARE_OF_BUDGET, cost_ns, par
 from ingero_agent.trace.tracer import EbpfTracer
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, said, tracing
 from ingero_testing.processes import wait_until
+from ingero_testing.trace_database import query
 
 SPINNER = r"""
 #define _GNU_SOURCE
@@ -71,9 +70,10 @@ int main(int argc, char **argv)
 
 def waited(database: Path, pid: int) -> float:
     """Seconds for which a process's threads wanted a processor and had none."""
-    with closing(sqlite3.connect(database)) as connection:
-        query = "SELECT SUM(sum_dur) FROM event_aggregates WHERE source = 3 AND op = 1 AND pid = ?"
-        return (connection.execute(query, (pid,)).fetchone()[0] or 0) / 1e9
+    ((nanoseconds,),) = query(
+        database, "SELECT SUM(sum_dur) FROM event_aggregates WHERE source = 3 AND op = 1 AND pid = ?", pid
+    )
+    return (nanoseconds or 0) / 1e9
 
 
 @pytest.mark.ebpf

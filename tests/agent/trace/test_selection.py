@@ -1,8 +1,6 @@
 """Which processes are traced: an operator's patterns, and that the others pay nothing and are not counted."""
 
 import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from ingero_agent.trace.selection import Selection, split_by_selection
 from ingero_agent.trace.targets import AttachTarget, plan_targets
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, links_of, tracing
 from ingero_testing.processes import wait_until
+from ingero_testing.trace_database import query
 
 CALLS = """
 #include <stddef.h>
@@ -79,9 +78,8 @@ def test_only_the_chosen_process_is_counted_and_the_other_has_no_probe(tmp_path:
                 go(one)
 
             def counts() -> dict[int, int]:
-                with closing(sqlite3.connect(tmp_path / "trace.db")) as database:
-                    query = "SELECT pid, SUM(count) FROM event_aggregates WHERE source = 1 GROUP BY pid"
-                    return dict(database.execute(query).fetchall())
+                text = "SELECT pid, SUM(count) FROM event_aggregates WHERE source = 1 GROUP BY pid"
+                return dict(query(tmp_path / "trace.db", text))
 
             wait_until(lambda: counts().get(taken.pid) == 1000, "the calls")
             assert left.pid not in counts()

@@ -3,9 +3,7 @@
 import json
 import os
 import socket
-import sqlite3
 import subprocess
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,6 +28,7 @@ from ingero_agent.trace.straggle import (
 from ingero_contract.events import StraggleEvent, parse_line
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, tracing
 from ingero_testing.processes import wait_until
+from ingero_testing.trace_database import query
 
 MANY = {7: MIN_SWITCHES}
 
@@ -193,9 +192,8 @@ int main(void)
 
 def launched(database: Path, pid: int) -> int:
     """Buckets of five seconds in which a process launched."""
-    with closing(sqlite3.connect(database)) as connection:
-        query = "SELECT COUNT(*) FROM event_aggregates_5s WHERE pid = ? AND source = 1 AND op = 3"
-        return int(connection.execute(query, (pid,)).fetchone()[0])
+    text = "SELECT COUNT(*) FROM event_aggregates_5s WHERE pid = ? AND source = 1 AND op = 3"
+    return int(query(database, text, pid)[0][0])
 
 
 @pytest.mark.ebpf

@@ -3,9 +3,7 @@
 import os
 import pickle
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +20,7 @@ from ingero_agent.trace.store import TraceStore
 from ingero_testing.gpu_job import attached, compile_c, go, job, tracing
 from ingero_testing.needs import needs_bcc
 from ingero_testing.processes import Running, wait_until
+from ingero_testing.trace_database import query
 
 T = TypeVar("T")
 LIBRARY = """
@@ -218,12 +217,11 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(
         go(other)
 
         def rows() -> list[tuple[int, int, int, int]]:
-            with closing(sqlite3.connect(database)) as connection:
-                return connection.execute(
-                    "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates "
-                    "WHERE source = 1 AND pid IN (?, ?) GROUP BY pid, op",
-                    (one.pid, other.pid),
-                ).fetchall()
+            text = (
+                "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates "
+                "WHERE source = 1 AND pid IN (?, ?) GROUP BY pid, op"
+            )
+            return query(database, text, one.pid, other.pid)
 
         counted = ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
         want = {(pid, *row) for pid in (one.pid, other.pid) for row in counted}
@@ -240,9 +238,8 @@ def test_programs_that_bcc_compiled_count_the_same(tmp_path: Path) -> None:
         go(running)
 
         def rows() -> set[tuple[int, int]]:
-            with closing(sqlite3.connect(tmp_path / "trace.db")) as connection:
-                text = "SELECT op, SUM(count) FROM event_aggregates WHERE source = 1 AND pid = ? GROUP BY op"
-                return set(connection.execute(text, (running.pid,)))
+            text = "SELECT op, SUM(count) FROM event_aggregates WHERE source = 1 AND pid = ? GROUP BY op"
+            return set(query(tmp_path / "trace.db", text, running.pid))
 
         wait_until(lambda: rows() == {(3, 50000), (1, 300), (9, 200)}, "the counts")
         assert '"origin": "compiled"' in agent.words()
@@ -276,11 +273,10 @@ def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path, traced
         go(running)
 
         def rows() -> list[tuple[int, int, int]]:
-            with closing(sqlite3.connect(database)) as connection:
-                return connection.execute(
-                    "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates "
-                    "WHERE pid = ? AND source = 9 GROUP BY 1",
-                    (running.pid,),
-                ).fetchall()
+            text = (
+                "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates "
+                "WHERE pid = ? AND source = 9 GROUP BY 1"
+            )
+            return query(database, text, running.pid)
 
         wait_until(lambda: rows() == [(9, 100, 400_000)], "100 collectives")
