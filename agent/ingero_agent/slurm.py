@@ -18,9 +18,6 @@ from ingero_kit.proc_stat import stat_fields
 MAX_PROCESSES: Final = 64
 """Most processes that are read in one search."""
 
-ENDED: Final = "Z"
-"""State of a process that has ended and that its parent has not waited for."""
-
 _CGROUP: Final = re.compile(r"/(?:[^/:\n]*slurmstepd\.scope|slurm[^/:\n]*/uid_\d+)/job_(\d+)(?=/|$)", re.MULTILINE)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -61,10 +58,11 @@ def parse_slurm_job(cgroups: str, environment: Mapping[str, str]) -> SlurmJob | 
     return SlurmJob(job, nodes, rank if rank is not None and rank < nodes else None)
 
 
-def parse_state(text: str) -> tuple[str, int]:
-    """State and parent of a process from /proc/PID/stat; empty and 0 where they are not there."""
-    state, parent, *_ = [*stat_fields(text), "", ""]
-    return state, int(parent) if parent.isdecimal() else 0
+def parse_parent_of_ended(text: str) -> int:
+    """The parent of a process without an address space, which has ended or is ending, from /proc/PID/stat; 0 for
+    any other."""
+    _, parent, *rest = [*stat_fields(text), "", ""]
+    return int(parent) if parent.isdecimal() and rest[18:19] == ["0"] else 0
 
 
 def main_job(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
@@ -83,13 +81,13 @@ def main_job(jobs: Iterable[SlurmJob]) -> SlurmJob | None:
 def slurm_job_of(pid: int, proc: Path = Path("/proc")) -> SlurmJob | None:
     """The job of a process; `None` without one, or when the process is gone or cannot be read.
 
-    One that has ended, and that its parent has not waited for, has no environment any more: its parent's counts.
+    One that has ended, or is ending, and that its parent has not waited for, has no environment: its parent's counts.
     """
     cgroups = _read(proc / str(pid) / "cgroup").decode(errors="replace")
     environment = _read(proc / str(pid) / "environ")
     if not environment:
-        state, parent = parse_state(_read(proc / str(pid) / "stat").decode(errors="replace"))
-        environment = _read(proc / str(parent) / "environ") if state == ENDED else b""
+        parent = parse_parent_of_ended(_read(proc / str(pid) / "stat").decode(errors="replace"))
+        environment = _read(proc / str(parent) / "environ")
     return parse_slurm_job(cgroups, parse_environment(environment))
 
 

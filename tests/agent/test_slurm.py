@@ -14,13 +14,12 @@ from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.slurm import (
-    ENDED,
     SlurmJob,
     find_slurm_job,
     main_job,
+    parse_parent_of_ended,
     parse_slurm_cgroup,
     parse_slurm_job,
-    parse_state,
     slurm_job_of,
     with_slurm_job,
 )
@@ -170,6 +169,23 @@ def test_the_tracer_knows_the_job_of_each_process_and_keeps_that_of_the_node_whe
     assert places.job == "42"
 
 
+@pytest.mark.parametrize(
+    ("state", "size", "parent"),
+    [
+        pytest.param("Z", 0, 17, id="ended"),
+        pytest.param("R", 0, 17, id="ending"),
+        pytest.param("R", 4096, 0, id="running"),
+    ],
+)
+def test_a_process_without_an_address_space_has_ended_or_is_ending(state: str, size: int, parent: int) -> None:
+    assert parse_parent_of_ended(f"9 (a) b) {state} 17 {'1 ' * 18}{size} 0") == parent
+
+
+@pytest.mark.parametrize("text", ["", "9 (a) R", "9 (a) Z x", "rubbish"])
+def test_rubbish_is_no_process_that_has_ended(text: str) -> None:
+    assert parse_parent_of_ended(text) == 0
+
+
 def test_a_process_that_ended_before_it_was_first_read_belongs_to_the_job_of_its_parent() -> None:
     program = "import os, sys; print(os.fork() or os._exit(0), flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -179,7 +195,7 @@ def test_a_process_that_ended_before_it_was_first_read_belongs_to_the_job_of_its
         assert parent.stdout
         ended = int(parent.stdout.readline())
         stat = Path(f"/proc/{ended}/stat")
-        wait_until(lambda: parse_state(stat.read_text()) == (ENDED, parent.pid), "the end of the program")
+        wait_until(lambda: parse_parent_of_ended(stat.read_text()) == parent.pid, "the end of the program")
 
         assert slurm_job_of(ended) == SlurmJob("4711")
         parent.terminate()
