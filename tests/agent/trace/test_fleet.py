@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_contract import attributes, metrics
-from ingero_testing.gpu_job import attached, build_job, go, job, receiver, said, tracing
+from ingero_testing.gpu_job import attached, build_job, children, go, job, receiver, said, tracing
 from ingero_testing.processes import BIN, wait_until
 from scripts.lab import Lab, Site
 
@@ -41,16 +42,25 @@ def counts(bodies: list[bytes]) -> dict[str, int]:
     return found
 
 
-def jobs_of_collectives(bodies: list[bytes]) -> set[str]:
-    """The jobs that the resources of collectives name; empty where one names none."""
-    found = set()
+def collectives(bodies: list[bytes], processes: set[int]) -> Counter[str]:
+    """Collectives of these processes, by the job that their resource names; empty where it names none.
+
+    Other processes of this machine may call as well.
+    """
+    found = Counter[str]()
     for body in bodies:
         for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-            names = {metric.name for scope in resource.scope_metrics for metric in scope.metrics}
             keys = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
-            if metrics.COLLECTIVE_BARRIER_WAIT in names:
-                found.add(keys.get(attributes.JOB_ID, ""))
-    return found
+            for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
+                if metric.name == metrics.COLLECTIVE_BARRIER_WAIT:
+                    pids = (
+                        pair.value.int_value
+                        for point in metric.gauge.data_points
+                        for pair in point.attributes
+                        if pair.key == attributes.PROCESS_PID
+                    )
+                    found[keys.get(attributes.JOB_ID, "")] += sum(pid in processes for pid in pids)
+    return +found
 
 
 @pytest.mark.ebpf
@@ -78,21 +88,16 @@ def test_fleet_takes_every_point_and_a_recording_names_the_late_rank(
                 go(running)
                 assert said(running) == "done"
                 wait_until(lambda: counts(bodies).get("ncclAllReduce", 0) >= RANKS * STEPS, "the calls")
-                wait_until(lambda: taken(site) >= RANKS * STEPS, "the collectives")
+                ranks = set(children(running.pid))
+                wait_until(lambda: collectives(bodies, ranks).total() >= RANKS * STEPS, "the collectives")
             telemetry = lab.client.get(f"http://127.0.0.1:{site.ports['telemetry']}/metrics").text
         finally:
             lab.stop()
 
     assert counts(bodies)["cudaStreamSynchronize"] >= RANKS * STEPS
     assert metrics.OPERATION_DURATION in counts(bodies)
-    assert jobs_of_collectives(bodies) == {"4711"}
+    assert set(collectives(bodies, ranks)) == {"4711"}
     assert not re.search(r"^ingero_fleet_(rejected_points|malformed_pushes)_total\S* [1-9]", telemetry, re.MULTILINE)
     found = diagnose(recorded)
     assert (found["kind"], found["ranks"]) == ("node", [LATE])
     assert found["seconds_lost_per_step"] > EXTRA_US / 2e6
-
-
-def taken(site: Site) -> float:
-    """Points of collectives that Fleet has taken."""
-    found = re.search(r"^ingero_fleet_collective_points_total (\S+)$", site.page(), re.MULTILINE)
-    return float(found.group(1)) if found else 0.0

@@ -1,6 +1,7 @@
 """Where in a function its probe lies, and which functions are expensive to probe."""
 
 import platform
+import re
 import struct
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ingero_agent.trace import kernel
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
 from ingero_agent.trace.probes.table import FUNCTIONS, HOST
+from ingero_agent.trace.selection import Selection
 from ingero_agent.trace.targets import PEEK_BYTES, uprobe_offset
 from ingero_agent.trace.tracer import EbpfTracer
 from ingero_testing.gpu_job import COLLECTIVES, RUNTIME, compile_c, go, job, said
@@ -130,7 +132,7 @@ def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group
     runtime = compile_c(tmp_path, "libcudart.so.12", RUNTIME, *marked)
     nccl = compile_c(tmp_path, "libnccl.so.2", COLLECTIVES, *marked, "-DHASH_AT=64")
     program = compile_c(tmp_path, "caller", CALLER, str(runtime), str(nccl))
-    tracer = EbpfTracer()
+    tracer = EbpfTracer(selection=Selection(only=re.compile(re.escape(str(program)))))  # others begin otherwise
     try:
         with job(program) as running:
 
