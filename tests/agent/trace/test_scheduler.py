@@ -121,18 +121,24 @@ def test_what_watching_costs_is_measured_by_the_kernel_and_above_the_limit_it_is
         scheduler.switch_ns, scheduler.budget = 0.0, 1.0
         scheduler.adjust(1e6)
         scheduler.adjust(1e6 + 1)
-        wait_until(lambda: scheduler._runs("on_switch")[1] > 0, "a switch")
+        before = switches()
+        wait_until(lambda: scheduler._runs("on_switch")[1] > 0 and switches() > before, "a switch")
         scheduler.adjust(1e6 + 2)
         assert scheduler.on
         assert scheduler.switch_ns >= FLOOR_NS
         assert scheduler.share > 0
 
-        scheduler.budget, before = 1e-12, parse_switches(Path("/proc/stat").read_text())
-        wait_until(lambda: parse_switches(Path("/proc/stat").read_text()) > before, "a switch")
+        scheduler.budget, before = 1e-12, switches()
+        wait_until(lambda: switches() > before, "a switch")
         scheduler.adjust(1e6 + 3)
         assert (scheduler.on, scheduler.share) == (False, 0.0)
     finally:
         tracer.close()
+
+
+def switches() -> int:
+    """Switches of this machine since its start."""
+    return parse_switches(Path("/proc/stat").read_text())
 
 
 def test_switches_are_read_from_the_kernels_statistics() -> None:
