@@ -50,6 +50,7 @@ def mark_of_running(request):
     own.unlink()
 @pytest.mark.xdist_group("serial")
 def test_alone(number):
+    time.sleep(0.1)
     assert len(list(RUNNING.iterdir())) == 1
 def test_side_by_side(number):
     if number == 3:
@@ -87,9 +88,10 @@ def test_a_test_that_no_exception_ends_takes_its_process_down_and_the_run_goes_o
 
 def test_serial_tests_begin_when_every_other_test_has_ended_even_if_one_kills_its_process(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(TESTS)
+    (tmp_path / "test_more.py").write_text(SERIAL)
     ended = run(tmp_path, SERIAL)
 
-    assert "2 failed, 53 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "2 failed, 65 passed" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_of_serial_tests_alone_one_that_dies_fails_and_the_others_are_run(tmp_path: Path) -> None:
