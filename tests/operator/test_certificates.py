@@ -32,6 +32,19 @@ def chain(*names: str, begins: datetime = NOW, days: float = 90) -> bytes:
         (b"x", "CertificateUnreadable"),
         (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "CertificateUnreadable"),
     ],
+    ids=[
+        "name",
+        "wildcard",
+        "one day, all of it left",
+        "other names",
+        "over",
+        "not begun",
+        "13 of 90 days left",
+        "15 of 90 days left",
+        "4 hours of a day left",
+        "rubbish",
+        "no certificate inside",
+    ],
 )
 def test_a_certificate_is_judged_by_its_time_and_its_names(pem: bytes, reason: str) -> None:
     judged = judge_certificate(pem, "tls", NAME, NOW.timestamp())
