@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect import false_alarm_budget
-from ingero_detect.column_store import RUNS, ColumnStore
+from ingero_detect.column_store import NO_STEPS, RUNS, ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, Singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest, Residuals, variance_ratio
@@ -26,6 +26,12 @@ _SAMPLE: Final = 8192
 
 SHORT_RUN: Final = 12
 """Ticks. An accusation that ends by itself within this time counts as chance."""
+
+_PLACES: Final = 5
+_BITS: Final = 6
+_NONE: Final = 63
+_SHIFTS: Final = _BITS * np.arange(_PLACES, dtype=np.uint32)
+"""Number of steps in `last_steps`, bits of each, the value of an empty place, and where each begins."""
 
 _HALF_LIFE_HOURS: Final = 48.0
 
@@ -128,9 +134,36 @@ def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools
     stride = 1 + len(rows) // _SAMPLE
     rows = rows[ticks % stride :: stride]
     group, z, allowance, cap = nodes.group[rows], bounds.z[rows], bounds.allowance[rows], bounds.cap[rows]
+    latest = np.full(len(nodes.group), _NONE, np.uint32)
     for side, loss in (("slow", z), ("fast", -z)):
-        steps = np.minimum(loss - allowance, cap)
-        _count(memory.group(f"steps_{side}"), group, false_alarm_budget.step_bins_of(steps))
+        bins = false_alarm_budget.step_bins_of(np.minimum(loss - allowance, cap))
+        _count(memory.group(f"steps_{side}"), group, bins)
+        if side == "slow":
+            latest[rows] = bins
+    kept = memory.node("last_steps")
+    kept[nodes.index] = np.where(free, (kept[nodes.index] << _BITS | latest) & NO_STEPS, kept[nodes.index])
+
+
+def _bins(last: npt.NDArray[np.uint32]) -> Ints:
+    """The bins in `last_steps`, latest first, (nodes, `_PLACES`)."""
+    return (last[:, None] >> _SHIFTS & _NONE).astype(np.int64)
+
+
+def _recount(memory: ColumnStore, rows: Ints, bins: Ints, times: float) -> None:
+    """Count steps of these nodes again, or no longer. `bins`: (nodes, `_PLACES`)."""
+    steps, group = memory.group("steps_slow"), memory.node("group")[rows].astype(np.int64)
+    node, place = np.nonzero(bins != _NONE)
+    np.add.at(steps, (group[node], bins[node, place]), np.float32(times))
+    np.maximum(steps, 0.0, out=steps)  # they have faded since they were counted
+
+
+def discount_steps(memory: ColumnStore, rows: Ints) -> None:
+    """What nodes that are now accused added since the onset, in the last five ticks at most, was no chance."""
+    since = np.maximum(memory.node("spell")[rows], memory.node("run")[rows])
+    bins = _bins(memory.node("last_steps")[rows])
+    bins[np.arange(_PLACES) >= since[:, None]] = _NONE
+    _recount(memory, rows, bins, -1.0)
+    memory.node("last_steps")[rows] = (bins.astype(np.uint32) << _SHIFTS).sum(axis=1)
 
 
 def record_short_losses(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
@@ -152,9 +185,15 @@ def record_idle_pauses(memory: ColumnStore, parameters: Parameters, rows: Ints, 
 
 
 def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
-    """Count accusations that ended by themselves within a minute as chance: their peaks count against the budget."""
+    """Count accusations that ended by themselves within a minute as chance: their peaks count against the budget.
+
+    So do the steps that led to them.
+    """
     lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds
-    chance = rows[(lasted <= SHORT_RUN) & (memory.node("reached")[rows] > 0)]
+    chance = rows[lasted <= SHORT_RUN]
+    _recount(memory, chance, _bins(memory.node("last_steps")[chance]), 1.0)
+    memory.node("last_steps")[rows] = NO_STEPS
+    chance = chance[memory.node("reached")[chance] > 0]
     bins = false_alarm_budget.bins_of(memory.node("reached")[chance].astype(np.float64))
     _count(memory.group("peaks_slow"), memory.node("group")[chance], bins)
 

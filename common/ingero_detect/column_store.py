@@ -17,6 +17,9 @@ from ingero_detect.grouped import Ints
 RUNS: Final = 16
 """Histogram of the lengths of large losses that ended by themselves, ticks; the last bin holds longer ones."""
 
+NO_STEPS: Final = 0x3FFFFFFF
+"""Five empty places of six bits each."""
+
 NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "used": (np.bool_, False), "state": (np.uint8, LEARNING), "code": (np.uint8, 0), "home": (np.int32, -1),
     "group": (np.int32, -1), "was_active": (np.bool_, False), "learned": (np.bool_, False), "filled": (np.int16, 0),
@@ -27,7 +30,7 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "onset": (np.float64, 0.0), "below_onset": (np.float64, 0.0), "shortfall": (np.float32, 0.0),
     "spell": (np.int32, 0), "run": (np.int16, 0), "steep": (np.int16, 0), "lower": (np.int16, 0),
     "idle_run": (np.int16, 0), "dips": (np.float32, 0.0), "usual_dips": (np.float32, 0.0), "dip_ticks": (np.int16, 0),
-    "by_dips": (np.bool_, False), "flaps": (np.float32, 0.0),
+    "by_dips": (np.bool_, False), "flaps": (np.float32, 0.0), "last_steps": (np.uint32, NO_STEPS),
     "kind": (np.uint8, 0), "axis": (np.uint8, 0), "since": (np.float64, 0.0), "detected": (np.float64, 0.0),
     "loss": (np.float32, 0.0), "well": (np.float32, 0.0), "well_since": (np.float64, 0.0), "hold": (np.int16, 0),
     "reached": (np.float32, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
@@ -39,6 +42,7 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the rate gone;
 `steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for `dip_ticks`,
 and usually take; `by_dips`: accused because of them; `flaps`: short accusations and relapses, halved every hour.
+`last_steps`: bins of the last five steps that were counted; of an accused node those that are not counted any more.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -62,7 +66,7 @@ HISTOGRAMS: Final = {
 """Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
 losses that ended by themselves."""
 
-VERSION: Final = 7
+VERSION: Final = 8
 """Version of the snapshot format."""
 
 _ADDED: Final[dict[int, tuple[str, ...]]] = {
@@ -70,6 +74,7 @@ _ADDED: Final[dict[int, tuple[str, ...]]] = {
     5: ("node_dips", "node_usual_dips", "node_dip_ticks", "node_by_dips", "node_flaps", "group_recent"),
     6: ("group_unexamined", "group_unit", "group_counted"),
     7: ("group_lenience",),
+    8: ("node_last_steps",),
 }
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 

@@ -4,7 +4,13 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.calibration import SHORT_RUN, record_idle_pauses, record_short_alarms, record_short_losses
+from ingero_detect.calibration import (
+    SHORT_RUN,
+    discount_steps,
+    record_idle_pauses,
+    record_short_alarms,
+    record_short_losses,
+)
 from ingero_detect.codes import (
     AXES,
     HEALTHY,
@@ -61,6 +67,7 @@ def advance(
     by_peers = memory.node("kind")[at] == KINDS.index(Kind.SLOW_FROM_START)
     alarmed = speaks_against & (~accused | (by_peers & (alarms.own | alarms.collapse)))
     if alarmed.any():
+        discount_steps(memory, rows[alarmed & ~accused])
         own, collapse = alarms.own[alarmed], alarms.collapse[alarmed]
         _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed].astype(np.float64))
         by_dips = alarmed & ~(alarms.own | alarms.collapse | alarms.peers)

@@ -44,6 +44,31 @@ def test_a_node_that_loses_a_third_is_named_within_three_ticks_and_cleared_when_
     assert cleared.recovered == pytest.approx(1000 + 300 * TICK, abs=2 * TICK)
 
 
+def test_a_cohort_that_has_seen_large_faults_finds_a_small_one_as_soon_as_one_that_has_seen_none() -> None:
+    late = healthy(1400, 8)
+    late[1300:, 0] *= 0.9
+    after_others = late.copy()
+    for number in range(1, 8):
+        after_others[400 + 100 * number : 440 + 100 * number, number] *= 0.6
+
+    alone, with_others = (
+        next(tick for tick, node in play(rates).accused() if node == "n0") for rates in (late, after_others)
+    )
+
+    assert with_others == alone
+
+
+def test_short_losses_that_accused_a_node_count_as_chance() -> None:
+    """Of two cohorts with the same losses, the one that accused a node because of one is at least as careful."""
+    rates = healthy(700, 8)
+    rates[300:304, 1] *= 0.8
+    played = play(rates)
+    steps = played.detector.memory.group("steps_slow")[0]
+
+    assert played.whats("n1") == ["accused", "recovering", "cleared"]
+    assert steps[-16:].sum() > 2
+
+
 def test_work_that_vanishes_is_stopped_within_two_ticks_in_a_fleet_of_three() -> None:
     rates, idle = healthy(200, 3), np.zeros((200, 3), bool)
     rates[100:, 2], idle[100:, 2] = 0.0, True
