@@ -1,7 +1,7 @@
 """Records which nodes report, and their cohorts: `home` is a node's own cohort, `group` the cohort after merging."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Codes, Observation
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Axis, Kind
+
+RESUME_TICKS: Final = 12
+"""Ticks that a node may take to work again once most of its cohort does."""
 
 
 def enter_observation(memory: ColumnStore, now: float, seen: Observation, slots: Ints) -> tuple[Floats, Codes]:
@@ -136,6 +139,15 @@ def begin_anew(memory: ColumnStore, parameters: Parameters, nodes: Bools) -> Non
     memory.node("previous")[rows] = np.nan
 
 
+def _give_time_to_resume(memory: ColumnStore, back: Bools) -> None:
+    """Nodes that come back while most of their cohort is away, or has just come back: their job starts again."""
+    group, grace = memory.node("group"), memory.node("grace")
+    inside = (group >= 0) & memory.node("used")
+    starting = inside & ((grace > 0) | (memory.node("absent") > 1))
+    members, few = (np.bincount(group[some], minlength=len(memory.groups)) for some in (inside, starting))
+    grace[back & inside & (2 * few > members)[group]] = RESUME_TICKS
+
+
 def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, working: Bools) -> None:
     """Update presence: silent, calibrating, returned. On a return evidence starts anew, after a grace period."""
     state, absent, last = memory.node("state"), memory.node("absent"), memory.node("code")
@@ -145,6 +157,7 @@ def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, work
     back = here & (away | (last == IDLE) | (last == CALIBRATING)) & (code == ACTIVE) & memory.node("learned")
     if back.any():
         begin_anew(memory, parameters, back)
+        _give_time_to_resume(memory, back & (last != CALIBRATING))
     calm = ~is_accused(state) & memory.node("used")
     state[calm & ~here & away] = SILENT
     state[calm & (code == CALIBRATING)] = LEARNING

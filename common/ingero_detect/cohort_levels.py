@@ -15,9 +15,6 @@ from ingero_detect.reference import APART, Reference
 from ingero_detect.sequential_tests import NOTHING, Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
-_LATE_PHASE_COUNT: Final = 10
-"""Samples that a baseline is worth once the job has entered a new phase."""
-
 _REST_TICKS: Final = 360
 """Ticks after which a job whose nodes all work, and lost very different parts of their rates, counts as another job.
 Until then it rests."""
@@ -83,8 +80,9 @@ def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Refere
         moved[settled] = 0
         accused = is_accused(memory.node("state"))
         calm = settled[memory.node("group")] & (memory.node("group") >= 0) & ~accused
-        memory.node("count")[calm] = np.minimum(memory.node("count")[calm], _LATE_PHASE_COUNT)
         memory.node("relearn")[calm] = parameters.warmup
+        memory.node("sofar")[calm] = 0.0
+        memory.group("unlike")[settled] = np.nan
     slow = shift < -0.1
     started = now - parameters.settle_ticks * parameters.tick_seconds
     slow_since[:] = np.where(slow, np.where(slow_since > 0, slow_since, max(started, 1e-9)), 0.0)

@@ -38,11 +38,13 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 }  # fmt: skip
 """Type and initial value of the columns by node.
 
-`slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers; `shortfall`
-over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the rate gone;
-`steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for `dip_ticks`,
-and usually take; `by_dips`: accused because of them; `flaps`: short accusations and relapses, halved every hour.
-`last_steps`: bins of the last five steps that were counted; of an accused node those that are not counted any more.
+`sofar`: mean rate of the warm-up so far; in a new phase of the job the distance from the baseline, for `relearn`
+more ticks. `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers;
+`shortfall` over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the
+rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for
+`dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short accusations and relapses, halved
+every hour. `last_steps`: bins of the last five steps that were counted, and of an accused node those that no longer
+are.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -51,13 +53,14 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "squares": (np.float64, 0.0), "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0),
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
     "unexamined": (np.bool_, False), "unit": (np.float64, np.nan), "counted": (np.float32, 0.0),
-    "lenience": (np.float64, np.nan),
+    "lenience": (np.float64, np.nan), "unlike": (np.float64, np.nan),
 }  # fmt: skip
 """Type and initial value of the columns by group.
 
 `unexamined`: a node began to be below its peers, and whether it is alone there has not been looked at yet.
 `unit`: rate of one event, where rates are small counts, which `counted` says from 0 to 1. `lenience`: the loss that
-adds no evidence, in standard deviations, while the alarm level was learnt.
+adds no evidence, in standard deviations, while the alarm level was learnt. `unlike`: how differently a new phase of
+the job changes its nodes, a standard deviation in log units.
 """
 
 HISTOGRAMS: Final = {
@@ -74,7 +77,7 @@ _ADDED: Final[dict[int, tuple[str, ...]]] = {
     5: ("node_dips", "node_usual_dips", "node_dip_ticks", "node_by_dips", "node_flaps", "group_recent"),
     6: ("group_unexamined", "group_unit", "group_counted"),
     7: ("group_lenience",),
-    8: ("node_last_steps",),
+    8: ("node_last_steps", "group_unlike"),
 }
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 

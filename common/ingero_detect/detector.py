@@ -64,8 +64,10 @@ class Detector:
     def tick(self, now: float, seen: Observation) -> Outcome:
         """Judge one tick."""
         memory, parameters = self.memory, self.parameters
-        if self._continues and (now - self._now) / parameters.tick_seconds > _LONGEST_WAIT:
-            memory.node("absent")[:] += parameters.silent_ticks + 1
+        if self._continues:
+            passed = (now - self._now) / parameters.tick_seconds
+            missed = parameters.silent_ticks + 1 if passed > _LONGEST_WAIT else max(0, round(passed) - 1)
+            memory.node("absent")[:] += missed
         self._now, self._continues = now, True
         slots = memory.slots(seen.names)
         before = memory.node("state").copy()
@@ -117,7 +119,7 @@ class Detector:
         learning.update_baselines(memory, parameters, nodes, calm)
         sequential_tests.store_results(memory, nodes, own, peers, collapse, dips)
         alarms = sequential_tests.decide(parameters, now, nodes, bounds, own, peers, collapse, dips)
-        states.advance(memory, parameters, now, nodes, peers, dips, alarms)
+        states.advance(memory, parameters, now, nodes, bounds, peers, dips, alarms)
         return nodes.reference
 
     # Results

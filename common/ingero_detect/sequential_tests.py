@@ -62,6 +62,9 @@ It is also the longest that the alarm for a large loss waits because of pauses.
 CROWD_TICKS: Final = 5
 """Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
+PHASE_BAND: Final = 4.0
+"""Standard deviations by which a node may differ from what a new phase of the job does to the others."""
+
 _CROWD_DEVIATION: Final = 4.0
 """Standard deviations by which a node of a crowd falls or rises at least. Beside a straggler one of seven others is
 beyond three in one of a hundred ticks."""
@@ -286,8 +289,7 @@ def _long_run_scale(
 def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
     """Compute how much this tick may add. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
-    relearn = memory.node("relearn")[nodes.index]
-    band = np.where(relearn > 0, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
+    band = band_of(memory, parameters, nodes.index, group)
     z = -nodes.gap / scale
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(memory.node("count")[nodes.index], 1)))
     allowance = np.maximum(parameters.drift, band / scale) + error
@@ -301,6 +303,14 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
     cap = np.where(crowded, np.minimum(cap, alarm / CROWD_TICKS), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
+
+
+def band_of(memory: ColumnStore, parameters: Parameters, index: slice | Ints, group: Ints) -> Singles:
+    """By node the loss, in log units, that adds no evidence: wider in a new phase that changes nodes differently."""
+    differs = np.nan_to_num(PHASE_BAND * memory.group("unlike"), nan=parameters.absolute_band)
+    wide = np.clip(differs, parameters.own_band, parameters.absolute_band)
+    band: Singles = np.where(memory.node("relearn")[index] > 0, singles(wide)[group], np.float32(parameters.own_band))
+    return band
 
 
 def is_crowd(falling: Ints, nodes: Ints) -> Bools:

@@ -23,6 +23,7 @@ from ingero_detect.codes import (
     SUSPECTED,
     is_accused,
 )
+from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.counted_events import on_root_scale
 from ingero_detect.grouped import Bools, Floats, Ints, singles
@@ -35,6 +36,7 @@ from ingero_detect.sequential_tests import (
     MAX_DEVIATION,
     NOTHING,
     Alarms,
+    Bounds,
     DipTest,
     PeerTest,
     Residuals,
@@ -48,15 +50,12 @@ _NOTHING: Final = NOTHING - 0.5
 _MOST_FLAPS: Final = 5
 """A node whose short accusations follow one another must be well for up to 2 to this power times as long."""
 
-RESUME_TICKS: Final = 12
-"""Ticks that a node may take to work again once most of its cohort does."""
-
 
 def advance(
-    memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, peers: PeerTest, dips: DipTest,
-    alarms: Alarms,
+    memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, peers: PeerTest,
+    dips: DipTest, alarms: Alarms,
 ) -> None:  # fmt: skip
-    """Move every judged node to its next state."""
+    """Move every judged node to its next state. While many of its cohort fall or rise at once, none recovers."""
     memory.node("flaps")[:] *= np.float32(0.5**parameters.tick_hours)
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
     stays = accused | (state[at] == LEARNING) | ~nodes.fresh
@@ -77,7 +76,7 @@ def advance(
     if restarts.any():
         memory.node("grace")[rows[restarts]] = RESUME_TICKS
     enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
-    followed = accused & (enough & ~nodes.reference.common)[nodes.group] & nodes.fresh
+    followed = accused & (enough & ~nodes.reference.common & ~bounds.crowded)[nodes.group] & nodes.fresh
     if followed.any():
         gap, absolute, line = (
             values[followed].astype(np.float64) for values in (nodes.gap, peers.absolute, peers.line)

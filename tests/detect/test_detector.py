@@ -390,6 +390,69 @@ def test_nodes_that_restart_are_given_time_to_come_up() -> None:
     assert play(rates).accused() == []
 
 
+def ramp(ticks: int, constant: npt.ArrayLike) -> Matrix:
+    """Speed while a job warms up, (ticks, nodes). `constant`: ticks, by node."""
+    return np.asarray(1 - 0.5 * np.exp(-np.arange(ticks)[:, None] / np.atleast_1d(np.asarray(constant, float))))
+
+
+@pytest.mark.parametrize("rests", ["silent", "zero"])
+@pytest.mark.parametrize("late", [0, 10])
+def test_a_node_that_is_slower_after_its_job_has_started_again_is_named_and_not_learnt(rests: str, late: int) -> None:
+    rates = healthy(700, 16, noise=0.02)
+    rates[300:320] = np.nan if rests == "silent" else 0.0
+    rates[320:] *= ramp(380, 3)
+    rates[320 + late :, 3] *= 0.9
+
+    ((tick, node),) = play(rates).accused()
+
+    assert node == "n3"
+    assert 320 < tick <= 350
+
+
+@pytest.mark.parametrize("length", [24, 40])
+def test_a_node_that_is_slow_in_phases_that_alternate_is_named(length: int) -> None:
+    rates = healthy(900, 16, noise=0.02)
+    rates[np.arange(900) // length % 2 == 1] *= 0.35
+    rates[600:, 3] *= 0.88
+
+    assert {node for _, node in play(rates).accused()} == {"n3"}
+
+
+@pytest.mark.parametrize("nodes", [8, 64])
+def test_phases_that_change_nodes_differently_accuse_nobody(nodes: int) -> None:
+    rates, differs = healthy(900, nodes, noise=0.02), np.random.default_rng(2).normal(0, 0.03, nodes)
+    rates[np.arange(900) // 40 % 2 == 1] *= 0.35 * np.exp(differs)
+
+    assert play(rates).accused() == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_nodes_that_come_back_with_their_job_have_time_to_warm_up(seed: int) -> None:
+    rates = healthy(500, 16, seed, noise=0.02)
+    rates[300:320] = np.nan
+    rates[320:] *= ramp(180, np.random.default_rng(seed).uniform(1, 5, 16))
+
+    assert play(rates).accused() == []
+
+
+def test_ticks_that_are_left_out_because_nobody_reported_count_as_silence() -> None:
+    rates = healthy(400, 16, noise=0.02)
+    rates[205:] *= ramp(195, np.random.default_rng(3).uniform(1, 5, 16))
+    detector = play(rates[:200]).detector
+
+    assert play(rates[205:], detector=detector, first=205).accused() == []
+
+
+def test_a_slow_node_does_not_recover_by_pauses_that_do_not_begin_in_one_tick() -> None:
+    rates, dice = healthy(900, 16, noise=0.02), np.random.default_rng(4)
+    rates[500:, 3] *= 0.8
+    for start in range(90, 890, 60):
+        for node, late in enumerate(dice.integers(0, 2, 16).tolist()):
+            rates[start + late : start + late + 3, node] *= 0.1
+
+    assert play(rates).whats("n3") == ["accused"]
+
+
 def test_everybody_restarting_accuses_nobody() -> None:
     rates = healthy(400, 8)
     rates[200:230] = np.nan
