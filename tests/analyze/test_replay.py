@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
+from ingero_analyze.replay.reading import SEVERAL
 from ingero_analyze.tables import TableError, read_batches
 from ingero_fleet.cli import main
 
@@ -102,7 +103,29 @@ def test_several_rows_of_a_node_in_one_tick_count_once(tmp_path: Path) -> None:
     lines = rows()
     doubled = [lines[0], *(line for row in lines[1:] for line in (row, row.rsplit(",", 1)[0] + ",1", row))]
 
-    assert [episode["node"] for episode in replay(written(tmp_path, doubled))["episodes"]] == ["n2"]
+    found = replay(written(tmp_path, doubled))
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    assert SEVERAL in found["summary"]["notes"]
+    assert SEVERAL not in replay(written(tmp_path, lines))["summary"]["notes"]
+
+
+@pytest.mark.parametrize("column", ["gpu", "local_rank", "Device ID"])
+def test_each_gpu_of_a_node_is_judged_by_itself(tmp_path: Path, column: str) -> None:
+    lines = [f"time,node,{column},rate"]
+    for tick, values in enumerate(rates(nodes=8)):
+        lines += [f"{tick * 5},n{number // 4},{number % 4},{value}" for number, value in enumerate(values)]
+    found = replay(written(tmp_path, lines))
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n0/2"]
+    assert found["summary"]["notes"] == [f"each GPU is judged by itself, as node/{column}"]
+
+
+def test_a_column_with_the_one_gpu_of_each_node_changes_no_name(tmp_path: Path) -> None:
+    lines = rows()
+    with_gpu = [f"{lines[0]},gpu", *(f"{line},0" for line in lines[1:])]
+
+    assert [episode["node"] for episode in replay(written(tmp_path, with_gpu))["episodes"]] == ["n2"]
 
 
 def test_states_and_cohorts_are_heeded_and_other_columns_ignored(tmp_path: Path) -> None:

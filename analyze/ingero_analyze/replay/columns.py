@@ -14,7 +14,7 @@ MEASURES: Final = ("score", "rate", "step_seconds")
 LABELS: Final = (*PARTS, "cohort")
 """What the nodes of a cohort share. Several columns may hold one of these."""
 
-ROLES: Final = ("time", "node", *MEASURES, "cluster", "state", *LABELS)
+ROLES: Final = ("time", "node", *MEASURES, "cluster", "gpu", "state", *LABELS)
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": (
@@ -31,6 +31,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration",
     ),
     "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
+    "gpu": (
+        "gpu", "gpu id", "gpu index", "gpu uuid", "device", "device id", "device index", "accelerator", "local rank",
+        "rank", "global rank",
+    ),
     "state": ("state",),
     "workload_type": ("workload type", "workload", "workload name", "job type"),
     "job_id": ("job id", "job", "jobid", "job name", "slurm job id", "slurm jobid", "slurm job"),
@@ -102,8 +106,8 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
             roles[role] = (_only(role, names, matching[role]),)
     if not any(role in roles for role in MEASURES):
         roles |= _measured(names, matching)
-    for role in ("cluster", "state"):
-        if role not in chosen and matching[role]:
+    for role in ("cluster", "gpu", "state"):
+        if role not in chosen and matching[role] and not (recorded and role == "gpu"):
             roles[role] = (role if role in matching[role] else matching[role][0],)
     for role in LABELS:
         if role not in chosen and matching[role] and role in labels:

@@ -86,10 +86,11 @@ def command(
 
     FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input; several files are merged
     by time. Columns: time, node, and one value, which is a score (0 to 1), a rate (larger is better) or the time of
-    a step; optional cluster and state (active, idle, calibrating). Nodes are compared only with those of the same
-    workload, job, GPU model, stage and cohort, where there are such columns. Columns are known by usual names, such
-    as timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses others. The output says
-    how the file was read, and which columns, cells and rows were not used.
+    a step; optional cluster, gpu and state (active, idle, calibrating). Nodes, or their GPUs where a node has rows of
+    several, are compared only with those of the same workload, job, GPU model, stage and cohort, where there are such
+    columns. Columns are known by usual names, such as timestamp, host, slurm_job_id, tokens_per_second,
+    'Step time (ms)'; --column chooses others. The output says how the file was read, and which columns, cells and
+    rows were not used.
 
     Exit status 0 whether or not somebody is accused, 1 when the plot cannot be written, 2 when a flag or a file
     cannot be used, or no row of the files.

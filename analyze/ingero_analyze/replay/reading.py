@@ -9,6 +9,7 @@ from ingero_analyze.tables import TableError
 from ingero_fleet.recording import MERGEABLE, PARTS
 
 SORTED: Final = "the rows are not in the order of time, and were sorted"
+SEVERAL: Final = "of several rows of a node at one time the median counts"
 ZONELESS: Final = "times without a zone are taken as UTC"
 
 

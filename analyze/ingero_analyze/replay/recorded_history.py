@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.columns import LABELS
-from ingero_analyze.replay.reading import SORTED, Reading
+from ingero_analyze.replay.reading import SEVERAL, SORTED, Reading
 from ingero_analyze.replay.rows import NOBODY, BatchRows, RowReader, Vocabulary
 from ingero_analyze.tables import TableError
 from ingero_contract.identifiers import NodeKey
@@ -153,6 +153,8 @@ class RecordedHistory:
         value = rows.value[last]
         if len(last) < len(rows.node):
             first = np.concatenate(([0], last[:-1] + 1))
+            if (np.diff(rows.time)[np.diff(rows.node) == 0] == 0).any():
+                self.reading.note(SEVERAL)
             for place in np.flatnonzero(last > first).tolist():
                 several = rows.value[first[place] : last[place] + 1]
                 several = several[np.isfinite(several)]

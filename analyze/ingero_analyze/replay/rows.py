@@ -94,6 +94,7 @@ class RowReader:
         self.words = Vocabulary()
         self._chosen, self._labels = chosen, labels
         self._texts: dict[str, dict[str, int]] = {}
+        self._by_gpu: bool | None = None
 
     def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
         """The rows of a file that can be used, by batch, and their places in it.
@@ -197,10 +198,18 @@ class RowReader:
         names = self._texts.setdefault(name, {})
         node = batch.codes(name, names)
         check.refuse((node == names.get("", -1)) & ~empty, name, lambda _: "a node needs a name")
+        cluster, gpu = (self._column(batch, columns.one(role)) for role in ("cluster", "gpu"))
+        if self._by_gpu is None:
+            self._by_gpu = _has_several(cluster[0], node, gpu[0])
+            if self._by_gpu:
+                self.reading.note(f"each GPU is judged by itself, as node/{columns.one('gpu')}")
+
+        def number_of(parts: Sequence[str]) -> int:
+            name = f"{parts[1]}/{parts[2]}" if self._by_gpu and parts[2] else parts[1]
+            return self.words.nodes.setdefault(node_key(parts[0], name), len(self.words.nodes))
+
         return _numbered(
-            [self._column(batch, columns.one("cluster")), (node, list(names))],
-            check.good | (check.missing & (node != names.get("", -1))),
-            lambda parts: self.words.nodes.setdefault(node_key(parts[0], parts[1]), len(self.words.nodes)),
+            [cluster, (node, list(names)), gpu], check.good | (check.missing & (node != names.get("", -1))), number_of
         )
 
     def _cohorts(self, batch: TableBatch, columns: Columns, wanted: Bools) -> Ints:
@@ -226,6 +235,12 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
+
+
+def _has_several(cluster: Ints, node: Ints, gpu: Ints) -> bool:
+    """Whether rows of one node are of different GPUs."""
+    nodes, pairs = (np.unique(np.stack(parts), axis=1) for parts in ((cluster, node), (cluster, node, gpu)))
+    return bool(pairs.shape[1] > nodes.shape[1])
 
 
 def _empty(batch: TableBatch, columns: Columns) -> Bools:
