@@ -79,13 +79,23 @@ def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Refere
         shift[settled] += change[settled]
         moved[settled] = 0
         accused = is_accused(memory.node("state"))
-        calm = settled[memory.node("group")] & (memory.node("group") >= 0) & ~accused
+        calm = settled[memory.node("group")] & (memory.node("group") >= 0) & memory.node("learned") & ~accused
         memory.node("relearn")[calm] = parameters.warmup
         memory.node("sofar")[calm] = 0.0
-        memory.group("unlike")[settled] = np.nan
+    _note_level_of_baselines(memory, parameters, reference)
     slow = shift < -0.1
     started = now - parameters.settle_ticks * parameters.tick_seconds
     slow_since[:] = np.where(slow, np.where(slow_since > 0, slow_since, max(started, 1e-9)), 0.0)
+
+
+def _note_level_of_baselines(memory: ColumnStore, parameters: Parameters, reference: Reference) -> None:
+    """Follow the level at which baselines were learnt, and whether the job is back at it after another phase."""
+    level, learnt, group = memory.group("level"), memory.group("learnt"), memory.node("group")
+    new = (memory.node("relearn") > 0) & (group >= 0)
+    still = (np.bincount(group[new], minlength=len(level)) == 0) & (reference.count > 0) & ~reference.common
+    learnt[still] = level[still]
+    now = level + np.where(reference.common, reference.level, 0.0)
+    memory.group("back")[:] = np.abs(now - learnt) <= parameters.own_band
 
 
 def slow_jobs(memory: ColumnStore) -> list[JobSlow]:

@@ -38,8 +38,8 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 }  # fmt: skip
 """Type and initial value of the columns by node.
 
-`sofar`: mean rate of the warm-up so far; in a new phase of the job the distance from the baseline, for `relearn`
-more ticks. `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers;
+`sofar`: mean rate of the warm-up so far; in a new phase of the job, for `relearn` more ticks, what it adds to the
+baseline. `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers;
 `shortfall` over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the
 rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for
 `dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short accusations and relapses, halved
@@ -53,14 +53,15 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "squares": (np.float64, 0.0), "moved": (np.int32, 0), "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0),
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
     "unexamined": (np.bool_, False), "unit": (np.float64, np.nan), "counted": (np.float32, 0.0),
-    "lenience": (np.float64, np.nan), "unlike": (np.float64, np.nan),
+    "lenience": (np.float64, np.nan), "learnt": (np.float64, np.nan),
+    "back": (np.bool_, True),
 }  # fmt: skip
 """Type and initial value of the columns by group.
 
 `unexamined`: a node began to be below its peers, and whether it is alone there has not been looked at yet.
 `unit`: rate of one event, where rates are small counts, which `counted` says from 0 to 1. `lenience`: the loss that
-adds no evidence, in standard deviations, while the alarm level was learnt. `unlike`: how differently a new phase of
-the job changes its nodes, a standard deviation in log units.
+adds no evidence, in standard deviations, while the alarm level was learnt. `learnt`: the level at which the
+baselines were learnt; `back`: whether the job is there, so that they hold in spite of `relearn`.
 """
 
 HISTOGRAMS: Final = {
@@ -77,7 +78,7 @@ _ADDED: Final[dict[int, tuple[str, ...]]] = {
     5: ("node_dips", "node_usual_dips", "node_dip_ticks", "node_by_dips", "node_flaps", "group_recent"),
     6: ("group_unexamined", "group_unit", "group_counted"),
     7: ("group_lenience",),
-    8: ("node_last_steps", "group_unlike"),
+    8: ("node_last_steps", "group_learnt", "group_back"),
 }
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 

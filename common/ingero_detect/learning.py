@@ -9,22 +9,13 @@ from ingero_detect.codes import HEALTHY, LEARNING
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, singles
 from ingero_detect.parameters import Parameters
-from ingero_detect.reference import Reference, small_sample_factor
-from ingero_detect.sequential_tests import PHASE_BAND, Residuals, band_of
+from ingero_detect.reference import Reference
+from ingero_detect.sequential_tests import Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LEAKS: Final = 30
 """Ticks below the baseline, minus three for each tick above it. Beyond this a node's deviation is a loss, not noise.
 A slow loss that is learnt as noise would hide itself."""
-
-_PHASE_MEMORY: Final = 6
-"""Ticks that tell how far a node is from its baseline in a new phase of the job."""
-
-_PHASE_PRIOR: Final = 4
-"""Nodes as which it counts that a new phase may change nodes as differently as chips may differ."""
-
-LATE_PHASE_COUNT: Final = 10
-"""Samples that a baseline is worth at the end of a new phase of the job."""
 
 _AT_ONCE: Final = 8192
 """Nodes whose warm-up is processed at once, to limit memory."""
@@ -100,59 +91,25 @@ def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Flo
 def update_baselines(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
     """Update baseline, noise and autocorrelation of nodes without evidence against them (`calm`, by judged node)."""
     at = nodes.index
-    in_phase = memory.node("relearn")[at] > 0
-    if in_phase.any():
-        _follow_phase(memory, parameters, nodes, in_phase & nodes.fresh & nodes.ready)
-        _end_phase(memory, parameters, nodes, calm & in_phase & (memory.node("relearn")[at] == 1))
-    _follow_node(memory, parameters, nodes, calm & ~in_phase)
-    memory.node("count")[at] += calm & ~in_phase
+    _follow_node(memory, parameters, nodes, calm)
+    memory.node("count")[at] += calm
     for name in ("relearn", "grace"):
         left = memory.node(name)
         left[at] = np.maximum(left[at] - nodes.fresh, 0)
-    _follow_lag(memory, nodes, calm & ~in_phase)
-
-
-def _follow_phase(memory: ColumnStore, parameters: Parameters, nodes: Residuals, some: Bools) -> None:
-    """Follow how far these nodes are from their baselines in a new phase of the job, and how they differ in it."""
-    at, sofar, left = nodes.index, memory.node("sofar"), memory.node("relearn")[nodes.index]
-    gain = 1.0 / np.clip(parameters.warmup + 1 - left, 1, _PHASE_MEMORY)
-    common = nodes.reference.common[nodes.group]
-    before = sofar[at]
-    now = np.where(some & ~common, before + gain * (nodes.gap - before), before)
-    sofar[at] = np.where(left > 0, now, sofar[at])
-    middle = nodes.median(np.where(left > 0, now, 0.0))
-    deviation = nodes.median(np.abs(np.where(left > 0, now - middle[nodes.group], 0.0)))
-    count = nodes.reference.count
-    spread = deviation * MAD_TO_SIGMA * small_sample_factor(count)
-    latest = np.full(len(count), 1.0)
-    np.minimum.at(latest, nodes.group[left > 0], gain[left > 0])
-    noise = nodes.usual**2 * latest / (2 - latest)
-    prior = (parameters.absolute_band / PHASE_BAND) ** 2
-    differs = np.maximum(spread**2 - noise, 0.0)
-    touched = np.bincount(nodes.group[left > 0], minlength=len(count)) > 0
-    unlike = np.sqrt((count * differs + _PHASE_PRIOR * prior) / (count + _PHASE_PRIOR))
-    memory.group("unlike")[touched] = unlike[touched]
-
-
-def _end_phase(memory: ColumnStore, parameters: Parameters, nodes: Residuals, some: Bools) -> None:
-    """From the end of a new phase's beginning, what it does to these nodes is usual, but not what it does to one."""
-    if not some.any():
-        return
-    rows = np.arange(len(memory.names))[nodes.index][some]
-    moved = memory.node("sofar")[rows]
-    band = band_of(memory, parameters, nodes.index, nodes.group)[some]
-    usual = moved > -band
-    memory.node("baseline")[rows[usual]] += moved[usual]
-    memory.node("count")[rows[usual]] = np.minimum(memory.node("count")[rows[usual]], LATE_PHASE_COUNT)
+    _follow_lag(memory, nodes, calm)
 
 
 def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
     """Update baseline and mean deviation of every calm node."""
     at, gap, sigma = nodes.index, nodes.gap, nodes.sigma
-    newest = 1.0 / singles(np.maximum(memory.node("count")[at], 1))
+    newest = 1.0 / singles(np.maximum(nodes.known, 1))
     furthest = 2 * sigma
     step = np.maximum(newest, 1.0 / parameters.baseline_ticks) * np.minimum(np.maximum(gap, -furthest), furthest)
-    memory.node("baseline")[at] = nodes.baseline + step * calm
+    baseline, moved = nodes.baseline + step * calm, memory.node("sofar")[at]
+    last = nodes.new & (memory.node("relearn")[at] == 1) & nodes.fresh
+    memory.node("sofar")[at] = np.where(nodes.new, baseline - memory.node("baseline")[at], moved)
+    memory.node("baseline")[at] = np.where(nodes.new & ~last, memory.node("baseline")[at], baseline)
+    memory.node("count")[at] = np.where(last, nodes.known, memory.node("count")[at])
     own = memory.node("own")[at]
     deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))
     change = (1.2533 * deviation - own) * calm

@@ -62,8 +62,8 @@ It is also the longest that the alarm for a large loss waits because of pauses.
 CROWD_TICKS: Final = 5
 """Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
-PHASE_BAND: Final = 4.0
-"""Standard deviations by which a node may differ from what a new phase of the job does to the others."""
+LATE_PHASE_COUNT: Final = 10
+"""Samples that a baseline is worth once the job has entered a new phase."""
 
 _CROWD_DEVIATION: Final = 4.0
 """Standard deviations by which a node of a crowd falls or rises at least. Beside a straggler one of seven others is
@@ -78,16 +78,20 @@ class Residuals:
     """Nodes judged in a tick, arrays by node; `index` selects their columns, `group` those of their groups.
 
     `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
-    `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`. `ready`:
-    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. By group, `usual`:
-    the mean `scale`; `recent`: the spread of the last ticks; `median`: medians. `share`: one event as a share of
-    those expected, where they are so few that residuals are those of roots, else 0; None if no cohort counts events.
+    `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`.
+    `new`: in a new phase of the job, for which baselines are still learnt; `known`: ticks that `baseline` was learnt
+    from. `ready`: its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. By
+    group, `usual`: the mean `scale`; `recent`: the spread of the last ticks; `median`: medians. `share`: one event as
+    a share of those expected, where they are so few that residuals are those of roots, else 0; None if no cohort
+    counts events.
     """
 
     index: slice | Ints
     group: Ints
     logs: Floats
     baseline: Floats
+    new: Bools
+    known: Ints
     level: Floats
     gap: Singles
     sigma: Singles
@@ -194,7 +198,12 @@ def compute_residuals(
     group = memory.node("group")[index].astype(np.int64)
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
-    baseline = memory.node("baseline")[index].copy()
+    new = (memory.node("relearn")[index] > 0) & ~memory.group("back")[group]
+    baseline = memory.node("baseline")[index] + np.where(new, memory.node("sofar")[index], 0.0)
+    known = memory.node("count")[index]
+    if new.any():
+        in_phase = LATE_PHASE_COUNT + parameters.warmup - memory.node("relearn")[index]
+        known = np.where(new, np.minimum(known, in_phase), known)
     residual = singles(logs - baseline - level[group])
     share = share_of_unit(memory, group, baseline + level[group])
     if share is not None:
@@ -221,6 +230,8 @@ def compute_residuals(
         group=group,
         logs=logs,
         baseline=baseline,
+        new=new,
+        known=known,
         level=level,
         gap=residual - singles(reference.level)[group],
         sigma=sigma,
@@ -289,9 +300,9 @@ def _long_run_scale(
 def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
     """Compute how much this tick may add. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
-    band = band_of(memory, parameters, nodes.index, group)
+    band = np.where(nodes.new, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
     z = -nodes.gap / scale
-    error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(memory.node("count")[nodes.index], 1)))
+    error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
     allowance = np.maximum(parameters.drift, band / scale) + error
     far = np.maximum(allowance, _CROWD_DEVIATION)
     low = (z > far) & ~nodes.accused & nodes.ready
@@ -303,14 +314,6 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
     cap = np.where(crowded, np.minimum(cap, alarm / CROWD_TICKS), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
-
-
-def band_of(memory: ColumnStore, parameters: Parameters, index: slice | Ints, group: Ints) -> Singles:
-    """By node the loss, in log units, that adds no evidence: wider in a new phase that changes nodes differently."""
-    differs = np.nan_to_num(PHASE_BAND * memory.group("unlike"), nan=parameters.absolute_band)
-    wide = np.clip(differs, parameters.own_band, parameters.absolute_band)
-    band: Singles = np.where(memory.node("relearn")[index] > 0, singles(wide)[group], np.float32(parameters.own_band))
-    return band
 
 
 def is_crowd(falling: Ints, nodes: Ints) -> Bools:

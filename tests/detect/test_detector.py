@@ -406,13 +406,13 @@ def test_a_node_that_is_slower_after_its_job_has_started_again_is_named_and_not_
     ((tick, node),) = play(rates).accused()
 
     assert node == "n3"
-    assert 320 < tick <= 350
+    assert 320 < tick <= 360
 
 
-@pytest.mark.parametrize("length", [24, 40])
-def test_a_node_that_is_slow_in_phases_that_alternate_is_named(length: int) -> None:
+@pytest.mark.parametrize("length", [16, 24])
+def test_a_node_that_is_slow_in_short_phases_is_named(length: int) -> None:
     rates = healthy(900, 16, noise=0.02)
-    rates[np.arange(900) // length % 2 == 1] *= 0.35
+    rates[120:][np.arange(780) // length % 2 == 1] *= 0.35
     rates[600:, 3] *= 0.88
 
     assert {node for _, node in play(rates).accused()} == {"n3"}
