@@ -59,15 +59,16 @@ def diagnose(line: Timeline) -> Diagnosis:
     if known.any():
         found += _from_compute(line, compute, known, stage, replica, period, facts)
     single = _alone(stage)
+    free = _free(line, stage, period) if lags is not None and not single.all() else None
     if lags is not None and not single.all() and not any(item.cause is Cause.NODE for item in found):
-        free = _free(line, stage, period) if blame is not None else None
-        suspect = _from_freedom(free, stage, replica, period) if free is not None else None
+        in_all = free if blame is not None else None
+        suspect = _from_freedom(in_all, stage, replica, period) if in_all is not None else None
         if suspect is None:
-            suspect = _from_lags(lags, free, blame, stage, replica, period, facts)
+            suspect = _from_lags(lags, in_all, blame, stage, replica, period, facts)
         if suspect is not None and not any(item.cause is Cause.STAGE for item in found):
             found.append(suspect)
     if lags is not None and not single.all():
-        found = [_supported(item, lags) for item in found]
+        found = [_supported(item, lags if free is None else free * period) for item in found]
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
         found.append(uneven)
@@ -250,12 +251,15 @@ def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Di
 
 
 def _supported(item: Diagnosis, lags: Floats) -> Diagnosis:
-    """Remove ranks that compute long but block longer than others: they delay no other rank."""
+    """Remove ranks that compute long but block longer than ranks with the same work: they delay no other rank.
+
+    `lags`: seconds by (rank, step) that each was blocked less than those.
+    """
     if item.cause is not Cause.NODE or item.evidence["by"].startswith("blocked_least"):
         return item
     mean, error = trimmed_mean(lags)
     needed = upper_quantile(SIGNIFICANCE / len(mean), lags.shape[1])
-    guilty = tuple(rank for rank in item.ranks if mean[rank] > -needed * error[rank])
+    guilty = tuple(rank for rank in item.ranks if mean[rank] >= -needed * error[rank])
     lag = {str(rank): round(float(mean[rank]), 9) for rank in item.ranks}
     if not guilty:
         return Diagnosis(Cause.NONE)

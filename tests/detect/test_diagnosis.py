@@ -132,6 +132,17 @@ def test_a_rank_alone_in_its_stage_that_became_slow_is_named_wherever_it_is(culp
     assert diagnose(as_timeline(table)).ranks == (culprit,)
 
 
+@pytest.mark.parametrize("culprit", [0, 3, 5, 7])
+def test_a_rank_of_a_late_stage_is_named_although_it_waits_for_the_first_stage_like_its_peer(culprit: int) -> None:
+    for seed in range(3):
+        table = interleaved(np.random.default_rng(seed), replicas=2, parts=4, culprit=culprit, late=0.2, norm=True)
+
+        found = diagnose(as_timeline(table))
+
+        assert (str(found.cause), found.ranks) == ("node", (culprit,))
+        assert found.evidence["lag_seconds"][str(culprit)] > 0
+
+
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_steps_that_are_long_on_all_ranks_are_no_imbalance_and_hide_nobody(tensor: int) -> None:
     for seed in range(5):
