@@ -42,6 +42,7 @@ def as_timeline(table: Table) -> Timeline:
     rank, step = columns["rank"].astype(np.int64), columns["step"].astype(np.int64)
     _, op = np.unique(columns["op"], return_inverse=True)
     collective = columns["kind"] == "collective"
+    _, group = np.unique(columns["group"], return_inverse=True)
     _, meeting = np.unique(np.stack([columns["group"], columns["seq"].astype(str)]), axis=1, return_inverse=True)
     unknown = np.full(len(rank), -1, np.int64)
     return Timeline(
@@ -50,7 +51,7 @@ def as_timeline(table: Table) -> Timeline:
         instance=np.where(collective, meeting.ravel(), -1),
         stage=columns["stage"].astype(np.int64) if "stage" in columns else unknown,
         data_parallel=columns["data_parallel"].astype(np.int64) if "data_parallel" in columns else unknown,
-        work=columns["work"].astype(float) if "work" in columns else None,
+        work=columns["work"].astype(float) if "work" in columns else None, group=np.where(collective, group, -1),
     )  # fmt: skip
 
 
@@ -162,24 +163,27 @@ def grid(
 
 def layered(
     rng: np.random.Generator, tensor: int, data: int, steps: int = 40, layers: int = 4, jitter: float = 0.015,
-    idle: float = 0.0, culprit: int = -1, slower: float = 0.0, warm: int = 0, stall: tuple[int, ...] = (),
+    idle: float = 0.0, culprit: int | tuple[int, ...] = -1, slower: float = 0.0, warm: int = 0,
+    stall: tuple[int, ...] = (),
 ) -> Table:  # fmt: skip
     """Ranks meet in tensor groups after each layer; data groups exchange what is ready while they compute on.
 
-    A data group's exchanges queue up behind one another; a step ends with the last one. The culprit stands idle for
-    `idle` seconds before each step, for 0.1 s in the middle of steps `stall`, and computes `slower`. The first `warm`
-    steps are longer on all ranks. Without a tensor group (`tensor` is 1) it is plain data parallelism. A step takes
-    about 0.5 s.
+    A data group's exchanges queue up behind one another; a step ends with the last one. Every culprit stands
+    idle for `idle` seconds before each step, for 0.1 s in the middle of steps `stall`, and computes `slower`. The
+    first `warm` steps are longer on all ranks. Without a tensor group (`tensor` is 1) it is plain data parallelism. A
+    step takes about 0.5 s.
     """
     table, ranks = Table(), tensor * data
     clock, now, rank = rng.uniform(-CLOCKS, CLOCKS, ranks), np.full(ranks, 50.0), np.arange(ranks)
     for step in range(steps):
-        now = now + idle * (rank == culprit)
+        now = now + idle * np.isin(rank, culprit)
         ready = np.zeros(ranks)
         for layer in range(layers):
-            now = now + 0.1 * (rank == culprit) * (step in stall and layer == layers // 2)
+            now = now + 0.1 * np.isin(rank, culprit) * (step in stall and layer == layers // 2)
             longer = 4 / (step + 1) if step < warm else 1
-            own = longer * 0.4 / layers * (1 + jitter * rng.normal(size=ranks)) * (1 + slower * (rank == culprit))
+            own = (
+                longer * 0.4 / layers * (1 + jitter * rng.normal(size=ranks)) * (1 + slower * np.isin(rank, culprit))
+            )
             table.add(rank=rank, op="layer", kind="compute", start=now + clock, duration=own, step=step, group="",
                       seq="")  # fmt: skip
             now = now + own
@@ -210,12 +214,12 @@ def _order(stage: int, stages: int, parts: int) -> list[tuple[bool, int]]:
 
 def interleaved(
     rng: np.random.Generator, stages: int = 4, replicas: int = 4, parts: int = 8, steps: int = 30, heavy: float = 0.0,
-    jitter: float = 0.02, culprit: int = -1, late: float = 0.0, stall: float = 0.0, since: int = 0,
+    jitter: float = 0.02, culprit: int | tuple[int, ...] = -1, late: float = 0.0, stall: float = 0.0, since: int = 0,
     norm: bool = False,
 ) -> Table:  # fmt: skip
     """Stages by replicas that hand each other parts of a batch, one forward and one backward in turn (1F1B).
 
-    From step `since` on rank `culprit` computes `late` longer, or pauses for `stall` seconds before every part on its
+    From step `since` on every culprit computes `late` longer, or pauses for `stall` seconds before every part on its
     host, which no compute time shows. Receivers wait for senders, never the reverse, so every rank has bubbles. With
     `norm` all ranks meet at the end of a step.
     """
@@ -250,7 +254,7 @@ def interleaved(
                     table.add(rank=rank, op="recv", kind="collective", duration=max(there - now, 1e-4), group=group,
                               seq=seq, start=now + clock[rank], stage=stage, **shared)  # fmt: skip
                     now = max(there, now + 1e-4)
-                guilty = rank == culprit and step >= since
+                guilty = step >= since and rank in np.atleast_1d(culprit)
                 now += stall * guilty
                 work = (0.1 if back else 0.05) * (1 + heavy * (stage == stages - 1)) * (1 + late * guilty)
                 work *= 1 + jitter * rng.normal()

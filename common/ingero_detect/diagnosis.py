@@ -12,7 +12,7 @@ A rank is named when its excess is significant, exceeds the usual spread between
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ingero_detect.imbalance import (
 )
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.timeline import (
     FEWEST_STEPS,
     Timeline,
@@ -37,6 +38,9 @@ from ingero_detect.timeline import (
 )
 from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
 from ingero_detect.work import with_equal_work
+
+REPLICA: Final = "replica"
+"""What shows ranks that are slow together with all ranks that share their data."""
 
 
 def diagnose(line: Timeline) -> Diagnosis:
@@ -54,19 +58,21 @@ def diagnose(line: Timeline) -> Diagnosis:
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
+    shared = _shared_data(line, stage, replica)
     found: list[Diagnosis] = []
     known = well_covered_steps(compute)
     if known.any():
-        found += _from_compute(line, compute, known, stage, replica, period, facts)
+        found += _from_compute(line, compute, known, stage, replica, shared, period, facts)
     single = _alone(stage)
     free = _free(line, stage, period) if lags is not None and not single.all() else None
     if lags is not None and not single.all() and not any(item.cause is Cause.NODE for item in found):
         in_all = free if blame is not None else None
-        suspect = _from_freedom(in_all, stage, replica, period) if in_all is not None else None
-        if suspect is None:
-            suspect = _from_lags(lags, in_all, blame, stage, replica, period, facts)
-        if suspect is not None and not any(item.cause is Cause.STAGE for item in found):
-            found.append(suspect)
+        suspects = _from_freedom(in_all, stage, shared, period) if in_all is not None else []
+        if not suspects:
+            suspects = _from_lags(lags, in_all, blame, stage, shared, period, facts)
+        if not any(item.cause is Cause.STAGE for item in found):
+            doubted = any(item.cause is Cause.UNKNOWN for item in found)
+            found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
     if lags is not None and not single.all():
         found = [_supported(item, lags if free is None else free * period) for item in found]
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
@@ -92,7 +98,14 @@ def diagnose(line: Timeline) -> Diagnosis:
 
 
 def _from_compute(
-    line: Timeline, table: Floats, known: Bools, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
+    line: Timeline,
+    table: Floats,
+    known: Bools,
+    stage: Ints,
+    replica: Ints,
+    shared: DataGroups,
+    period: float,
+    facts: dict[str, Any],
 ) -> list[Diagnosis]:
     compute = table[:, known]
     usual = np.nanmedian(compute, axis=0)
@@ -108,12 +121,9 @@ def _from_compute(
     if not alone:
         flagged, excess = straggler_ranks(relative, alike)
         if flagged.any() and not _is_made_of(flagged, stage):
-            slow = _node(flagged, excess, compute, alike, "compute")
-            if _is_made_of(flagged, replica) and (line.work is None or not np.isfinite(line.work).any()):
-                # Sequences that are longer in every step look the same.
-                evidence = {**slow.evidence, "by": "replica", "possible": sorted(slow.ranks)}
-                slow = replace(slow, cause=Cause.UNKNOWN, ranks=(), evidence=evidence)
-            found.append(slow)
+            longer = np.nanmean(residuals_by_step(np.log(np.maximum(compute, 1e-12)), alike), axis=1)
+            for flags, by in _apart(flagged, shared.slow_together(flagged, longer), "compute"):
+                found.append(_doubted(_node(flags, excess, compute, alike, by)))
     else:
         late = _late_onset(relative)
         if late.any():
@@ -130,8 +140,28 @@ def _from_compute(
     return found
 
 
+def _shared_data(line: Timeline, stage: Ints, replica: Ints) -> DataGroups:
+    """Which ranks longer data may make slow together; where the work is known, that is known to explain nothing."""
+    groups = data_groups(line, _like(stage), replica)
+    told = line.work is not None and bool(np.isfinite(line.work).any())
+    return DataGroups(groups.groups[:0], groups.stage) if told else groups
+
+
+def _apart(flagged: Bools, together: Bools, by: str) -> list[tuple[Bools, str]]:
+    """Ranks that are slow on their own, and those that are slow together with their replica, with what shows them."""
+    return [(flags, kind) for flags, kind in ((flagged & ~together, by), (together, REPLICA)) if flags.any()]
+
+
+def _doubted(slow: Diagnosis) -> Diagnosis:
+    """Nobody is named for what longer sequences in every step explain as well."""
+    if slow.evidence["by"] != REPLICA:
+        return slow
+    evidence = {**slow.evidence, "possible": sorted(slow.ranks)}
+    return replace(slow, cause=Cause.UNKNOWN, ranks=(), evidence=evidence)
+
+
 def _is_made_of(flagged: Bools, parts: Ints) -> bool:
-    """Whether the slow ranks are exactly those of one or more pipeline stages (or replicas) of several ranks."""
+    """Whether the slow ranks are exactly those of one or more pipeline stages of several ranks."""
     if (parts < 0).any() or not 2 <= len(np.unique(parts)) < len(parts):
         return False
     touched = np.isin(parts, np.unique(parts[flagged]))
@@ -177,36 +207,47 @@ def _worst_first(flagged: Bools, excess: Floats) -> tuple[tuple[int, ...], dict[
 
 
 def _from_lags(
-    lags: Floats, free: Floats | None, blame: WaitAttribution | None, stage: Ints, replica: Ints, period: float,
+    lags: Floats, free: Floats | None, blame: WaitAttribution | None, stage: Ints, shared: DataGroups, period: float,
     facts: dict[str, Any],
-) -> Diagnosis | None:  # fmt: skip
+) -> list[Diagnosis]:  # fmt: skip
     """The rank that blocks least, for timelines whose compute times are missing or show no cause."""
     flagged, excess = straggler_ranks(lags / period, np.zeros(len(lags), np.int64), blame)
     if free is not None:
         flagged &= np.nanmean(free, axis=1) > 0.5 * excess
     facts["largest_lag_share"] = round(float(np.nanmax(np.nanmedian(lags, axis=1)) / period), 6)
     if not flagged.any():
-        return None
+        return []
     whole = slice(0, lags.shape[1])
     if blame is not None:
         lags = np.where((blame.victims(whole) & ~flagged)[:, None], np.minimum(lags, 0.0), lags)
+    if _is_made_of(flagged, stage):
+        slow = _blocked_least(flagged, excess, lags, blame)
+        return [replace(slow, cause=Cause.STAGE, ranks=())]
+    early = np.nanmean(lags / period if free is None else free, axis=1)
+    return [
+        _doubted(_blocked_least(flags, excess, lags, blame, by))
+        for flags, by in _apart(flagged, shared.slow_together(flagged, early), "blocked_least")
+    ]
+
+
+def _blocked_least(
+    flagged: Bools, excess: Floats, lags: Floats, blame: WaitAttribution | None, by: str = "blocked_least"
+) -> Diagnosis:
+    """Ranks that block least, and how much later than the others they come, by step."""
     ranks, shares = _worst_first(flagged, excess)
     others = np.where(flagged[:, None], np.minimum(lags, 0.0), lags)
     saved = np.nanmax(lags, axis=0) - np.maximum(np.nanmax(others, axis=0), 0.0)
     lost = float(np.nanmean(np.maximum(saved, 0.0)))
     if blame is not None:
         # A delay that is passed on from group to group counts once.
-        lost = min(lost, float((blame.gaps(whole) * flagged[blame.rank_of]).max()) / lags.shape[1])
+        gaps = blame.gaps(slice(0, lags.shape[1]))
+        lost = min(lost, float((gaps * flagged[blame.rank_of]).max()) / lags.shape[1])
     last = np.argmax(np.nan_to_num(lags, nan=-np.inf), axis=0)
     evidence = {
-        "by": "blocked_least",
+        "by": by,
         "excess_share_of_step": shares,
         "last_in_share_of_steps": round(float(np.mean(last == ranks[0])), 4),
     }
-    if _is_made_of(flagged, stage):
-        return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
-    if len(ranks) > 1 and (replica >= 0).all() and len(np.unique(replica[list(ranks)])) == 1:
-        return None
     return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)
 
 
@@ -234,20 +275,21 @@ def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
     return np.asarray(np.where(_alone(stage)[:, None], 0.0, -residuals_by_step(blocked, _like(stage)) / period))
 
 
-def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Diagnosis | None:
+def _from_freedom(free: Floats, stage: Ints, shared: DataGroups, period: float) -> list[Diagnosis]:
     """The rank that blocks least over all groups that it belongs to."""
     flagged, excess = np.zeros(len(free), np.bool_), np.zeros(len(free))
     judged = ~_alone(stage)
     flagged[judged], excess[judged] = straggler_ranks(free[judged], _like(stage)[judged])
-    if not flagged.any() or _is_made_of(flagged, stage) or _is_made_of(flagged, replica):
-        return None
-    ranks, shares = _worst_first(flagged, excess)
-    lost = float(np.nanmean(np.nanmax(np.maximum(free[flagged], 0.0), axis=0))) * period
-    evidence = {
-        "by": "blocked_least_in_all",
-        "excess_share_of_step": shares,
-    }
-    return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)
+    if not flagged.any() or _is_made_of(flagged, stage):
+        return []
+    found = []
+    together = shared.slow_together(flagged, np.nanmean(free, axis=1))
+    for flags, by in _apart(flagged, together, "blocked_least_in_all"):
+        ranks, shares = _worst_first(flags, excess)
+        lost = float(np.nanmean(np.nanmax(np.maximum(free[flags], 0.0), axis=0))) * period
+        evidence = {"by": by, "excess_share_of_step": shares}
+        found.append(_doubted(Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)))
+    return found
 
 
 def _supported(item: Diagnosis, lags: Floats) -> Diagnosis:

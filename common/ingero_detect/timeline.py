@@ -16,7 +16,8 @@ class Timeline:
 
     `start` and `duration` in seconds, `start` on the rank's own clock; `instance` numbers the collectives: ranks that
     took part in the same one share it, -1 for compute. `work` is the amount of work of an operation in any
-    unit, such as tokens; NaN where it is not known.
+    unit, such as tokens; NaN where it is not known. `group` numbers the groups of ranks that communicate, -1 where
+    none is known.
     """
 
     ranks: int
@@ -31,6 +32,7 @@ class Timeline:
     stage: Ints
     data_parallel: Ints
     work: Floats | None = None
+    group: Ints | None = None
 
 
 def most_common_by_rank(line: Timeline, values: Ints) -> Ints:

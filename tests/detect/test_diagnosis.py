@@ -198,3 +198,57 @@ def test_few_long_steps_that_are_all_of_one_rank_are_not_blamed_on_the_data() ->
 
         assert str(found.cause) in ("unknown", "node")
         assert (found.ranks or tuple(found.evidence["possible"])) == (5,)
+
+
+@pytest.mark.parametrize(("stages", "replicas", "tensor"), [(1, 4, 4), (4, 4, 1), (2, 8, 1)])
+@pytest.mark.parametrize("part", [("compute", "collective"), "collective"])
+@pytest.mark.parametrize("longer", [0.06, 0.2])
+def test_ranks_whose_whole_replica_is_slow_are_not_named_and_no_label_is_needed(
+    stages: int, replicas: int, tensor: int, part: str | tuple[str, ...], longer: float
+) -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        if tensor > 1:
+            own = tuple(range(tensor, 2 * tensor))
+            table = layered(rng, tensor, replicas, culprit=own, slower=longer)
+        else:
+            own = tuple(range(1, stages * replicas, replicas))
+            table = interleaved(rng, stages, replicas, parts=4, steps=20, norm=True, culprit=own, late=longer)
+        columns = table.arrays()
+        kept = np.isin(columns["kind"], part)
+        rows = {name: [column[kept]] for name, column in columns.items() if name != "data_parallel"}
+
+        found = diagnose(as_timeline(Table(rows)))
+
+        assert found.ranks == ()
+        if longer > 0.1:
+            assert (str(found.cause), tuple(found.evidence["possible"])) == ("unknown", own)
+            assert found.seconds_lost_per_step > 0
+
+
+def test_a_rank_that_is_much_slower_than_its_slow_replica_is_named_and_the_others_are_not() -> None:
+    for seed in range(3):
+        columns = layered(np.random.default_rng(seed), 4, 4, culprit=(4, 5, 6, 7), slower=0.1).arrays()
+        slow = (columns["op"] == "layer") & (columns["rank"].astype(int) == 6)
+        columns["duration"] = columns["duration"].astype(float) * np.where(slow, 1.5, 1.0)
+
+        found = diagnose(as_timeline(Table({name: [column] for name, column in columns.items()})))
+
+        assert found.ranks == (6,)
+        assert [other["possible"] for other in found.evidence["also"]] == [[4, 5, 7]]
+
+
+def test_two_slow_ranks_of_one_stage_are_named_although_they_are_one_tensor_group() -> None:
+    columns = interleaved(np.random.default_rng(1), 2, 8, steps=20, culprit=(2, 3), late=0.2).arrays()
+    in_two = columns["kind"] == "compute"
+    pair = columns["rank"].astype(int) // 2
+    tensor = {name: column[in_two] for name, column in columns.items()}
+    tensor |= {"op": np.full(in_two.sum(), "all-gather"), "kind": np.full(in_two.sum(), "collective"),
+               "duration": np.full(in_two.sum(), 1e-4),
+               "start": tensor["start"].astype(float) + tensor["duration"].astype(float),
+               "group": np.char.add("tensor", pair[in_two].astype(str)),
+               "seq": np.arange(in_two.sum())}  # fmt: skip
+
+    found = diagnose(as_timeline(Table({name: [column, tensor[name]] for name, column in columns.items()})))
+
+    assert sorted(found.ranks) == [2, 3]

@@ -56,7 +56,7 @@ def assemble(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
         start=columns["start"], duration=columns["duration"],
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
-        work=columns.get(WORK),
+        work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
     )  # fmt: skip
     return RecordedTimeline(line, ranks, stages, rows)
 

@@ -1,0 +1,70 @@
+"""Tells ranks that are slow on their own from those that are slow together with all ranks of their replica. Pure.
+
+The ranks of a replica process the same data: where it is longer, all of them compute longer. Which ranks belong to
+one replica is seen from the groups in which they communicate: tensor groups, and stages that hand each other
+activations.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.timeline import Timeline
+
+ALIKE: Final = 1 / 3
+"""Share of a rank's excess that another one needs to be slow like it. Of few peers, two slow ones halve an excess."""
+
+
+@dataclass(frozen=True)
+class DataGroups:
+    """Sets of ranks that may share data, by (group, rank), and the ranks' stages, all equal where none are known."""
+
+    groups: Bools
+    stage: Ints
+
+    def slow_together(self, flagged: Bools, excess: Floats) -> Bools:
+        """The flagged ranks whose excess longer data of their replica may explain, with all that are slow like them.
+
+        `excess`: by rank, over ranks with the same work. A rank is explained if ranks that are slow like it form
+        whole groups that connect it with others in all stages.
+        """
+        found, alone = np.zeros(len(flagged), np.bool_), np.zeros(len(flagged), np.bool_)
+        for rank in np.flatnonzero(flagged).tolist():
+            slow = excess >= ALIKE * excess[rank]
+            slow[rank] = True
+            together = self._connected(rank, slow)
+            found |= together
+            alone[rank] = not together.any()
+        return found & ~alone
+
+    def _connected(self, rank: int, slow: Bools) -> Bools:
+        """The ranks that groups of slow ranks alone connect with this one; none if they are not in all stages."""
+        inner = self.groups[~(self.groups & ~slow).any(axis=1)]
+        found = np.arange(len(slow)) == rank
+        while True:
+            reached = found | inner[(inner & found).any(axis=1)].any(axis=0)
+            if (reached == found).all():
+                break
+            found = reached
+        whole = found.sum() >= 2 and len(np.unique(self.stage[found])) == len(np.unique(self.stage))
+        return found if whole else np.zeros_like(found)
+
+
+def data_groups(line: Timeline, stage: Ints, replica: Ints) -> DataGroups:
+    """The groups of the timeline, and its replicas where they are known; without those of the whole job."""
+    parts = [_members(replica, np.arange(line.ranks), line.ranks)]
+    if line.group is not None:
+        parts.append(_members(line.group, line.rank, line.ranks))
+    groups = np.unique(np.concatenate(parts), axis=0)
+    sizes = groups.sum(axis=1)
+    return DataGroups(groups[(sizes >= 2) & (sizes < line.ranks)], stage)
+
+
+def _members(group: Ints, rank: Ints, ranks: int) -> Bools:
+    """Which ranks belong to which group, by (group, rank); rows of group -1 belong to none."""
+    known = group >= 0
+    found = np.zeros((int(group.max(initial=-1)) + 1, ranks), np.bool_)
+    found[group[known], rank[known]] = True
+    return found
