@@ -37,7 +37,7 @@ from ingero_detect.timeline import (
     well_covered_steps,
 )
 from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
-from ingero_detect.work import with_equal_work
+from ingero_detect.work import with_equal_work, work_differs
 
 REPLICA: Final = "replica"
 """What shows ranks that are slow together with all ranks that share their data."""
@@ -46,10 +46,13 @@ REPLICA: Final = "replica"
 def diagnose(line: Timeline) -> Diagnosis:
     """Judge a timeline."""
     period = step_period(line)
-    if line.ranks < 2 or line.steps < FEWEST_STEPS or not period > 0:
-        return Diagnosis(Cause.NONE, evidence={"reason": "too few ranks or steps", "steps": line.steps})
+    if line.ranks < 2 or not period > 0:
+        reason = "there is one rank, and none to compare it with" if line.ranks < 2 else "the steps take no time"
+        return Diagnosis(Cause.UNKNOWN, evidence={"reason": reason, "steps": line.steps})
     line = with_exposed_waits(line)
     given = with_equal_work(line)
+    if given is None and line.steps < FEWEST_STEPS and work_differs(line):
+        return _nobody(line.steps, {"ranks": line.ranks, "steps": line.steps})
     if given is not None:
         line = given.line
     stage = most_common_by_rank(line, line.stage)
@@ -80,7 +83,8 @@ def diagnose(line: Timeline) -> Diagnosis:
         found.append(uneven)
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
     if worst is None or worst.cause is Cause.NONE:
-        return Diagnosis(Cause.NONE, evidence=facts)
+        complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
+        return _nobody(complete if line.steps >= FEWEST_STEPS else line.steps, facts)
     others: list[dict[str, Any]] = [
         {
             "kind": str(item.cause), "ranks": list(item.ranks), "seconds_lost_per_step": item.seconds_lost_per_step,
@@ -92,6 +96,14 @@ def diagnose(line: Timeline) -> Diagnosis:
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, 1e-12)
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+
+
+def _nobody(complete: int, facts: dict[str, Any]) -> Diagnosis:
+    """No rank is proven late; that none is, is known only from enough steps of which most ranks have all rows."""
+    if complete >= FEWEST_STEPS:
+        return Diagnosis(Cause.NONE, evidence=facts)
+    reason = f"complete steps: {complete}; they prove no rank late, and {FEWEST_STEPS} are needed to say that none is"
+    return Diagnosis(Cause.UNKNOWN, evidence={**facts, "reason": reason, "steps_needed": FEWEST_STEPS})
 
 
 # Compute times
@@ -119,7 +131,9 @@ def _from_compute(
     found: list[Diagnosis] = []
     alone = staged and bool(np.bincount(alike).max() == 1)
     if not alone:
-        flagged, excess = straggler_ranks(relative, alike)
+        # In few steps the chance is that of normal values, to which logarithms are closer.
+        few = compute.shape[1] < FEWEST_STEPS
+        flagged, excess = straggler_ranks(weight * np.log(compute / usual) if few else relative, alike)
         if flagged.any() and not _is_made_of(flagged, stage):
             longer = np.nanmean(residuals_by_step(np.log(np.maximum(compute, 1e-12)), alike), axis=1)
             for flags, by in _apart(flagged, shared.slow_together(flagged, longer), "compute"):
@@ -132,6 +146,8 @@ def _from_compute(
         balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
         if balance is not None and not (alone and found):
             found.append(balance)
+    if compute.shape[1] < FEWEST_STEPS:
+        return found
     steps = usual_steps(line, known)
     stragglers = {rank for item in found for rank in item.ranks}
     sequence = sequence_imbalance(line, table[:, steps], steps, alike, replica, period, stragglers)
@@ -300,7 +316,7 @@ def _supported(item: Diagnosis, lags: Floats) -> Diagnosis:
     if item.cause is not Cause.NODE or item.evidence["by"].startswith("blocked_least"):
         return item
     mean, error = trimmed_mean(lags)
-    needed = upper_quantile(SIGNIFICANCE / len(mean), lags.shape[1])
+    needed = upper_quantile(SIGNIFICANCE / len(mean), lags.shape[1]) if lags.shape[1] >= FEWEST_STEPS else 0.0
     guilty = tuple(rank for rank in item.ranks if mean[rank] >= -needed * error[rank])
     lag = {str(rank): round(float(mean[rank]), 9) for rank in item.ranks}
     if not guilty:

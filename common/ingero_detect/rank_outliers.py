@@ -31,6 +31,9 @@ LOG_VARIANCE: Final = 3.5
 MAD_NOISE: Final = 2.33
 """Relative standard deviation of a squared MAD of normal values, times the root of their number."""
 
+CHANCE_IN_FEW_STEPS: Final = 1e-5
+"""Chance that some rank of a healthy job is named in fewer than `FEWEST_STEPS` steps, however slowly ranks vary."""
+
 MAX_STRAGGLER_SHARE: Final = 0.25
 """Share of ranks above which slow ranks are not called stragglers."""
 
@@ -182,8 +185,32 @@ def _without_common_mode(values: Floats, alike: Ints) -> Floats:
     return own if after < 0.9 * before else values
 
 
+def _late_in_all_steps(relative: Floats, alike: Ints, blame: WaitAttribution | None) -> tuple[Bools, Floats]:
+    """The rank that stands out in few steps, and its excess over ranks with the same work.
+
+    So few steps do not tell how much a rank varies over a longer time. But ranks that vary slowly differ from one
+    another, so the smallest excess of any step is compared with how much the means of all other ranks differ.
+    """
+    flagged, excess = np.zeros(len(relative), np.bool_), np.zeros(len(relative))
+    own = residuals_by_step(relative, alike)
+    mean = np.nanmean(own, axis=1)
+    first = int(np.nanargmax(mean)) if np.isfinite(mean).any() else 0
+    freedom = len(mean) - len(np.unique(alike)) - 1
+    if freedom < 1 or not np.isfinite(own[first]).all():
+        return flagged, excess
+    if blame is not None and blame.victims(slice(0, relative.shape[1]))[first]:
+        return flagged, excess
+    spread = np.sqrt(np.nansum(np.delete(mean, first) ** 2) / freedom * (1 + 1 / len(mean)))
+    needed = upper_quantiles(CHANCE_IN_FEW_STEPS / len(mean), np.array(freedom)) * spread
+    flagged[first] = own[first].min() > max(float(needed), 2 * SMALLEST_EFFECT)
+    excess[first] = mean[first] * flagged[first]
+    return flagged, excess
+
+
 def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None = None) -> tuple[Bools, Floats]:
     """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included."""
+    if relative.shape[1] < FEWEST_STEPS:
+        return _late_in_all_steps(relative, alike, blame)
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
     relative = _without_common_mode(relative, alike)

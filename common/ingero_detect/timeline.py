@@ -8,6 +8,10 @@ import numpy as np
 from ingero_detect.grouped import Bools, Floats, Ints
 
 FEWEST_STEPS: Final = 8
+"""Steps that are needed to say that no rank is late, and to measure how a rank varies from step to step."""
+
+SHORTEST: Final = 3
+"""Steps in which a rank can be proven late that is far behind in all of them."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,10 @@ def sum_by_rank_and_step(line: Timeline, chosen: Bools, values: Floats) -> Float
 
 
 def well_covered_steps(matrix: Floats) -> Bools:
-    """Steps for which most ranks have values."""
+    """Steps for which most ranks have values; none where they are too few to prove anything."""
     share = np.isfinite(matrix).mean(axis=0)
     covered: Bools = share >= 0.8
-    return covered if covered.sum() >= FEWEST_STEPS else np.zeros(len(covered), np.bool_)
+    return covered if covered.sum() >= SHORTEST else np.zeros(len(covered), np.bool_)
 
 
 def step_period(line: Timeline) -> float:

@@ -56,6 +56,18 @@ def with_equal_work(line: Timeline) -> EqualWork | None:
     return EqualWork(replace(line, duration=duration), max(0.0, lost))
 
 
+def work_differs(line: Timeline) -> bool:
+    """Whether operations of one name are known to do different amounts of work."""
+    if line.work is None:
+        return False
+    rows = np.flatnonzero(~line.collective & np.isfinite(line.work))
+    least = np.full(int(line.op.max(initial=0)) + 1, np.inf)
+    most = np.full(len(least), -np.inf)
+    np.minimum.at(least, line.op[rows], line.work[rows])
+    np.maximum.at(most, line.op[rows], line.work[rows])
+    return bool((most > least).any())
+
+
 def _scale(line: Timeline, rows: Ints, work: Floats) -> Floats:
     """By operation, the expected duration on an equal share of the step's work over that on its own work."""
     work, duration, rank = work[rows], line.duration[rows], line.rank[rows]

@@ -13,7 +13,7 @@ from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimm
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, as_timeline, interleaved, layered, ring
+from timelines import Table, as_timeline, interleaved, layered, ring, varying
 
 
 def test_a_rank_late_by_as_much_as_its_jitter_is_named_mostly_and_an_innocent_never() -> None:
@@ -252,3 +252,43 @@ def test_two_slow_ranks_of_one_stage_are_named_although_they_are_one_tensor_grou
     found = diagnose(as_timeline(Table({name: [column, tensor[name]] for name, column in columns.items()})))
 
     assert sorted(found.ranks) == [2, 3]
+
+
+@pytest.mark.parametrize("steps", [3, 5, 7])
+def test_few_steps_name_a_rank_that_is_far_behind_in_all_of_them_and_clear_nobody(steps: int) -> None:
+    for seed in range(10):
+        late, healthy = (
+            ring(np.random.default_rng(seed), 8, steps=steps, late=late, jitter=0.01, culprit=5)
+            for late in (0.2, 0.0)
+        )
+        waits = late.arrays()
+        kept = waits["kind"] == "collective"
+        waiting = Table({name: [column[kept]] for name, column in waits.items()})
+
+        found = diagnose(as_timeline(healthy))
+
+        assert [diagnose(as_timeline(table)).ranks for table in (late, waiting)] == [(5,), (5,)]
+        assert (str(found.cause), found.ranks, found.evidence["steps_needed"]) == ("unknown", (), 8)
+        assert str(steps) in found.evidence["reason"]
+
+
+@pytest.mark.parametrize("steps", [3, 5, 7])
+def test_few_steps_name_nobody_whose_sequences_happen_to_be_long_or_who_stalls_once(steps: int) -> None:
+    for seed in range(40):
+        lengths = varying(np.random.default_rng(seed), steps=steps, memory=0.98, skew=1.0).arrays()
+        told = as_timeline(Table({name: [column] for name, column in lengths.items()}))
+        rng = np.random.default_rng(seed)
+        wander = 0.1 * rng.normal(size=(8, 1)) + 0.01 * rng.normal(size=(8, steps))
+        once = 0.01 * rng.normal(size=(8, steps)) + 0.5 * (np.arange(8) == 2)[:, None] * (np.arange(steps) == 1)
+
+        assert diagnose(told).ranks == ()
+        assert not any(straggler_ranks(values, np.zeros(8, np.int64))[0].any() for values in (wander, once))
+
+
+def test_two_steps_or_one_rank_are_unknown_with_the_reason() -> None:
+    two = diagnose(as_timeline(ring(np.random.default_rng(1), 8, steps=2, late=0.5)))
+    single = diagnose(as_timeline(ring(np.random.default_rng(1), 1)))
+
+    assert (str(two.cause), str(single.cause)) == ("unknown", "unknown")
+    assert "8 are needed" in two.evidence["reason"]
+    assert "one rank" in single.evidence["reason"]
