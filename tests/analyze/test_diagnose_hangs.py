@@ -81,6 +81,39 @@ def test_ranks_that_wait_for_each_other_are_reported_and_none_is_named() -> None
     assert (hang.kind, hang.ranks) == ("order", ())
 
 
+@pytest.mark.parametrize("early", [0, 3])
+def test_a_rank_that_leaves_its_loop_early_is_named_against_all_others_that_wait_for_it(early: int) -> None:
+    """It waits for all others in the whole job's group; they wait for it where weights are gathered."""
+    groups = {"0": [0, 1, 2, 3], "1": [0, 1, 2, 3]}
+    gather = [entry(1, group="1", op="_all_gather_base")]
+    waits = entry(2, group="1", op="_all_gather_base", ended=False)
+    hang = hang_of(
+        *(
+            (rank, dump([*gather, entry(1), entry(2, ended=False) if rank == early else waits], groups))
+            for rank in range(WORLD)
+        )
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible, hang.cycle) == ("order", (early,), (), ())
+    assert "alone" in hang.why[Rank(early)]
+
+
+def test_one_of_two_halves_or_one_of_two_ranks_that_disagree_is_not_named() -> None:
+    groups = {"0": [0, 1, 2, 3], "1": [0, 1, 2, 3]}
+    halves = hang_of(*((rank, dump([entry(1, ended=False, group=str(rank // 2))], groups)) for rank in range(WORLD)))
+    # Ranks 2 and 3 only wait for 1, which may have left out what 0 waits for.
+    groups = {"0": [0, 1, 2, 3], "1": [0, 1], "2": [1, 2, 3]}
+    pair = hang_of(
+        (0, dump([entry(1, group="1", ended=False)], groups)),
+        (1, dump([entry(1, ended=False)], groups)),
+        (2, dump([entry(1, group="2", ended=False)], groups)),
+        (3, dump([entry(1, group="2", ended=False)], groups)),
+    )
+
+    assert (halves.kind, halves.ranks) == ("order", ())
+    assert 0 not in pair.ranks
+
+
 def test_a_rank_without_a_dump_is_named_when_all_others_wait() -> None:
     hang = hang_of(*((rank, dump([entry(5, ended=False)])) for rank in (0, 1, 3)))
 

@@ -40,6 +40,9 @@ class Why(StrEnum):
     STUCK = "all members have entered an operation that does not end"
     BEHIND = "its host called less than a peer could call while the same operations were pending"
     CYCLE = "ranks wait for each other"
+    ALONE = (
+        "it alone called an operation while all others of it wait, through whichever ranks, for this one elsewhere"
+    )
 
 
 @dataclass
@@ -62,9 +65,11 @@ def find_causes(state: JobState) -> Causes:
         if len(stuck) > 1 and not stuck & (set(found.certain) | set(found.possible)):
             found.possible |= dict.fromkeys(sorted(stuck), Why.STUCK)
     edges = _edges(state, operations, found)
-    for cycle in _cycles(state, edges, found):
-        found.cycle = cycle
-        found.possible |= dict.fromkeys(cycle, Why.CYCLE)
+    for cycle, waits in _cycles(state, edges, found):
+        alone = _alone_against_all(state, cycle, waits)
+        found.cycle = cycle if alone is None else ()
+        found.possible |= dict.fromkeys(cycle, Why.CYCLE) if alone is None else {}
+        found.certain |= {} if alone is None else {alone: Why.ALONE}
     _doubt(found, state, edges, {rank for operation in operations for rank in operation.unseen})
     for operation in operations:
         if operation.unseen and operation.waited_for() <= state.forgotten:
@@ -243,8 +248,10 @@ def _edges(state: JobState, operations: list[PendingOperation], found: Causes) -
     return {rank: others - {rank} for rank, others in edges.items()}
 
 
-def _cycles(state: JobState, edges: Mapping[Rank, set[Rank]], found: Causes) -> list[tuple[Rank, ...]]:
-    """Ranks that provably wait for each other, whatever those do whose state no dump shows."""
+def _cycles(
+    state: JobState, edges: Mapping[Rank, set[Rank]], found: Causes
+) -> list[tuple[tuple[Rank, ...], Mapping[Rank, set[Rank]]]]:
+    """Ranks that surely wait for each other, whatever those do whose state no dump shows; and who waits for whom."""
     sure: dict[Rank, set[Rank]] = {}
     for rank in edges:
         keys = state.pending.get(rank, [])
@@ -255,7 +262,32 @@ def _cycles(state: JobState, edges: Mapping[Rank, set[Rank]], found: Causes) -> 
             sure[rank] = operation.missing | operation.behind
     reach = {rank: _reachable(sure, rank) for rank in sure}
     cycles = {tuple(sorted(one for one in reach[rank] if rank in reach.get(one, ()))) for rank in sure}
-    return sorted(cycle for cycle in cycles if cycle)
+    return [(cycle, sure) for cycle in sorted(cycles) if cycle]
+
+
+def _alone_against_all(state: JobState, cycle: tuple[Rank, ...], waits: Mapping[Rank, set[Rank]]) -> Rank | None:
+    """The only rank without which nobody of a cycle would wait in a circle, if it alone called what it waits in.
+
+    All other members of that operation, two or more, then contradict it. A single other one is as likely to be wrong.
+    """
+    alone = [rank for rank in cycle if _contradicted(state, rank, cycle)]
+    if len(alone) != 1 or _has_circle(waits, set(cycle) - set(alone)):
+        return None
+    others = (rank for rank in cycle if rank != alone[0])
+    return alone[0] if all(_has_circle(waits, set(cycle) - {rank}) for rank in others) else None
+
+
+def _contradicted(state: JobState, rank: Rank, cycle: tuple[Rank, ...]) -> bool:
+    """Whether all other members of the operation that a rank waits in, two or more, wait elsewhere in the cycle."""
+    operation = state.operations[state.pending[rank][0]]
+    others = set(operation.members) - {rank}
+    return len(others) >= 2 and others <= operation.missing and others <= set(cycle)
+
+
+def _has_circle(waits: Mapping[Rank, set[Rank]], ranks: set[Rank]) -> bool:
+    """Whether some of these ranks wait for each other."""
+    among = {rank: waits[rank] & ranks for rank in ranks}
+    return any(rank in _reachable(among, rank) for rank in ranks)
 
 
 def _reachable(edges: Mapping[Rank, set[Rank]], start: Rank) -> set[Rank]:

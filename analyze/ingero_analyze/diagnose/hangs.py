@@ -37,7 +37,7 @@ HANGS: Final = {
     "no_dump": "everybody who left a dump waits; rank {ranks} left none",
     "unknown": "the dumps do not show every cause; certain: {ranks}; the others that are possible are listed",
     "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
-    "order": "ranks wait for each other: they call collectives in different orders",
+    "order": "ranks wait for each other: they call collectives in different orders; against all others: {ranks}",
     "stuck": "all members have entered an operation that does not end: the transport or the GPU of one of them",
     "none": "no collective is under way in these dumps",
 }
@@ -180,6 +180,8 @@ def _kind(hang: Hang, causes: Causes, state: JobState) -> HangKind:
         return HangKind.MISMATCH if reasons == {Why.DIFFERS} else HangKind.UNKNOWN
     if causes.certain:
         found = set(causes.certain.values())
+        if Why.ALONE in found:
+            return HangKind.ORDER
         if found == {Why.NO_DUMP}:
             return HangKind.NO_DUMP
         return HangKind.MISMATCH if found == {Why.DIFFERS} else HangKind.HANG
