@@ -87,7 +87,8 @@ def slow_elements(line: Timeline, ports: Mapping[int, RankPort]) -> SlowElements
     """The slow elements that a job's collectives show. Groups with ranks that have no port are left out."""
     groups = [group for group in group_excesses(line) if all(rank in ports for rank in group.ranks)]
     stage, replica = most_common_by_rank(line, line.stage), most_common_by_rank(line, line.data_parallel)
-    return explained(groups, ports, lambda group: work_elements(group, ("stage", stage), ("replica", replica)))
+    slow = {group.op for group in groups if group.slow}
+    return explained(groups, ports, lambda group: work_elements(group, slow, ("stage", stage), ("replica", replica)))
 
 
 def explained(
@@ -185,8 +186,8 @@ def _compared(seconds: Floats, tested: int) -> tuple[Floats, Floats, Bools]:
             continue
         values = values - row_medians(values.T)
         mean, error = trimmed_mean(values)
-        mean = mean - np.median(mean)
-        spread = MAD_TO_SIGMA * float(np.median(np.abs(mean)))
+        level, spread = _healthy_level(mean)
+        mean = mean - level
         error, freedom = moderated_errors(error, values.shape[1])
         needed = upper_quantiles(SIGNIFICANCE / max(tested * len(parts), 1), freedom) * error
         slow: Bools = mean > np.maximum(np.maximum(needed, PEER_SPREADS * spread), np.log1p(SMALLEST_EXCESS))
@@ -194,6 +195,25 @@ def _compared(seconds: Floats, tested: int) -> tuple[Floats, Floats, Bools]:
         if part == parts[0] or shown > most:
             best, most = (mean, error, slow), shown
     return best
+
+
+def _healthy_level(mean: Floats) -> tuple[float, float]:
+    """The level of healthy groups and their spread: the median, or the lower level where half of them are slow alike.
+
+    Then the median is between two levels, which are twice as far apart as any two groups of one level.
+    """
+    half, rest = divmod(len(mean), 2)
+    if half >= FEWEST_PEERS and not rest:
+        ordered = np.sort(mean)
+        lower, upper = ordered[:half], ordered[half:]
+        if upper[0] - lower[-1] > max(2 * np.ptp(lower), 2 * np.ptp(upper), np.log1p(SMALLEST_EXCESS)):
+            return _middle_and_spread(lower)
+    return _middle_and_spread(mean)
+
+
+def _middle_and_spread(values: Floats) -> tuple[float, float]:
+    middle = float(np.median(values))
+    return middle, MAD_TO_SIGMA * float(np.median(np.abs(values - middle)))
 
 
 def path_elements(ranks: Sequence[int], ports: Mapping[int, RankPort]) -> frozenset[Element]:
@@ -229,13 +249,19 @@ def _nic(port: RankPort) -> str:
     return f"{port.node}/{port.nic}"
 
 
-def work_elements(group: GroupExcess, *partitions: tuple[str, Ints]) -> frozenset[Element]:
-    """The parts of the job that the group belongs to: their own work explains longer operations, too."""
+def work_elements(group: GroupExcess, slow: set[int], *partitions: tuple[str, Ints]) -> frozenset[Element]:
+    """The parts of the job that the group belongs to: their own work explains longer operations, too.
+
+    `slow`: operations with slow groups, of which a part may do more work in all.
+    """
     found: set[Element] = set()
     for name, parts in partitions:
         own = sorted({int(parts[rank]) for rank in group.ranks})
         if own[0] >= 0 and len(own) < len(np.unique(parts)):
-            found.add((name, f"{'-'.join(map(str, own))} of operation {group.op}"))
+            part = "-".join(map(str, own))
+            found.add((name, f"{part} of operation {group.op}"))
+            if len(slow) > 1 and group.op in slow:
+                found.add((name, part))
     return frozenset(found)
 
 

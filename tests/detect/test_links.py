@@ -2,9 +2,10 @@
 
 from collections.abc import Set
 
+import numpy as np
 import pytest
 
-from ingero_detect.links import GroupExcess, RankPort, explain, path_elements
+from ingero_detect.links import GroupExcess, RankPort, compared_groups, explain, path_elements, work_elements
 
 PORTS = {
     node * 2 + rail: RankPort(f"node-{node}", f"nic-{rail}", (f"leaf-{node // 2}-{rail}", f"spine-{rail}"))
@@ -66,6 +67,43 @@ def test_a_group_that_is_too_noisy_contradicts_nothing() -> None:
     slow = using("nic", "node-0/nic-0")
 
     assert causes(slow - {(0, 6)}, unclear={(0, 6)}) == [[("nic", "node-0/nic-0")]]
+
+
+@pytest.mark.parametrize(("slow", "found"), [(4, 4), (3, 3), (5, 0), (0, 0)])
+def test_groups_are_slow_also_where_they_are_half_of_like_groups(slow: int, found: int) -> None:
+    rng = np.random.default_rng(1)
+    members = [(2 * place, 2 * place + 1) for place in range(8)]
+    usual = np.where(np.arange(8) < slow, 1.5, 1.0)[:, None]
+
+    groups = compared_groups([0] * 8, members, usual * np.exp(0.03 * rng.normal(size=(8, 30))))
+
+    assert [group.slow for group in groups] == [place < found for place in range(8)]
+
+
+def test_a_stage_that_is_slow_in_two_operations_is_as_possible_as_its_switch() -> None:
+    stage = np.arange(8) // 4
+    groups = [
+        GroupExcess(op, ranks, 0.5 * (ranks[0] >= 4), 0.01, ranks[0] >= 4)
+        for op in (1, 2)
+        for ranks in ((0, 2), (1, 3), (4, 6), (5, 7))
+    ]
+    ports = {rank: RankPort(f"node-{rank // 2}", f"nic-{rank % 2}", (f"leaf-{rank // 4}",)) for rank in range(8)}
+    paths = [path_elements(group.ranks, ports) | work_elements(group, {1, 2}, ("stage", stage)) for group in groups]
+
+    (cause,) = explain(groups, paths)
+
+    assert {("stage", "1"), ("switch", "leaf-1")} <= set(cause)
+
+
+def test_half_of_like_groups_may_differ_a_little() -> None:
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        usual = np.exp(0.05 * rng.normal(size=(8, 1)))
+        members = [(2 * place, 2 * place + 1) for place in range(8)]
+
+        groups = compared_groups([0] * 8, members, usual * np.exp(0.03 * rng.normal(size=(8, 30))))
+
+        assert sum(group.slow for group in groups) < 4
 
 
 def test_a_node_with_a_single_nic_is_not_named_for_its_nic() -> None:
