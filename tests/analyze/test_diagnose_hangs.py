@@ -135,6 +135,18 @@ def test_a_rank_that_calls_something_else_is_named(other: dict[str, Any]) -> Non
     assert (hang.kind, hang.ranks) == ("mismatch", (1,))
 
 
+def test_another_shape_with_as_many_elements_is_the_same_call() -> None:
+    shapes: list[Any] = [[[1000]], None, [[10, 100]], [[1, 1000]]]
+    hang = hang_of(
+        *(
+            (rank, dump([entry(3, ended=False, input_sizes=shape)] if shape else []))
+            for rank, shape in enumerate(shapes)
+        )
+    )
+
+    assert (hang.kind, hang.ranks) == ("hang", (1,))
+
+
 def test_when_everybody_came_nobody_is_named() -> None:
     assert hang_of(*((rank, dump([entry(3, ended=False)])) for rank in range(WORLD))).kind == "stuck"
     assert hang_of(*((rank, dump([entry(3)])) for rank in range(WORLD))).kind == "none"

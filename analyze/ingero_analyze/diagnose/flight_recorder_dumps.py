@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Final
 
 import orjson
@@ -182,7 +183,7 @@ def _take(
     started = entry.get("state") == "started" or (whole(entry.get("time_discovered_started_ns")) or 0) > 0
     dump.timed |= started
     op = op.split(":", 1)[-1]
-    sizes = _shape(entry.get("input_sizes")) + _shape(entry.get("input_dtypes"))
+    sizes = f"{_elements(entry.get('input_sizes'))}{_words(entry.get('input_dtypes'))}"
     created = whole(entry.get("time_created_ns")) or 0
     call = Call(op, sizes, created, order, started)
     if two or entry.get("is_p2p") is True:
@@ -225,13 +226,18 @@ def _add_between(
             peers.pending.append(replace(item.call, started=item.call.started or started))
 
 
-def _shape(value: Any) -> str:
-    """Sizes or types of the first tensors as text."""
+def _elements(value: Any) -> str:
+    """Numbers of elements of the first tensors as text; the transport does not see their shapes."""
     found = []
     for item in value[:MAX_TENSORS] if isinstance(value, list | tuple) else ():
-        inner = item[:MAX_TENSORS] if isinstance(item, list | tuple) else (item,)
-        found.append("x".join(text(part) or str(whole(part)) for part in inner))
+        sides = [whole(side) for side in (item[:MAX_TENSORS] if isinstance(item, list | tuple) else (item,))]
+        found.append(prod(side for side in sides if side is not None) if None not in sides else None)
     return f"{found}"
+
+
+def _words(value: Any) -> str:
+    """Types of the first tensors as text."""
+    return f"{[text(item) for item in value[:MAX_TENSORS]] if isinstance(value, list | tuple) else []}"
 
 
 def _ranks(value: Any) -> tuple[Rank, ...] | None:
