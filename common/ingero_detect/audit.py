@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.chip_effects import UnitEffects, bad_value_chances, unit_effects
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.chip_effects import RunValues, UnitEffects, bad_value_chances, unit_effects
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.healthy_spread import outlier_chances
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -59,6 +59,9 @@ SAME_LEVEL: Final = 2.0
 
 LIKELY: Final = 0.05
 """Chance below which it is also asked whether single bad values explain it."""
+
+JEFFREYS: Final = 0.5
+"""Bad values, and as many good ones, that are added to those which are counted."""
 
 INTERVAL: Final = 1.96
 
@@ -161,8 +164,9 @@ class _Tier:
     """Units, nodes or groups of a population. `judged`: those with values, or with at least two such members.
 
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
-    `tested`: whether there are enough to compare them with each other. `single`: whether chips have one value.
-    `few`: whether they are chips with one or two. `fit`: of chips, their values.
+    `by_run`: values in single runs, of which the share `chronic` is as slow. `tested`: whether there are enough to
+    compare them with each other. `single`: whether chips have one value. `few`: whether they are chips with one or
+    two.
     """
 
     level: AuditLevel
@@ -172,10 +176,11 @@ class _Tier:
     judged: Bools
     loss: Floats
     least: Floats
+    by_run: RunValues
+    chronic: Floats
     tested: bool = True
     single: bool = False
     few: bool = False
-    fit: UnitEffects | None = None
     chance: Floats = field(default_factory=lambda: np.ones(0))
     below: Floats = field(default_factory=lambda: np.ones(0))
     """Distance by which a member is slower than what it is compared with."""
@@ -251,23 +256,51 @@ class _Tier:
         `members`: chances by the members' own chances, 1 where these say nothing.
         """
         siblings = self.below_siblings
-        has = np.isfinite(siblings)
         self.below = self.loss - float(np.median(self.loss[self.judged]))
-        self.below[inside] = np.where(has, siblings, 0.0)[inside]
-        self.chance = members.copy()
-        self.chance[inside] = 1.0
-        if not self.tested:
-            return
-        compared = self._shrunken()
+        self.below[inside] = np.where(np.isfinite(siblings), siblings, 0.0)[inside]
+        self.chance = self._chances_by_spread(inside, members) if self.tested else np.where(inside, 1.0, members)
+        self._allow_for_bad_values(inside)
+
+    def _chances_by_spread(self, inside: Bools, members: Floats) -> Floats:
+        siblings, compared = self.below_siblings, self._shrunken()
+        has = np.isfinite(siblings)
         own = self._chances(np.where(inside & has, siblings, compared - float(np.median(compared[self.judged]))))
         own[inside & ~has] = 1.0
-        if self.fit is not None:
-            likely = np.flatnonzero((own < LIKELY) & (self.fit.count >= CHRONIC_RUNS))
-            level = np.where(inside & has, self.effect - siblings, float(np.median(self.effect[self.judged])))
-            if len(likely):
-                own[likely] = np.maximum(own[likely], bad_value_chances(self.fit, likely, level[likely]))
         several = self.level is not AuditLevel.CHIP
-        self.chance = np.where(inside, own, np.minimum(1.0, 2 * np.minimum(own, members))) if several else own
+        return np.where(inside, own, np.minimum(1.0, 2 * np.minimum(own, members))) if several else own
+
+    def _allow_for_bad_values(self, inside: Bools) -> None:
+        """Raise chances to those of single bad values; those `inside` are compared with their siblings' level.
+
+        How often values are bad is told by those with several. Where most have one value, they are too few to tell
+        more than what they show about those with one; and those with one tell about the few with several.
+        """
+        one, several = self.by_run.count == 1, self.by_run.count >= CHRONIC_RUNS
+        if self.single:
+            self._allow_for(several, inside, one | several, JEFFREYS)
+            self._allow_for(one, inside, several, 0.0)
+        else:
+            self._allow_for(one | several, inside, several, JEFFREYS)
+
+    def _allow_for(self, asked: Bools, inside: Bools, telling: Bools, prior: float) -> None:
+        likely = np.flatnonzero(self.judged & asked & (self.chance < LIKELY))
+        if not len(likely) or not telling.any():
+            return
+        centre = _usual_value(self.by_run, self.judged)
+        others = self.effect - self.below_siblings - float(np.median(self.effect[self.judged]))
+        level = centre + np.where(inside & np.isfinite(others), others, 0.0)
+        explained = bad_value_chances(self.by_run, likely, level[likely], centre, telling, prior)
+        self.chance[likely] = np.maximum(self.chance[likely], explained)
+
+    def chronically_slow(self) -> Bools:
+        """Those that are as slow in most of their runs; of two, in both."""
+        return (self.by_run.count < CHRONIC_RUNS) | (self.chronic > 0.5)
+
+
+def _usual_value(by_run: RunValues, judged: Bools) -> float:
+    """The median of the medians of units."""
+    medians = grouped_median(by_run.values, by_run.of, len(judged))[1][judged]
+    return float(np.nanmedian(medians)) if np.isfinite(medians).any() else 0.0
 
 
 def _parents(tier: _Tier, level: AuditLevel, parents: int, above: Ints) -> _Tier:
@@ -276,6 +309,7 @@ def _parents(tier: _Tier, level: AuditLevel, parents: int, above: Ints) -> _Tier
     within = tier.spread_within
     within = robust_spread(tier.effect[tier.judged]) if np.isnan(within) else within
     effect, error, loss, least = (np.zeros(parents) for _ in range(4))
+    by_run = tier.by_run.of_parents(np.where(tier.judged, tier.parent, -1), parents)
     judged = np.zeros(parents, np.bool_)
     for number in range(parents):
         members = np.flatnonzero(tier.judged & (tier.parent == number))
@@ -288,7 +322,10 @@ def _parents(tier: _Tier, level: AuditLevel, parents: int, above: Ints) -> _Tier
         error[number] = np.sqrt(variance) * within
         loss[number], least[number] = np.median(own), own[(size - 1) // 2]
         judged[number] = True
-    return _Tier(level, effect, error, above, judged, loss, least, bool(judged.sum() >= FEWEST_PARENTS), tier.single)
+    usual = float(np.median(loss[judged])) if judged.any() else 0.0
+    chronic = by_run.share_above(_usual_value(by_run, judged) + 0.5 * (loss - usual))
+    tested = bool(judged.sum() >= FEWEST_PARENTS)
+    return _Tier(level, effect, error, above, judged, loss, least, by_run, chronic, tested, tier.single)
 
 
 class _Judged:
@@ -317,8 +354,9 @@ class _Judged:
             single = bool(np.median(fit.count[usable]) < 2)
             few = bool(np.median(fit.count[usable]) < 3)
             chips = _Tier(
-                AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, True, single, few, fit
-            )
+                AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, fit.by_run, fit.chronic,
+                True, single, few,
+            )  # fmt: skip
             self.tiers = [chips]
             for level, count, above in ((AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)):
                 tier = _parents(self.tiers[-1], level, count, np.full(count, -1) if above is None else above)
@@ -396,12 +434,9 @@ class _Judged:
             self.adjusted[place][tier.judged] = found
             if place >= top:
                 enough = tier.judged & (self.adjusted[place] <= fdr) & (tier.below >= max(smallest, tier.mirrored()))
-                most = self._chronic() if tier.level is AuditLevel.CHIP else tier.least >= 0.5 * tier.loss
-                self.named[place] = enough & most
+                most = tier.level is AuditLevel.CHIP or tier.least >= 0.5 * tier.loss
+                self.named[place] = enough & most & tier.chronically_slow()
         self._set_apart[1:] = [self._apart(place, smallest) for place in range(1, len(self.tiers))]
-
-    def _chronic(self) -> Bools:
-        return (self.fit.count < CHRONIC_RUNS) | (self.fit.chronic > 0.5)
 
     def result(self) -> PopulationResult:
         """What is said about the population as a whole; the spread is that of units that are not named."""
@@ -437,7 +472,7 @@ class _Judged:
         if not error > 0:
             error = spread
         count = int(self.fit.count[members].sum())
-        chronic = float(np.median(self.fit.chronic[members])) if count >= CHRONIC_RUNS * len(members) else None
+        chronic = float(tier.chronic[item]) if tier.by_run.count[item] >= CHRONIC_RUNS else None
         low, middle, high = (1 - np.exp(-(below + side * INTERVAL * error)) for side in (-1, 0, 1))
         return SlowUnit(
             number, level, item, float(middle), float(low), float(high), float(tier.chance[item]),

@@ -34,12 +34,44 @@ LEVELS: Final = 33
 
 
 @dataclass(frozen=True)
+class RunValues:
+    """Values of units in runs, without the effects of runs: each of the unit `of` in the run `run` (-1: not known).
+
+    `count` has the number of values by unit.
+    """
+
+    values: Floats
+    of: Ints
+    run: Ints
+    count: Ints
+
+    def of_parents(self, parent: Ints, parents: int) -> "RunValues":
+        """By parent and run, the median of its members (`parent` by unit; -1: none).
+
+        Where runs are not known, the largest values of all members count as one run, the second largest as another.
+        """
+        kept = parent[self.of] >= 0
+        values, of, run = self.values[kept], self.of[kept], self.run[kept]
+        unknown = np.flatnonzero(run < 0)
+        order = unknown[np.lexsort((-values[unknown], of[unknown]))]
+        run[order] = run.max(initial=-1) + 1 + np.arange(len(order)) - np.searchsorted(of[order], of[order])
+        pairs, place = np.unique(run * parents + parent[of], return_inverse=True)
+        median = grouped_median(values, place, len(pairs))[1]
+        return RunValues(median, pairs % parents, pairs // parents, np.bincount(pairs % parents, minlength=parents))
+
+    def share_above(self, level: Floats) -> Floats:
+        """By unit, the share of its values that are above its level."""
+        above = (self.values > level[self.of]).astype(np.float64)
+        return np.bincount(self.of, above, minlength=len(self.count)) / np.maximum(self.count, 1)
+
+
+@dataclass(frozen=True)
 class UnitEffects:
     """By unit: effect, standard error (NaN if unknown), number of measurements, share of them that are as slow.
 
     `noise` is the standard deviation of one measurement, NaN if no unit has two. `run_spread` is the spread of the
     effects of runs, 0 if these were not removed. `apart`: measurements of runs that connect too few units, left out.
-    `values`: every measurement without the effect of its run, of the units `of`.
+    `by_run`: every measurement that is used, without the effect of its run.
     """
 
     effect: Floats
@@ -50,8 +82,7 @@ class UnitEffects:
     run_spread: float
     runs: int
     apart: int
-    values: Floats
-    of: Ints
+    by_run: RunValues
 
 
 def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects:
@@ -81,10 +112,10 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     noise = _noise(residual, count, max(runs, 1), i)
     error = _errors(residual, i, count, noise)
     centre = float(np.nanmedian(effect))
-    slow = (y - of_run[j] - centre > 0.5 * (effect[i] - centre)).astype(np.float64)
-    chronic = np.bincount(i, slow, minlength=units) / np.maximum(count, 1)
+    by_run = RunValues(y - of_run[j], i, run[used], count)
+    chronic = by_run.share_above(0.5 * (effect + centre))
     spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
-    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), y - of_run[j], i)
+    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run)
 
 
 def _comparable(unit: Ints, run: Ints, units: int) -> tuple[Bools, int]:
@@ -163,28 +194,35 @@ def _errors(residual: Floats, unit: Ints, count: Ints, noise: float) -> Floats:
     return found
 
 
-def bad_value_chances(fit: UnitEffects, asked: Ints, level: Floats) -> Floats:
+def bad_value_chances(
+    found: RunValues, asked: Ints, level: Floats, centre: float, telling: Bools, prior: float
+) -> Floats:
     """The chance that most values of a unit are as slow as they are because single values are bad, not the unit.
 
-    `asked`: units with at least two values; `level`: what each is compared with. Values are bad independently of each
-    other (binomial), as often as those of units of which most values are not bad.
+    `asked`: units; `level`: what each is compared with; `centre`: the usual value. Values are bad independently of
+    each other (binomial), as often as those of the `telling` units of which most are not bad. Of "most are slow" and
+    "all are slow", the one that chance explains less counts.
     """
-    order = np.lexsort((-fit.values, fit.of))
-    first = np.searchsorted(fit.of[order], asked)
-    most = fit.count[asked] // 2 + 1
-    reached = fit.values[order][first + most - 1] - level
-    rest = fit.values - float(np.nanmedian(fit.effect))
-    steps = np.unique(np.quantile(reached, np.linspace(0, 1, LEVELS)))
-    bad = np.array([_bad_share(rest >= step, fit.of, fit.count) for step in steps])
-    share = bad[np.searchsorted(steps, reached, side="right") - 1]
-    return binomial_upper_tail(most, fit.count[asked], share)
+    order = np.lexsort((-found.values, found.of))
+    first = np.searchsorted(found.of[order], asked)
+    usual = found.values - centre
+    chances = []
+    for least in (found.count[asked] // 2 + 1, found.count[asked]):
+        reached = found.values[order][first + least - 1] - level
+        steps = np.unique(np.quantile(reached, np.linspace(0, 1, LEVELS)))
+        bad = np.array([_bad_share(usual >= step, found, telling, prior) for step in steps])
+        share = bad[np.searchsorted(steps, reached, side="right") - 1]
+        chances.append(binomial_upper_tail(least, found.count[asked], share))
+    tests = np.where(found.count[asked] > 2, 2, 1)
+    explained: Floats = np.minimum(1.0, tests * np.minimum(*chances))
+    return explained
 
 
-def _bad_share(bad: Bools, unit: Ints, count: Ints) -> float:
-    """Share of bad values of units of which most values are not bad; one more is taken for bad than there are."""
-    times = np.bincount(unit, bad, minlength=len(count))
-    well = 2 * times <= count
-    return float((times[well].sum() + 1) / (count[well].sum() + 1))
+def _bad_share(bad: Bools, found: RunValues, telling: Bools, prior: float) -> float:
+    """Share of bad values of the `telling` units of which most are not bad; `prior` more of both kinds are added."""
+    times = np.bincount(found.of, bad, minlength=len(found.count))
+    well = telling & (2 * times <= found.count)
+    return float((times[well].sum() + prior) / max(found.count[well].sum() + 2 * prior, 1.0))
 
 
 def binomial_upper_tail(least: Ints, trials: Ints, chance: Floats) -> Floats:

@@ -204,6 +204,14 @@ def test_a_single_run_says_what_it_cannot_separate(tmp_path: Path) -> None:
     assert "noise and chip cannot be separated" in " ".join(found["summary"]["populations"][0]["notes"])
 
 
+def test_chips_with_one_run_among_others_are_noted(tmp_path: Path) -> None:
+    lines = [line for line in results({}) if not line.startswith(("node-3,", "node-4,")) or ",60,0,550" in line]
+
+    notes = answer(written(tmp_path, lines))["summary"]["populations"][0]["notes"]
+
+    assert any(note.startswith("16 chips have one measurement") for note in notes)
+
+
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
     lines = [line.replace("Perf (ms)", "x").replace("GPU Index", "y") for line in results({(4, 2): 0.15})]
     found = answer(written(tmp_path, lines), "--value", "x", "--gpu", "y", "--lower-is-better")

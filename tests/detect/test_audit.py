@@ -86,6 +86,70 @@ def test_a_chip_slow_in_one_of_two_runs_is_not_named() -> None:
     assert named(audit([given])) == set()
 
 
+@pytest.mark.parametrize(("bad", "runs"), [(1, 2), (2, 4), (5, 10)])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_node_slow_in_half_of_its_runs_is_not_named(bad: int, runs: int, labelled: bool) -> None:
+    given = population(spread(200), runs=runs)
+    given.slowness[(given.unit // 8 == 9) & (given.run < bad)] += 0.1
+    if not labelled:
+        given.slowness[:] -= np.array([np.median(given.slowness[given.run == run]) for run in range(runs)])[given.run]
+        given = replace(given, run=np.full(len(given.run), -1))
+
+    assert named(audit([given])) == set()
+
+
+def test_a_node_slow_in_most_of_its_runs_is_named_with_their_share() -> None:
+    given = population(spread(200), runs=5)
+    given.slowness[(given.unit // 8 == 9) & (given.run < 3)] += 0.1
+
+    (one,) = audit([given]).findings
+
+    assert (one.level, one.number, one.chronic) == (AuditLevel.NODE, 9, 0.6)
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(1, set()), (2, {("group", 1)})])
+def test_a_rack_slow_in_both_of_two_runs_is_named_and_not_one_slow_in_one(slow: int, expected: set[object]) -> None:
+    given = population(spread(640), runs=2, group=8)
+    given.slowness[(given.unit // 64 == 1) & (given.run < slow)] += 0.1
+
+    assert named(audit([given])) == expected
+
+
+def test_nodes_that_are_bad_in_single_runs_by_chance_name_nobody() -> None:
+    random = np.random.default_rng(15)
+    wrong = 0
+    for seed in range(10):
+        given = population(spread(320, seed), runs=2, seed=seed)
+        bad = (random.random((40, 2)) < 0.05) * random.uniform(0.05, 0.2, (40, 2))
+        given.slowness[:] += bad[given.unit // 8, given.run]
+        wrong += bool(audit([given]).findings)
+
+    assert wrong <= 1
+
+
+def with_single_values(bad_share: float, seed: int) -> tuple[Population, np.ndarray]:
+    """200 chips with five runs, a fifth of which has only one of them; and which these are."""
+    random = np.random.default_rng(seed)
+    given = population(spread(200, seed), runs=5, seed=seed)
+    given.slowness[:] += (random.random(1000) < bad_share) * random.uniform(0.03, 0.25, 1000)
+    alone = random.random(200) < 0.2
+    kept = ~alone[given.unit] | (given.run == random.integers(0, 5, 200)[given.unit])
+    given = replace(given, slowness=given.slowness[kept], unit=given.unit[kept], run=given.run[kept])
+    return given, np.flatnonzero(alone)
+
+
+def test_a_single_value_is_no_proof_where_the_other_chips_have_bad_ones() -> None:
+    assert sum(bool(audit([with_single_values(0.05, seed)[0]]).findings) for seed in range(10)) <= 1
+
+
+def test_chips_with_several_values_are_named_beside_chips_with_one() -> None:
+    given, alone = with_single_values(0.01, 3)
+    chip = int(np.setdiff1d(np.arange(200), alone)[0])
+    given.slowness[given.unit == chip] += 0.12
+
+    assert named(audit([given])) == {("chip", chip)}
+
+
 def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:
     values = np.random.default_rng(14).standard_t(3, 300)
     values[0] = 15.0

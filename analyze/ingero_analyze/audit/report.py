@@ -12,6 +12,7 @@ from ingero_analyze.audit.evidence import compared, likely_cause, says
 from ingero_analyze.audit.measurements import AuditInput
 from ingero_analyze.terminal import plain
 from ingero_detect.audit import AuditLevel, AuditResult, PopulationResult, SlowUnit
+from ingero_detect.grouped import Ints
 
 MOST_ROWS: Final = 200
 """Most findings in the table; JSON has all of them."""
@@ -20,6 +21,10 @@ SINGLE: Final = (
     "one run a chip: noise and chip cannot be separated. A finding assumes that healthy chips have one distribution, "
     "whose tail is at most one step heavier than the one that fits all values best, and losses of at most 1.25 times "
     "the largest gain; repeat the run before acting"
+)
+
+ALONE: Final = (
+    "which names them only where the others show that a single value is hardly ever as bad; repeat the run for them"
 )
 
 
@@ -70,20 +75,31 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
 def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     count = found.fit.count[found.fit.count > 0]
     runs = float(np.median(count)) if len(count) else 0.0
-    notes = list(found.notes) + ([SINGLE] if runs == 1 and not found.refused else [])
+    notes = list(found.notes)
+    if not found.refused:
+        notes += [SINGLE] if runs == 1 else _few_single(count)
     if found.apart:
         names = {AuditLevel.NODE: given.nodes, AuditLevel.GROUP: given.groups}
         slow = ", ".join(
             f"{level} {names[level][number]} ({_percent(loss)})"
             for level, number, loss in sorted(found.apart, key=lambda one: -one[2])
         )
-        notes.append(f"slower than the others, not named: {slow}; faults, or of another kind that no column tells")
+        notes.append(
+            f"slower than the others, not named: {slow}; faults, slow in some runs only, or of another kind that no "
+            "column tells"
+        )
     return {
         "name": given.population.name, "chips": found.units, "nodes": found.nodes, "groups": found.groups,
         "measurements": int(count.sum()), "runs_of_a_chip": runs, "refused": found.refused or None,
         "spread": round(found.spread, 5), "noise": None if math.isnan(found.fit.noise) else round(found.fit.noise, 5),
         "run_spread": round(found.fit.run_spread, 5), "run_effects_removed": found.fit.runs > 0, "notes": notes,
     }  # fmt: skip
+
+
+def _few_single(count: Ints) -> list[str]:
+    """What is said where most chips have several measurements, by number of measurements."""
+    alone = int((count == 1).sum())
+    return [f"{alone} chips have one measurement, {ALONE}"] if alone else []
 
 
 def print_table(answer: Mapping[str, Any], console: Console) -> None:
