@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
-from ingero_analyze.audit.columns import lower_is_better, recognised, split_unit
+from ingero_analyze.audit.columns import lower_is_better, recognised, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
-from ingero_analyze.audit.rows import number_of
+from ingero_analyze.audit.rows import quantity_of
 from ingero_fleet.cli import main
 
 HEADER = "Hostname,GPU Index,Perf (ms),SM Clock (MHz),Power Draw (W),GPU Temp (C),run,Driver"
@@ -277,6 +278,11 @@ def test_units_in_headers_are_split_off(column: str, name: str, unit: str) -> No
     assert split_unit(column) == (name, unit)
 
 
+def test_a_rate_at_the_end_of_a_name_is_its_unit() -> None:
+    names = ("gemm_gflops", "GB/s", "Perf (ms)", "tokens per s", "value")
+    assert [unit_in_name(name) for name in names] == ["gflops", "gb s", "ms", "", ""]
+
+
 @pytest.mark.parametrize(
     ("hints", "lower"),
     [(("ms",), True), (("GB/s",), False), (("it/s",), False), (("step time",), True), (("higher", "ms"), False),
@@ -292,10 +298,54 @@ def test_time_is_the_value_unless_another_column_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1,380 ", 1380.0), ("12,5", 12.5), ("300 W", 300.0), ("[N/A]", None), ("1e3", 1000.0)]
+    ("text", "quantity"),
+    [("1,380 ", (1380.0, "")), ("12,5", (12.5, "")), ("300 W", (300.0, "w")), ("[N/A]", None), ("1e3", (1000.0, "")),
+     ("998.1ms", (998.1, "ms")), ("1.0020s", (1.002, "s")), ("50.9 TFLOP/s", (50.9, "tflop s")),
+     ("40 %", (40.0, "percent")), ("1:34.20", (94.2, "s")), ("01:00:04", (3604.0, "s")), ("1m34.2s", (94.2, "s")),
+     ("50'888.10", (50888.1, "")),
+     ("50’888", (50888.0, "")), ("50_888", (50888.0, "")), ("50\u202f888.5", (50888.5, "")),
+     ("50.888,10", (50888.1, ""))],
+)  # fmt: skip
+def test_numbers_may_have_units_and_separators(text: str, quantity: tuple[float, str] | None) -> None:
+    assert quantity_of(text) == quantity
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["998 retry", "998 (ok)", "998*", "998 ± 2", "998-1004", "998/2000", ">998", "1 2", "50 888,5", "5_0", "1.2.3"],
 )
-def test_numbers_may_have_units_and_separators(text: str, value: float | None) -> None:
-    assert number_of(text) == value
+def test_text_after_a_number_that_is_no_unit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a number|no known unit"):
+        quantity_of(text)
+
+
+@pytest.mark.parametrize(
+    ("header", "written_as"),
+    [("duration", lambda ms: f"{ms:.2f}ms" if ms < 1000 else f"{ms / 1000:.5f}s"),
+     ("time", lambda ms: f"{ms // 60000:.0f}:{ms / 1000 % 60:08.5f}"),
+     ("perf", lambda ms: f"{5e7 / ms:.2f} GFLOPS" if ms < 1000 else f"{5e4 / ms:.5f} TFLOPS")],
+)  # fmt: skip
+def test_units_in_cells_are_converted(tmp_path: Path, header: str, written_as: Callable[[float], str]) -> None:
+    rows = [line.split(",") for line in results({(4, 2): 0.15})[1:]]
+    lines = [f"host,gpu,run,{header}", *(f"{row[0]},{row[1]},{row[6]},{written_as(float(row[2]))}" for row in rows)]
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert found["findings"][0]["loss"] == pytest.approx(0.14, abs=0.02)
+    assert len(found["summary"]["populations"]) == 1
+
+
+def test_a_column_of_units_with_prefixes_is_one_population(tmp_path: Path) -> None:
+    rows = [line.split(",") for line in results({(4, 2): 0.15})[1:]]
+    lines = ["host,gpu,run,value,unit"]
+    for node, gpu, ms, *_, number, _ in rows:
+        lines.append(
+            f"{node},{gpu},{number}," + (f"{5e7 / float(ms)},GFLOPS" if gpu < "4" else f"{5e4 / float(ms)},TFLOP/s")
+        )
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert len(found["summary"]["populations"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,23 @@ UNITS: Final = frozenset(
 RATES: Final = re.compile(r"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|samples s|tokens s|it s)$")
 SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0,
                   "seconds": 1.0, "min": 60.0}  # fmt: skip
+PERCENT: Final = "percent"
+SCALES: Final[dict[str, tuple[float, str]]] = {
+    **{unit: (seconds, "s") for unit, seconds in SECONDS.items()},
+    **dict.fromkeys(("minute", "minutes", "mins"), (60.0, "s")),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), (3600.0, "s")),
+    **{
+        f"{prefix}{unit}": (1000.0**power, "flops")
+        for power, prefix in enumerate(("", "k", "m", "g", "t", "p"))
+        for unit in ("flops", "flop s")
+    },
+    **{f"{prefix}b s": (1000.0**power, "b s") for power, prefix in enumerate(("", "k", "m", "g", "t"))},
+    **{f"{prefix}ib s": (1024.0**power, "b s") for power, prefix in enumerate(("k", "m", "g", "t"), 1)},
+    **{f"{prefix}hz": (1000.0 ** (power - 2), "mhz") for power, prefix in enumerate(("", "k", "m", "g"))},
+    **{unit: (watts, "w") for unit, watts in (("mw", 1e-3), ("w", 1.0), ("watts", 1.0), ("kw", 1e3))},
+}  # fmt: skip
+"""Units that are converted: by how much, into which one."""
+
 _WORDS: Final = re.compile(r"[^a-z0-9]+")
 _BRACKETS: Final = re.compile(r"[(\[{]([^)\]}]*)[)\]}]")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
@@ -102,6 +119,23 @@ def split_unit(column: str) -> tuple[str, str]:
     if head and tail in UNITS and not RATES.match(name):
         return head, tail
     return name, ""
+
+
+def unit_in_name(column: str) -> str:
+    """The unit in the name of a column: that of `split_unit`, or a rate at the end, such as GB/s; "" if none."""
+    name, unit = split_unit(column)
+    words = name.split()
+    rates = (tail for tail in (" ".join(words[-2:]), *words[-1:]) if SCALES.get(tail, (0, ""))[1] in ("flops", "b s"))
+    return unit or next(rates, "")
+
+
+def unit_of(text: str) -> str | None:
+    """The unit in the text that follows a number, as words; None if it is none that is known."""
+    words = words_of(text)
+    if not words:
+        return PERCENT if text == "%" else None
+    known = words in UNITS or words in SCALES or RATES.match(words) or HIGHER.search(words)
+    return words if known else None
 
 
 def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.audit.columns import SECONDS, lower_is_better, recognised, split_unit, words_of
-from ingero_analyze.audit.rows import MISSING, Row, number_of, read_rows
+from ingero_analyze.audit.columns import SCALES, lower_is_better, recognised, split_unit, unit_in_name, words_of
+from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
@@ -128,19 +128,21 @@ class Measurements:
         if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
             return self._refuse(place, "neither a GPU nor a node")
         try:
-            value = number_of(cells["value"])
+            quantity = quantity_of(cells["value"])
         except ValueError as error:
             return self._refuse(place, str(error))
-        if value is None or value <= 0:
-            return self._refuse(place, "no value" if value is None else f"the value {value:g} is not positive")
+        if quantity is None:
+            return self._refuse(place, "no value")
+        value, in_cell = quantity
+        if value <= 0:
+            return self._refuse(place, f"the value {value:g} is not positive")
         if not SMALLEST <= value <= LARGEST:
             return self._refuse(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}")
-        name, in_name = split_unit(roles["value"])
-        unit = words_of(cells.get("unit", "")) or in_name
+        unit = in_cell or words_of(cells.get("unit", "")) or unit_in_name(roles["value"])
         lower = self.options.lower
         if lower is None:
             lower = lower_is_better(
-                *(cells.get("direction", ""), unit, f"{name} {in_name}", cells.get("benchmark", ""))
+                *(cells.get("direction", ""), unit, " ".join(split_unit(roles["value"])), cells.get("benchmark", ""))
             )
         if lower is None:
             raise TableError(place, f"nothing says whether a larger {roles['value']!r} is better; "
@@ -152,9 +154,10 @@ class Measurements:
             return True
         self._seen.add(key)
         self._hash.update(key)
-        logarithm = math.log(value * SECONDS.get(unit, 1.0))
+        factor, unit = SCALES.get(unit, (1.0, unit))
+        logarithm = math.log(value * factor)
         self._slowness.append(logarithm if lower else -logarithm)
-        cells["unit"] = f"{'s' if unit in SECONDS else unit}\0{'lower' if lower else 'higher'}"
+        cells["unit"] = f"{unit}\0{'lower' if lower else 'higher'}"
         for role, texts in self._texts.items():
             texts.add(cells.get(role, ""))
         for role, numbers in self._physical.items():
@@ -168,11 +171,12 @@ class Measurements:
 
     def _reading(self, place: str, role: str, text: str) -> float:
         try:
-            value = number_of(text)
+            value, unit = quantity_of(text) or (math.nan, "")
         except ValueError as error:
             self.problems.add(place, f"{role}: {error}")
             return math.nan
-        return value if value is not None and SMALLEST <= value <= LARGEST else math.nan
+        value *= SCALES.get(unit, (1.0, unit))[0]
+        return value if SMALLEST <= value <= LARGEST else math.nan
 
     def _note_time(self, text: str) -> None:
         if not text:

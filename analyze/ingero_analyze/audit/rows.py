@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from ingero_analyze.audit.columns import unit_of
 from ingero_analyze.tables import TableError, read_batches, standard_input
 
 Row = dict[str, str]
@@ -22,25 +23,48 @@ DELIMITERS: Final = ",;\t|"
 MISSING: Final = frozenset(
     ("", "-", "na", "n/a", "nan", "null", "none", "[n/a]", "[not supported]", "not available", "?")
 )
-_NUMBER: Final = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\d\s].*)?")
-_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_CELL: Final = re.compile(r"([-+]?(?:[\d.,'’_\s]*\d\.?)(?:[eE][-+]?\d+)?)\s*(\D*)")
+_NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}([,'’_\s])\d{3}(?:\1\d{3})*(?:\.\d+)?")
+_POINT_THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+")
 _DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
+_CLOCK: Final = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d\d(?:[.,]\d+)?)")
+_DURATION: Final = re.compile(r"(?=\d+[hm])(?:(\d+)h)?(?:(\d+)m)?(\d+(?:\.\d+)?)s")
 
 
-def number_of(text: str) -> float | None:
-    """The finite number in a cell, which a unit may follow; None if it is missing. `ValueError` if it is none."""
+def quantity_of(text: str) -> tuple[float, str] | None:
+    """The finite number in a cell, and the unit that may follow it; None if it is missing.
+
+    Durations such as 1:34.20 and 1m34.2s are in seconds. `ValueError` if it is no number, or no known unit follows.
+    """
     text = text.strip()
     if text.lower() in MISSING:
         return None
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
+    duration = _CLOCK.fullmatch(text) or _DURATION.fullmatch(text)
+    if duration:
+        hours, minutes, seconds = (float((part or "0").replace(",", ".")) for part in duration.groups())
+        return 3600 * hours + 60 * minutes + seconds, "s"
+    cell = _CELL.fullmatch(text)
+    value = _value(cell.group(1)) if cell else math.nan
+    if cell is None or not math.isfinite(value):
+        raise ValueError(f"{text[:40]!r} is not a number")
+    follows = cell.group(2).strip()
+    unit = unit_of(follows) if follows else ""
+    if unit is None:
+        raise ValueError(f"{text[:40]!r} is a number with {follows[:40]!r}, which is no known unit")
+    return value, unit
+
+
+def _value(text: str) -> float:
+    """The number in a text without unit; NaN if it is none."""
+    thousands = _THOUSANDS.fullmatch(text)
+    if thousands:
+        text = text.replace(thousands.group(1), "")
+    elif _POINT_THOUSANDS.fullmatch(text):
+        text = text.replace(".", "").replace(",", ".")
     elif _DECIMAL_COMMA.fullmatch(text):
         text = text.replace(",", ".")
-    found = _NUMBER.fullmatch(text)
-    value = float(found.group(1)) if found else math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:40]!r} is not a number")
-    return value
+    return float(text) if _NUMBER.fullmatch(text) else math.nan
 
 
 def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Iterator[tuple[int, Row]]]:
