@@ -117,6 +117,8 @@ def test_rows_that_cannot_be_used_are_counted_with_their_line(tmp_path: Path) ->
         ("gpu,colour\n1,red\n", "no column is known as the value"),
         ("value,colour\n1,red\n", "no column names a GPU or a node"),
         ("gpu,gflops,runtime\n1,2,3\n", "could all be the value"),
+        ("gpu,duration_s,tokens_per_s\n1,2,3\n", "duration_s, tokens_per_s could all be the value"),
+        ("gpu,gemm_gflops,hbm_gbps,latency_ms\n1,2,3,4\n", "choose one with --value"),
         ("gpu,value\n1,2\n", "use --higher-is-better or --lower-is-better"),
         ("gpu,gflops\n1,x\n", "nothing can be used"),
         ("gpu,gflops\n", "there are no rows"),
@@ -290,6 +292,12 @@ def test_a_rate_at_the_end_of_a_name_is_its_unit() -> None:
 )  # fmt: skip
 def test_units_and_names_say_which_direction_is_better(hints: tuple[str, ...], lower: bool | None) -> None:
     assert lower_is_better(*hints) is lower
+
+
+def test_a_rate_of_anything_is_the_value_if_it_is_the_only_one() -> None:
+    for name in ("gemm_gflops", "tokens/s/gpu", "hbm_gbps", "samples per second", "stream bandwidth"):
+        assert recognised(["gpu", "driver", name], {})[0] == {"gpu": "gpu", "value": name}
+    assert recognised(["gpu", "gflops", "timestamp s", "power (W)"], {})[0]["value"] == "gflops"
 
 
 def test_time_is_the_value_unless_another_column_is() -> None:

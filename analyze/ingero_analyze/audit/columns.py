@@ -80,6 +80,13 @@ UNITS: Final = frozenset(
     )
 )
 RATES: Final = re.compile(r"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|samples s|tokens s|it s)$")
+MEASURED: Final = re.compile(
+    r"(?:.+ )?(?:[kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|busbw|algbw|throughput|bandwidth|per (?:s|sec|second)|"
+    r"(?:tokens?|toks?|samples?|images?|its?|iter|iterations?|steps?|requests?|frames?|records?) (?:s|sec|second))"
+    r"(?: (?:per )?(?:gpu|device|chip|node))?"
+)
+"""Names of rates, in words, whatever is measured."""
+
 SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0,
                   "seconds": 1.0, "min": 60.0}  # fmt: skip
 PERCENT: Final = "percent"
@@ -152,6 +159,11 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
         whole = [column for column in columns if words_of(column) in known and column not in found.values()]
         rank = {column: _rank(column, names[column], known) for column in (*fitting, *whole)}
         fitting = sorted(rank, key=lambda column: (rank[column], columns.index(column)))
+        if role == "value":
+            fitting += [
+                column for column in columns
+                if column not in (*fitting, *found.values()) and MEASURED.fullmatch(words_of(column))
+            ]  # fmt: skip
         if role == "value" and len(fitting) > 1:
             raise ValueError(f"the columns {', '.join(fitting)} could all be the value; choose one with --value")
         if fitting:
