@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +17,7 @@ from pyarrow import parquet
 from ingero_analyze.audit.columns import lower_is_better, recognised, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
 from ingero_analyze.audit.rows import quantity_of
+from ingero_analyze.audit.runs import runs_of_rows
 from ingero_fleet.cli import main
 
 HEADER = "Hostname,GPU Index,Perf (ms),SM Clock (MHz),Power Draw (W),GPU Temp (C),run,Driver"
@@ -213,6 +215,128 @@ def test_chips_with_one_run_among_others_are_noted(tmp_path: Path) -> None:
     notes = answer(written(tmp_path, lines))["summary"]["populations"][0]["notes"]
 
     assert any(note.startswith("16 chips have one measurement") for note in notes)
+
+
+def short(slow: dict[tuple[int, int], float], runs: int = 4, seed: int = 1) -> list[tuple[str, str, int, float]]:
+    """The results as node, GPU, run and milliseconds."""
+    rows = [line.split(",") for line in results(slow, runs, seed)[1:]]
+    return [(row[0], row[1], int(row[6]), float(row[2])) for row in rows]
+
+
+def test_files_that_each_count_runs_from_one_have_different_runs(tmp_path: Path) -> None:
+    files = []
+    for month, level in enumerate((1.0, 1.2, 0.9)):
+        rows = [row for row in short({(4, 2): 0.15}, 3) if row[2] == month]
+        lines = [
+            f"{node},{gpu},1,{level * value}"
+            for node, gpu, _, value in rows
+            if (int(node[5:]) + int(gpu)) % 9 != month
+        ]
+        files.append(written(tmp_path, ["host,gpu,run,time_ms", *lines], f"{month}.csv"))
+    found = answer(*files)
+
+    assert found["summary"]["populations"][0]["runs_of_a_chip"] == 3
+    assert found["summary"]["populations"][0]["run_spread"] > 0.1
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+
+
+def test_files_of_nodes_have_the_same_runs(tmp_path: Path) -> None:
+    rows = short({(4, 2): 0.15})
+    files = [
+        written(
+            tmp_path,
+            ["host,gpu,run,time_ms", *(f"{row[0]},{row[1]},{row[2]},{row[3]}" for row in rows if row[0] == node)],
+            f"{node}.csv",
+        )
+        for node in dict.fromkeys(row[0] for row in rows)
+    ]
+
+    population = answer(*files)["summary"]["populations"][0]
+
+    assert (population["runs_of_a_chip"], population["run_effects_removed"]) == (4, True)
+
+
+def test_runs_are_in_the_order_of_their_numbers_or_dates() -> None:
+    chip, file = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    for names, ordered in (
+        (["10", "9", "2"], ["2", "9", "10"]),
+        (["2026-03-01", "2026-01-01", "2026-02-01"], ["2026-01-01", "2026-02-01", "2026-03-01"]),
+        (["c", "a", "b"], ["c", "a", "b"]),
+    ):
+        number, found = runs_of_rows(np.arange(3), chip, file, names)
+        assert found == ordered
+        assert [found[place] for place in number.tolist()] == names
+
+
+@pytest.mark.parametrize(
+    ("column", "apart"), [("size", True), ("Batch Size", True), ("dtype", True), ("note", False)]
+)
+def test_parameters_of_a_benchmark_are_judged_apart_and_others_noted(
+    tmp_path: Path, column: str, apart: bool
+) -> None:
+    lines = [f"host,gpu,run,{column},time_ms"]
+    for node, gpu, number, value in short({}):
+        lines.append(f"{node},{gpu},{number},1024,{value}")
+        lines += [f"{node},{gpu},{number},8192.0,{2 * value}"] if node != "node-5" else []
+    found = answer(written(tmp_path, lines))
+    populations = found["summary"]["populations"]
+
+    assert [one["name"] for one in populations] == ([f"{column} 1024", f"{column} 8192"] if apart else [""])
+    assert any("of several benchmarks" in note for one in populations for note in one["notes"]) is not apart
+    if apart:
+        assert found["findings"] == []
+
+
+def test_noisy_steps_of_a_run_are_not_taken_for_several_benchmarks(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    lines = ["host,gpu,run,step,time_ms"]
+    for node, gpu, number, value in short({}, 2):
+        lines += [f"{node},{gpu},{number},{step},{value * draw.lognormvariate(0, 0.2)}" for step in range(20)]
+
+    assert answer(written(tmp_path, lines))["summary"]["populations"][0]["notes"] == []
+
+
+def test_a_whole_number_with_decimal_places_is_the_same_gpu(tmp_path: Path) -> None:
+    rows = short({(4, 2): 0.15})
+    lines = [f"{node},{gpu}{'' if number else '.0'},{number},{value}" for node, gpu, number, value in rows]
+    found = answer(written(tmp_path, ["host,gpu,run,time_ms", *lines]))
+
+    assert found["summary"]["populations"][0]["chips"] == 96
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+
+
+@pytest.mark.parametrize(
+    ("column", "joint"),
+    [("gpu", "{}:{}"), ("host", "{}:{}"), ("device", "{}/gpu{}"), ("gpu_id", "{}_gpu{}"), ("gpu", "{}/{}")],
+)
+def test_node_and_gpu_may_be_in_one_column(tmp_path: Path, column: str, joint: str) -> None:
+    rows = short({(4, 2): 0.15, **{(7, gpu): 0.12 for gpu in range(8)}})
+    lines = [f"{joint.format(node, gpu)},{number},{value}" for node, gpu, number, value in rows]
+    found = answer(written(tmp_path, [f"{column},run,time_ms", *lines]))
+
+    assert {(one["kind"], one["name"]) for one in found["findings"]} == {("gpu", "node-4/2"), ("node", "node-7")}
+
+
+@pytest.mark.parametrize("name", ["gpu-5f3c-77aa", "00000000:3B:00.0", "host-3:9400", "MIG-1/3/0"])
+def test_other_names_are_not_taken_apart(tmp_path: Path, name: str) -> None:
+    lines = ["gpu,run,time_ms", *(f"{name if chip == 7 else chip},0,{2 if chip == 7 else 1}" for chip in range(40))]
+
+    assert [one["name"] for one in answer(written(tmp_path, lines))["findings"]] == [name]
+
+
+def test_a_rank_beside_a_node_is_its_gpu(tmp_path: Path) -> None:
+    rows = short({(4, 2): 0.15})
+    lines = [f"{node},{8 * int(node[5:]) + int(gpu)},{number},{value}" for node, gpu, number, value in rows]
+    found = answer(written(tmp_path, ["host,rank,iteration,step_time_ms", *lines]))
+
+    assert [(one["kind"], one["name"], one["node"]) for one in found["findings"]] == [("gpu", "34", "node-4")]
+
+
+def test_no_name_is_cut_where_the_output_is_no_terminal(tmp_path: Path) -> None:
+    longer = "a-node-with-a-name-that-is-longer-than-others.cluster.example.com-"
+    lines = [line.replace("node-", longer) for line in results({(4, 2): 0.15})]
+
+    assert f"gpu {longer}4/2 " in run(written(tmp_path, lines)).stdout
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:

@@ -50,6 +50,40 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Names of columns by what they hold, in lower case, words separated by one space."""
 
+PARAMETERS: Final = frozenset(
+    (
+        *(
+            "size",
+            "message size",
+            "msg size",
+            "data size",
+            "buffer size",
+            "problem size",
+            "matrix size",
+            "block size",
+        ),
+        *("bytes", "size bytes", "batch size", "micro batch size", "global batch size", "seq len", "seqlen"),
+        *("sequence length", "context length", "shape", "dim", "dims", "dimension", "dimensions", "mnk"),
+        *(
+            "dtype",
+            "data type",
+            "datatype",
+            "precision",
+            "op",
+            "operation",
+            "collective",
+            "redop",
+            "algorithm",
+            "algo",
+        ),
+        *("protocol", "parameters", "params", "config", "configuration", "mode"),
+    )
+)
+"""Names of columns whose values are parameters of the benchmark."""
+
+RANKS: Final = ("rank", "global rank", "process rank")
+"""Names of the GPU beside a node, if nothing else names it."""
+
 LOWER: Final = re.compile(r"\b(time|duration|latency|elapsed|runtime|seconds|ms|us|ns|sec|secs|s|msec|usec|min)\b")
 HIGHER: Final = re.compile(
     r"\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|throughput|bandwidth|rate|score|perf|performance|busbw|algbw|"
@@ -81,7 +115,8 @@ UNITS: Final = frozenset(
 )
 RATES: Final = re.compile(r"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|samples s|tokens s|it s)$")
 MEASURED: Final = re.compile(
-    r"(?:.+ )?(?:[kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|busbw|algbw|throughput|bandwidth|per (?:s|sec|second)|"
+    r"(?:.+ )?(?:[kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|busbw|algbw|throughput|bandwidth|"
+    r"per (?:s|sec|second)|"
     r"(?:tokens?|toks?|samples?|images?|its?|iter|iterations?|steps?|requests?|frames?|records?) (?:s|sec|second))"
     r"(?: (?:per )?(?:gpu|device|chip|node))?"
 )
@@ -175,8 +210,20 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     elif "time" not in found:
         times = [column for column in columns if words_of(column) == "time" and column not in found.values()]
         found |= {"time": times[0]} if times else {}
+    if "gpu" not in found and "node" in found:
+        ranks = [column for name in RANKS for column in columns if words_of(column) == name]
+        found |= {"gpu": ranks[0]} if ranks else {}
     used = set(found.values())
     return found, [column for column in columns if column not in used]
+
+
+def parameters_of(unused: Sequence[str]) -> list[str]:
+    """Columns that hold parameters of the benchmark, of those not used otherwise; m, n and k only together."""
+    names = {column: words_of(column) for column in unused}
+    matrix = {"m", "n", "k"} if {"m", "n", "k"} <= set(names.values()) else set[str]()
+    return [
+        column for column in unused if split_unit(column)[0] in PARAMETERS or names[column] in PARAMETERS | matrix
+    ]
 
 
 def _rank(column: str, name: str, known: tuple[str, ...]) -> int:

@@ -16,6 +16,9 @@ from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import plot_flag
 from ingero_kit.flags import FiniteRange
 
+PIPED_WIDTH = 10_000
+"""Columns of the output where it is no terminal: no name is cut, and a note is one line."""
+
 ROLES = (
     "gpu",
     "node",
@@ -216,7 +219,7 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer, ensure_ascii=False))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     print_table(answer, console)
     about = answer["summary"]
     left = [f"{problems['count']} values or rows could not be used"] if problems["count"] else []

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +12,41 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.audit.columns import SCALES, lower_is_better, recognised, split_unit, unit_in_name, words_of
+from ingero_analyze.audit.columns import (
+    SCALES,
+    lower_is_better,
+    parameters_of,
+    recognised,
+    split_unit,
+    unit_in_name,
+    words_of,
+)
 from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
+from ingero_analyze.audit.runs import joined, mixed_spread, numbered, runs_of_rows
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
 from ingero_detect.grouped import Floats, Ints, grouped_median
+
+KINDS: Final = ("model", "benchmark", "parameters", "unit")
+"""What rows that are compared with each other share."""
 
 PHYSICAL: Final = ("clock", "power", "temperature")
 MAX_ROWS: Final = 5_000_000
 SMALLEST: Final = 1e-200
 LARGEST: Final = 1e200
 """Values that are used, in any unit."""
+
+MOST_PARAMETERS: Final = 200
+"""Different parameters of benchmarks; if there are more, they are taken for something else."""
+
+MIXED_VALUES: Final = (
+    "values of one chip in one run differ by {:.0f} %, far more than chips and runs do: they may be of several "
+    "benchmarks that no column tells apart; see --column benchmark=COLUMN"
+)
+_NODE_WITH_GPU: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?::|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
+_GPU_OF_NODE: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?:[:/]|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
+_WHOLE: Final = re.compile(r"(\d+)\.0+")
 
 
 @dataclass(frozen=True)
@@ -44,6 +68,7 @@ class AuditInput:
     groups: Sequence[str]
     physical: Mapping[str, Floats]
     by: str
+    notes: tuple[str, ...] = ()
 
 
 class _Texts:
@@ -79,9 +104,12 @@ class Measurements:
         self.rows = self.repeated = 0
         self.latest: float | None = None
         self._texts = {
-            name: _Texts() for name in ("gpu", "node", "group", "model", "benchmark", "unit", "run", "time")
+            name: _Texts()
+            for name in ("gpu", "node", "group", "model", "benchmark", "parameters", "unit", "run", "time")
         }
         self._slowness = array("d")
+        self._file = array("q")
+        self._files = 0
         self._physical = {name: array("d") for name in PHYSICAL}
         self._seen: set[bytes] = set()
         self._hash = hashlib.sha256()
@@ -101,7 +129,8 @@ class Measurements:
             roles, unused = recognised(columns, self.options.columns)
         except ValueError as error:
             raise TableError(file, str(error)) from None
-        self.unused.update(unused)
+        parameters = parameters_of(unused)
+        self.unused.update(name for name in unused if name not in parameters)
         if "gpu" not in roles and "node" not in roles:
             raise TableError(
                 file, f"no column names a GPU or a node (there are: {', '.join(columns)[:200]}); see --gpu"
@@ -111,18 +140,19 @@ class Measurements:
                 file, f"no column is known as the value (there are: {', '.join(columns)[:200]}); see --value"
             )
         used, before = 0, self.problems.count
+        self._files += 1
         for line, row in rows:
             self.rows += 1
             if self.rows > MAX_ROWS:
                 raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
-            used += self._add(file, line, row, roles)
+            used += self._add(file, line, row, roles, parameters)
         if not used:
             first = self.problems.shown[-1] if self.problems.count > before else f"{file}: there are no rows"
             raise TableError(first, "nothing can be used")
 
-    def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str]) -> bool:
+    def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str], parameters: Sequence[str]) -> bool:
         place = f"{file}:{line}"
-        cells = {role: row.get(column, "") for role, column in roles.items()}
+        cells = {role: _tidy(role, row.get(column, "")) for role, column in roles.items()}
         if not row:
             return self._refuse(place, "more values than columns, or no object")
         if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
@@ -147,6 +177,7 @@ class Measurements:
         if lower is None:
             raise TableError(place, f"nothing says whether a larger {roles['value']!r} is better; "
                                     "use --higher-is-better or --lower-is-better")  # fmt: skip
+        cells |= _place(cells) | _parameters(row, parameters)
         identity = "\0".join(f"{role}={cells[role]}" for role in sorted(cells)).encode()
         key = hashlib.blake2b(identity, digest_size=12).digest()
         if ("run" in roles or "time" in roles) and key in self._seen:
@@ -156,6 +187,7 @@ class Measurements:
         self._hash.update(key)
         factor, unit = SCALES.get(unit, (1.0, unit))
         logarithm = math.log(value * factor)
+        self._file.append(self._files - 1)
         self._slowness.append(logarithm if lower else -logarithm)
         cells["unit"] = f"{unit}\0{'lower' if lower else 'higher'}"
         for role, texts in self._texts.items():
@@ -193,21 +225,25 @@ class Measurements:
             self.latest = max(found, self.latest or 0.0)
 
     def populations(self) -> list[AuditInput]:
-        """What can be compared: rows of one model, benchmark and unit each."""
-        model, benchmark, unit = (self._texts[name].codes for name in ("model", "benchmark", "unit"))
+        """What can be compared: rows of one model, benchmark (with its parameters) and unit each."""
+        kinds = [self._texts[name].codes for name in KINDS]
+        if len(self._texts["parameters"].names) > MOST_PARAMETERS:
+            kinds[KINDS.index("parameters")][:] = -1
         chip, chips, node, nodes = self._places()
-        run = self._runs()
+        run, runs = self._runs()
         found = []
-        for key in sorted(set(zip(model.tolist(), benchmark.tolist(), unit.tolist(), strict=True))):
-            here = np.flatnonzero((model == key[0]) & (benchmark == key[1]) & (unit == key[2]))
-            name = self._name(key)
-            found.append(self._population(name, here, chip, chips, node, nodes, run))
+        kind, first = numbered(*kinds)
+        for number, row in enumerate(first.tolist()):
+            here = np.flatnonzero(kind == number)
+            name = self._name([int(codes[row]) for codes in kinds])
+            found.append(self._population(name, here, chip, chips, node, nodes, run, runs))
         return found
 
-    def _name(self, key: tuple[int, int, int]) -> str:
-        model, benchmark = (self._texts[name] for name in ("model", "benchmark"))
-        parts = [texts.names[number] for texts, number in ((model, key[0]), (benchmark, key[1])) if number >= 0]
-        unit, _, direction = self._texts["unit"].names[key[2]].partition("\0")
+    def _name(self, key: Sequence[int]) -> str:
+        parts = [self._texts[name].names[number] for name, number in zip(KINDS[:2], key, strict=False) if number >= 0]
+        parameters = self._texts["parameters"].names
+        parts += [parameters[key[2]]] if len(parameters) > 1 and key[2] >= 0 else []
+        unit, _, direction = self._texts["unit"].names[key[3]].partition("\0")
         if len(self._texts["unit"].names) > 1:
             parts.append(f"{unit or direction}")
         return ", ".join(parts)
@@ -230,26 +266,31 @@ class Measurements:
             chip[place] = numbers.setdefault(name, len(numbers))
         return chip, list(numbers), np.where(gpu.codes < 0, -1, node.codes), nodes
 
-    def _runs(self) -> Ints:
-        """By row, the run; times are runs if several chips share them."""
-        runs = self._texts["run"].codes
+    def _runs(self) -> tuple[Ints, list[str]]:
+        """By row, the run, and the names of runs; times are runs if several chips share them."""
+        runs, times = self._texts["run"], self._texts["time"]
         if not self.options.run_effects:
-            return np.full(len(runs), -1)
-        if (runs >= 0).any():
-            return runs
-        times = self._texts["time"]
-        if times.names and 3 * len(times.names) <= len(times.column):
-            return times.codes
-        return runs
+            return np.full(len(runs.column), -1), []
+        if not runs.names and times.names and 3 * len(times.names) <= len(times.column):
+            runs = times
+        return runs.codes, runs.names
 
     def _population(
-        self, name: str, here: Ints, chip: Ints, chips: list[str], node: Ints, nodes: list[str], run: Ints
+        self,
+        name: str,
+        here: Ints,
+        chip: Ints,
+        chips: list[str],
+        node: Ints,
+        nodes: list[str],
+        run: Ints,
+        runs: list[str],
     ) -> AuditInput:
         known, unit = np.unique(chip[here], return_inverse=True)
         slowness = np.array(self._slowness)[here]
-        rounds = np.unique(run[here][run[here] >= 0])
-        number = np.where(run[here] >= 0, np.searchsorted(rounds, run[here]), -1)
-        slowness, unit, number = _joined(slowness, unit, number, len(known))
+        number, _ = runs_of_rows(run[here], chip[here], np.array(self._file)[here], runs)
+        apart = mixed_spread(slowness, unit, number, len(known))
+        slowness, unit, number = joined(slowness, unit, number, len(known))
         of_chip = _most_frequent(np.unique(chip[here], return_inverse=True)[1], node[here], len(known))
         some, place = np.unique(of_chip, return_inverse=True)
         offset = int(some[0] < 0)
@@ -266,7 +307,8 @@ class Measurements:
         population = Population(name, slowness, unit, number, place - offset, rank - lowest)
         groups = [labels[one] for one in kinds[lowest:].tolist()]
         by = "gpu" if self._texts["gpu"].names else "node"
-        return AuditInput(population, [chips[one] for one in known.tolist()], names, groups, physical, by)
+        notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
+        return AuditInput(population, [chips[one] for one in known.tolist()], names, groups, physical, by, notes)
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""
@@ -276,16 +318,28 @@ class Measurements:
         }  # fmt: skip
 
 
-def _joined(slowness: Floats, unit: Ints, run: Ints, units: int) -> tuple[Floats, Ints, Ints]:
-    """Several values of a chip in one run become their median."""
-    labelled = run >= 0
-    pairs, place = np.unique(run[labelled] * units + unit[labelled], return_inverse=True)
-    median = grouped_median(slowness[labelled], place, len(pairs))[1]
-    rest = ~labelled
-    return (
-        np.concatenate((median, slowness[rest])), np.concatenate((pairs % units, unit[rest])),
-        np.concatenate((pairs // units, run[rest])),
-    )  # fmt: skip
+def _whole(text: str) -> str:
+    """A whole number without its decimal places: pandas writes them where some cells are empty."""
+    found = _WHOLE.fullmatch(text)
+    return found.group(1) if found else text
+
+
+def _tidy(role: str, text: str) -> str:
+    return _whole(text) if role in ("gpu", "node", "group", "run") else text
+
+
+def _parameters(row: Row, names: Sequence[str]) -> dict[str, str]:
+    given = [f"{name} {_whole(row[name])}" for name in names if row.get(name, "").lower() not in MISSING]
+    return {"parameters": ", ".join(given)} if given else {}
+
+
+def _place(cells: Mapping[str, str]) -> dict[str, str]:
+    """Node and GPU where one column has both, such as node-7:3 or node-7/gpu3."""
+    if "node" not in cells:
+        found = _GPU_OF_NODE.fullmatch(cells["gpu"])
+    else:
+        found = _NODE_WITH_GPU.fullmatch(cells["node"]) if "gpu" not in cells else None
+    return {"node": found.group(1), "gpu": found.group(2)} if found else {}
 
 
 def _most_frequent(item: Ints, value: Ints, items: int) -> Ints:

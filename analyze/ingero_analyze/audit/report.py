@@ -75,7 +75,7 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
 def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     count = found.fit.count[found.fit.count > 0]
     runs = float(np.median(count)) if len(count) else 0.0
-    notes = list(found.notes)
+    notes = [*given.notes, *found.notes]
     if not found.refused:
         notes += [SINGLE] if runs == 1 else _few_single(count)
     if found.apart:
@@ -108,7 +108,8 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
     if findings:
         table = Table()
         for name in ("slow", "on", "loss", "95 %", "slow in", "p", "likely cause", "ledger"):
-            table.add_column(name, justify="right" if name in ("loss", "95 %", "slow in", "p") else "left")
+            right = name in ("loss", "95 %", "slow in", "p")
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
         for one in findings[:MOST_ROWS]:
             where = ", ".join(filter(None, (one["node"], one["population"])))
             share = "one run" if one["slow_share"] is None else f"{100 * one['slow_share']:.0f} % of runs"

@@ -1,0 +1,104 @@
+"""Which rows of a population belong to one run, and which of their values differ by more than runs do. Pure."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.audit import robust_spread
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.threshold import MAD_TO_SIGMA
+
+ANOTHER: Final = 0.5
+"""Share of a file's chips and runs that earlier files have as well, from which its runs are others than theirs."""
+
+MIXED: Final = 3.0
+"""How much more values of a chip in one run differ than chance explains if they are not of one kind."""
+
+LEAST_MIXED: Final = 0.03
+
+_DATE: Final = re.compile(r"\d{4}-\d\d.*")
+
+
+def numbered(*columns: Ints) -> tuple[Ints, Ints]:
+    """By row the number of its combination of values (-1 or more), sorted; and the first row of each combination."""
+    number, first = np.zeros(len(columns[0]), np.int64), np.zeros(0, np.int64)
+    for column in columns:
+        keys = number * (int(column.max(initial=-1)) + 2) + column + 1
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    return number, first
+
+
+def runs_of_rows(run: Ints, chip: Ints, file: Ints, names: Sequence[str]) -> tuple[Ints, list[str]]:
+    """By row the number of its run (-1: none), in the order in which they were, and the names of runs.
+
+    `run`: places in `names`, -1 for none. Where the same chips have the same runs in several files, as if each file
+    counted from 1, these are different runs.
+    """
+    where = np.where(_other_runs(run, chip, file)[file], file, -1)
+    labelled = run >= 0
+    number, first = numbered(where[labelled], run[labelled])
+    named = [names[place] for place in run[labelled][first].tolist()]
+    order = np.lexsort((_moments(named), np.maximum(where[labelled][first], 0)))
+    found = np.full(len(run), -1)
+    found[labelled] = np.argsort(order)[number]
+    return found, [named[place] for place in order.tolist()]
+
+
+def _other_runs(run: Ints, chip: Ints, file: Ints) -> Bools:
+    """By file, whether its runs are others than those of the same name in earlier files."""
+    found = np.zeros(int(file.max(initial=-1)) + 1, np.bool_)
+    labelled = run >= 0
+    if not labelled.any():
+        return found
+    key, first = numbered(run[labelled], chip[labelled])
+    seen = np.zeros(len(first), np.bool_)
+    order = np.argsort(file[labelled], kind="stable")
+    present, first = np.unique(file[labelled][order], return_index=True)
+    for number, rows in zip(present.tolist(), np.split(order, first[1:]), strict=True):
+        mine = np.unique(key[rows])
+        found[number] = seen[mine].mean() >= ANOTHER
+        seen[mine] = True
+    return found
+
+
+def _moments(names: Sequence[str]) -> Floats:
+    """What runs are sorted by: their numbers, or their dates; otherwise they stay in the order in which they are."""
+    try:
+        return np.array([float(name) for name in names])
+    except ValueError:
+        dates = {name: place for place, name in enumerate(sorted(set(names)))}
+        if all(map(_DATE.fullmatch, names)):
+            return np.array([dates[name] for name in names], np.float64)
+        return np.arange(len(names), dtype=np.float64)
+
+
+def joined(slowness: Floats, unit: Ints, run: Ints, units: int) -> tuple[Floats, Ints, Ints]:
+    """Several values of a chip in one run become their median."""
+    labelled = run >= 0
+    pairs, place = np.unique(run[labelled] * units + unit[labelled], return_inverse=True)
+    median = grouped_median(slowness[labelled], place, len(pairs))[1]
+    rest = ~labelled
+    return (
+        np.concatenate((median, slowness[rest])), np.concatenate((pairs % units, unit[rest])),
+        np.concatenate((pairs // units, run[rest])),
+    )  # fmt: skip
+
+
+def mixed_spread(slowness: Floats, unit: Ints, run: Ints, units: int) -> float:
+    """Spread of the values of one chip in one run, if it is far more than chance explains; otherwise 0.
+
+    Chance differences of `n` values make their medians differ by a root of `n` less, between chips and runs.
+    """
+    labelled = run >= 0
+    pairs, place = np.unique(run[labelled] * units + unit[labelled], return_inverse=True)
+    count, median = grouped_median(slowness[labelled], place, len(pairs))
+    several = count[place] > 1
+    if not several.any():
+        return 0.0
+    within = float(MAD_TO_SIGMA * np.median(np.abs(slowness[labelled] - median[place])[several]))
+    of_run = grouped_median(median, pairs // units, int(run.max()) + 1)[1]
+    across = robust_spread(median - of_run[pairs // units])
+    chance = max(MIXED * across * float(np.sqrt(np.median(count[count > 1]))), LEAST_MIXED)
+    return within if within > chance else 0.0
