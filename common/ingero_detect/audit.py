@@ -16,8 +16,10 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.chip_effects import RunValues, UnitEffects, bad_value_chances, unit_effects
+from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.healthy_spread import outlier_chances
+from ingero_detect.slowdowns import Slowdown, slowdowns
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST_UNITS: Final = 12
@@ -60,8 +62,9 @@ SAME_LEVEL: Final = 2.0
 LIKELY: Final = 0.05
 """Chance below which it is also asked whether single bad values explain it."""
 
-JEFFREYS: Final = 0.5
-"""Bad values, and as many good ones, that are added to those which are counted."""
+PRIOR: Final = 1.0
+PARENTS_PRIOR: Final = 0.5
+"""Bad values, and as many good ones, that are added to those which are counted: of nodes, which are few, fewer."""
 
 INTERVAL: Final = 1.96
 
@@ -121,6 +124,8 @@ class PopulationResult:
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[AuditLevel, int, float], ...] = ()
     """Nodes and groups that are not named, but far slower than the rest: level, number and loss."""
+    later: tuple[tuple[AuditLevel, int, Slowdown], ...] = ()
+    """Those that are not named, but have become slower: level, number and since when."""
 
 
 @dataclass(frozen=True)
@@ -130,15 +135,6 @@ class AuditResult:
     findings: tuple[SlowUnit, ...]
     populations: tuple[PopulationResult, ...]
     hypotheses: int
-
-
-def adjusted_chances(chances: Floats) -> Floats:
-    """Benjamini and Hochberg's adjusted p-values."""
-    order = np.argsort(chances)
-    ranked = chances[order] * len(chances) / np.arange(1, len(chances) + 1)
-    found = np.empty(len(chances))
-    found[order] = np.minimum(np.minimum.accumulate(ranked[::-1])[::-1], 1.0)
-    return found
 
 
 def robust_spread(values: Floats) -> float:
@@ -276,11 +272,12 @@ class _Tier:
         more than what they show about those with one; and those with one tell about the few with several.
         """
         one, several = self.by_run.count == 1, self.by_run.count >= CHRONIC_RUNS
+        prior = PRIOR if self.level is AuditLevel.CHIP else PARENTS_PRIOR
         if self.single:
-            self._allow_for(several, inside, one | several, JEFFREYS)
+            self._allow_for(several, inside, one | several, prior)
             self._allow_for(one, inside, several, 0.0)
         else:
-            self._allow_for(one | several, inside, several, JEFFREYS)
+            self._allow_for(one | several, inside, several, prior)
 
     def _allow_for(self, asked: Bools, inside: Bools, telling: Bools, prior: float) -> None:
         likely = np.flatnonzero(self.judged & asked & (self.chance < LIKELY))
@@ -438,7 +435,7 @@ class _Judged:
                 self.named[place] = enough & most & tier.chronically_slow()
         self._set_apart[1:] = [self._apart(place, smallest) for place in range(1, len(self.tiers))]
 
-    def result(self) -> PopulationResult:
+    def result(self, fdr: float, smallest: float) -> PopulationResult:
         """What is said about the population as a whole; the spread is that of units that are not named."""
         quiet = self.usable.copy()
         for place in range(len(self.tiers) - 1, -1, -1):
@@ -449,7 +446,21 @@ class _Judged:
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
             robust_spread(effects), self.fit, centre, self.refused, self.notes, self.apart(),
+            self._later(fdr, smallest) if self.fit.runs else (),
         )  # fmt: skip
+
+    def _later(self, fdr: float, smallest: float) -> tuple[tuple[AuditLevel, int, Slowdown], ...]:
+        """What has become slower and is not named, without members of what has."""
+        found = list[tuple[AuditLevel, int, Slowdown]]()
+        inside = np.zeros(0, np.bool_)
+        for place in range(len(self.tiers) - 1, -1, -1):
+            tier = self.tiers[place]
+            above = inside[tier.parent] & (tier.parent >= 0) if len(inside) else np.zeros(len(tier.effect), np.bool_)
+            inside = above | self.named[place]
+            for number, slowdown in slowdowns(tier.by_run, tier.judged & ~inside, fdr, smallest).items():
+                found.append((tier.level, number, slowdown))
+                inside[number] = True
+        return tuple(found)
 
     def _members(self, place: int, numbers: Ints) -> Ints:
         """Units of the named ones on a level."""
@@ -498,7 +509,7 @@ def audit(populations: Sequence[Population], fdr: float = 0.05, min_loss: float 
         )
         for one, mine in zip(judged, parts, strict=True):
             one.accept([next(adjusted) for _ in mine], fdr, smallest, top)
-    results = [one.result() for one in judged]
+    results = [one.result(fdr, smallest) for one in judged]
     findings = [
         item
         for number, (one, result) in enumerate(zip(judged, results, strict=True))

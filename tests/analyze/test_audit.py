@@ -339,6 +339,19 @@ def test_no_name_is_cut_where_the_output_is_no_terminal(tmp_path: Path) -> None:
     assert f"gpu {longer}4/2 " in run(written(tmp_path, lines)).stdout
 
 
+def test_a_chip_that_has_become_slower_is_noted_with_the_run(tmp_path: Path) -> None:
+    lines = ["host,gpu,run,time_ms"]
+    for node, gpu, number, value in short({}, 12):
+        slower = 1.2 if (node, gpu) == ("node-4", "2") and number >= 7 else 1
+        lines.append(f"{node},{gpu},2026-{number + 1:02d},{slower * value}")
+    found = answer(written(tmp_path, [lines[0], *reversed(lines[1:])]))
+
+    assert found["findings"] == []
+    (note,) = found["summary"]["populations"][0]["notes"]
+    assert "gpu node-4/2 (1" in note
+    assert note.endswith("since run 2026-08)")
+
+
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
     lines = [line.replace("Perf (ms)", "x").replace("GPU Index", "y") for line in results({(4, 2): 0.15})]
     found = answer(written(tmp_path, lines), "--value", "x", "--gpu", "y", "--lower-is-better")

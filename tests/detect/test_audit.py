@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingero_detect.audit import AuditLevel, AuditResult, Population, adjusted_chances, audit
+from ingero_detect.audit import AuditLevel, AuditResult, Population, audit
 from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
+from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.healthy_spread import normal_upper_tail, outlier_chances
 from ingero_testing.audit_fleets import BAD_VALUES, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
@@ -148,6 +149,26 @@ def test_chips_with_several_values_are_named_beside_chips_with_one() -> None:
     given.slowness[given.unit == chip] += 0.12
 
     assert named(audit([given])) == {("chip", chip)}
+
+
+def test_chips_and_nodes_that_have_become_slower_are_said_and_not_named() -> None:
+    given = population(spread(200), runs=12)
+    given.slowness[(given.unit == 100) & (given.run >= 7)] += 0.15
+    given.slowness[(given.unit // 8 == 3) & (given.run >= 9)] += 0.1
+    given.slowness[(given.unit == 150) & (given.run >= 3) & (given.run < 7)] += 0.15
+
+    result = audit([given])
+
+    assert named(result) == set()
+    later = {(str(level), number): change for level, number, change in result.populations[0].later}
+    assert {name: change.run for name, change in later.items()} == {("chip", 100): 7, ("node", 3): 9}
+    assert later["chip", 100].loss == pytest.approx(0.15, abs=0.02)
+
+
+def test_few_healthy_fleets_have_chips_that_became_slower() -> None:
+    random = np.random.default_rng(16)
+
+    assert sum(bool(audit([FLEET.draw(random)[0]]).populations[0].later) for _ in range(20)) <= 4
 
 
 def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:

@@ -60,7 +60,7 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class AuditInput:
-    """One population, the names of its chips, nodes and groups, and medians of physical values by chip (or NaN)."""
+    """One population, the names of its chips, nodes, groups and runs, and medians of physical values by chip."""
 
     population: Population
     chips: Sequence[str]
@@ -69,6 +69,7 @@ class AuditInput:
     physical: Mapping[str, Floats]
     by: str
     notes: tuple[str, ...] = ()
+    runs: Sequence[str] = ()
 
 
 class _Texts:
@@ -288,7 +289,7 @@ class Measurements:
     ) -> AuditInput:
         known, unit = np.unique(chip[here], return_inverse=True)
         slowness = np.array(self._slowness)[here]
-        number, _ = runs_of_rows(run[here], chip[here], np.array(self._file)[here], runs)
+        number, rounds = runs_of_rows(run[here], chip[here], np.array(self._file)[here], runs)
         apart = mixed_spread(slowness, unit, number, len(known))
         slowness, unit, number = joined(slowness, unit, number, len(known))
         of_chip = _most_frequent(np.unique(chip[here], return_inverse=True)[1], node[here], len(known))
@@ -308,7 +309,9 @@ class Measurements:
         groups = [labels[one] for one in kinds[lowest:].tolist()]
         by = "gpu" if self._texts["gpu"].names else "node"
         notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
-        return AuditInput(population, [chips[one] for one in known.tolist()], names, groups, physical, by, notes)
+        return AuditInput(
+            population, [chips[one] for one in known.tolist()], names, groups, physical, by, notes, rounds
+        )
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""

@@ -30,9 +30,12 @@ ALONE: Final = (
 
 def identity(one: SlowUnit, given: AuditInput) -> str:
     """The name of what a finding is about, as the ledger knows it."""
-    names = {AuditLevel.CHIP: given.chips, AuditLevel.NODE: given.nodes, AuditLevel.GROUP: given.groups}[one.level]
-    kind = given.by if one.level is AuditLevel.CHIP else str(one.level)
-    return f"{kind} {names[one.number]}"
+    return _named(one.level, one.number, given)
+
+
+def _named(level: AuditLevel, number: int, given: AuditInput) -> str:
+    names = {AuditLevel.CHIP: given.chips, AuditLevel.NODE: given.nodes, AuditLevel.GROUP: given.groups}[level]
+    return f"{given.by if level is AuditLevel.CHIP else level} {names[number]}"
 
 
 def identities(given: AuditInput) -> list[str]:
@@ -79,15 +82,19 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     if not found.refused:
         notes += [SINGLE] if runs == 1 else _few_single(count)
     if found.apart:
-        names = {AuditLevel.NODE: given.nodes, AuditLevel.GROUP: given.groups}
-        slow = ", ".join(
-            f"{level} {names[level][number]} ({_percent(loss)})"
-            for level, number, loss in sorted(found.apart, key=lambda one: -one[2])
-        )
+        slow = sorted(found.apart, key=lambda one: -one[2])
+        names = ", ".join(f"{_named(level, number, given)} ({_percent(loss)})" for level, number, loss in slow)
         notes.append(
-            f"slower than the others, not named: {slow}; faults, slow in some runs only, or of another kind that no "
+            f"slower than the others, not named: {names}; faults, slow in some runs only, or of another kind that no "
             "column tells"
         )
+    if found.later:
+        later = sorted(found.later, key=lambda one: -one[2].loss)
+        names = ", ".join(
+            f"{_named(level, number, given)} ({_percent(-math.expm1(-one.loss))} since run {given.runs[one.run]})"
+            for level, number, one in later
+        )
+        notes.append(f"slower than before, not in most runs yet: {names}")
     return {
         "name": given.population.name, "chips": found.units, "nodes": found.nodes, "groups": found.groups,
         "measurements": int(count.sum()), "runs_of_a_chip": runs, "refused": found.refused or None,
