@@ -37,6 +37,12 @@ CHRONIC_RUNS: Final = 2
 IMPLAUSIBLE_SPEED: Final = np.log(1.5)
 """A unit faster than this is an error of the measurement or of the model's name; it is left out."""
 
+FAR_FAST: Final = 10.0
+"""With one value per chip, spreads by which one is too fast if no other is half as far: an error as well."""
+
+FAST_SHARE: Final = 0.01
+"""Most of the chips that are left out as too fast for this reason; one at least."""
+
 SMALLEST_SPREAD: Final = 5e-4
 """Least spread of healthy units, for values that are rounded."""
 
@@ -124,6 +130,8 @@ class PopulationResult:
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[AuditLevel, int, float], ...] = ()
     """Nodes and groups that are not named, but far slower than the rest: level, number and loss."""
+    implausible: tuple[tuple[int, float], ...] = ()
+    """Chips that are left out because they are too fast: number and by what share."""
     later: tuple[tuple[AuditLevel, int, Slowdown], ...] = ()
     """Those that are not named, but have become slower: level, number and since when."""
 
@@ -325,6 +333,19 @@ def _parents(tier: _Tier, level: AuditLevel, parents: int, above: Ints) -> _Tier
     return _Tier(level, effect, error, above, judged, loss, least, by_run, chronic, tested, tier.single)
 
 
+def _too_fast(effect: Floats, usable: Bools) -> Bools:
+    """The few units that are far faster than all others, which are at most half as far from the median."""
+    order = np.flatnonzero(usable)[np.argsort(effect[usable])]
+    median, spread = float(np.median(effect[usable])), max(robust_spread(effect[usable]), SMALLEST_SPREAD)
+    gain = median - effect[order]
+    found = np.zeros(len(effect), np.bool_)
+    for many in range(max(1, int(FAST_SHARE * len(order))), 0, -1):
+        if gain[many - 1] > max(FAR_FAST * spread, 2 * gain[many]):
+            found[order[:many]] = True
+            break
+    return found
+
+
 class _Judged:
     """One population: its levels, from chips upwards, and what is said about it."""
 
@@ -337,10 +358,14 @@ class _Judged:
         centre = float(np.median(fit.effect[usable])) if usable.any() else 0.0
         implausible = usable & (centre - fit.effect > IMPLAUSIBLE_SPEED)
         usable &= ~implausible
+        if usable.sum() >= FEWEST_UNITS and np.median(fit.count[usable]) < 2:
+            implausible |= _too_fast(fit.effect, usable)
+            usable &= ~implausible
         self.centre, self.tiers, self.refused = centre, list[_Tier](), ""
         self.usable, notes = usable, []
-        if implausible.any():
-            notes.append(f"{implausible.sum()} faster than 1.5 times the median, left out as implausible")
+        self._implausible = tuple(
+            (number, float(np.expm1(centre - fit.effect[number]))) for number in np.flatnonzero(implausible).tolist()
+        )
         if fit.apart:
             notes.append(f"{fit.apart} measurements of runs that connect too few chips, left out")
         if usable.sum() < FEWEST_UNITS:
@@ -446,7 +471,7 @@ class _Judged:
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
             robust_spread(effects), self.fit, centre, self.refused, self.notes, self.apart(),
-            self._later(fdr, smallest) if self.fit.runs else (),
+            self._implausible, self._later(fdr, smallest) if self.fit.runs else (),
         )  # fmt: skip
 
     def _later(self, fdr: float, smallest: float) -> tuple[tuple[AuditLevel, int, Slowdown], ...]:

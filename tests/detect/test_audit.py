@@ -339,7 +339,29 @@ def test_an_implausibly_fast_chip_is_left_out_and_reported() -> None:
     result = audit([population(effect)])
 
     assert not result.findings
-    assert any("implausible" in note for note in result.populations[0].notes)
+    assert [number for number, _ in result.populations[0].implausible] == [2]
+
+
+@pytest.mark.parametrize("faster", [0.2, 0.3, 0.37])
+def test_one_chip_that_is_far_too_fast_hides_no_slow_ones_in_one_run(faster: float) -> None:
+    effect = spread(200)
+    effect[[7, 60, 130]] += 0.2
+    effect[20] -= faster
+
+    result = audit([population(effect, 1)])
+
+    assert named(result) == {("chip", 7), ("chip", 60), ("chip", 130)}
+    assert [number for number, _ in result.populations[0].implausible] == [20]
+
+
+def test_several_fast_chips_show_what_one_run_can_do() -> None:
+    effect = spread(200)
+    effect[7] += 0.2
+    effect[[20, 50, 90]] -= 0.2
+
+    result = audit([population(effect, 1)])
+
+    assert (named(result), result.populations[0].implausible) == (set(), ())
 
 
 def test_effects_of_runs_are_removed_where_every_chip_has_other_runs() -> None:

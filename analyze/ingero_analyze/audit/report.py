@@ -17,6 +17,9 @@ from ingero_detect.grouped import Ints
 MOST_ROWS: Final = 200
 """Most findings in the table; JSON has all of them."""
 
+MOST_NAMES: Final = 20
+"""Most names in a note."""
+
 SINGLE: Final = (
     "one run a chip: noise and chip cannot be separated. A finding assumes that healthy chips have one distribution, "
     "whose tail is at most one step heavier than the one that fits all values best, and losses of at most 1.25 times "
@@ -81,6 +84,15 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     notes = [*given.notes, *found.notes]
     if not found.refused:
         notes += [SINGLE] if runs == 1 else _few_single(count)
+    if found.implausible:
+        fast = ", ".join(
+            f"{_named(AuditLevel.CHIP, number, given)} ({_percent(gain)})"
+            for number, gain in found.implausible[:MOST_NAMES]
+        )
+        notes.append(
+            f"{len(found.implausible)} so much faster than the others that the value or the model is wrong, left out: "
+            f"{fast}"
+        )
     if found.apart:
         slow = sorted(found.apart, key=lambda one: -one[2])
         names = ", ".join(f"{_named(level, number, given)} ({_percent(loss)})" for level, number, loss in slow)
