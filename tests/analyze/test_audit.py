@@ -385,6 +385,39 @@ def test_the_ledger_says_who_is_new_still_there_or_back_after_a_repair(tmp_path:
     assert stories[3]["node-7/1"]["state"] == "new"
 
 
+def test_audits_count_in_the_order_of_their_times(tmp_path: Path) -> None:
+    ledger = tmp_path / "lemons.jsonl"
+    months = [{(4, 2): 0.15}, {(4, 2): 0.15}, {}, {(4, 2): 0.15}]
+    files = [written(tmp_path, results(slow, seed=9 + n), f"{n}.csv") for n, slow in enumerate(months)]
+    stories = {}
+    for month in (2, 0, 1, 3):
+        found = answer(files[month], "--ledger", ledger, "--at", f"2026-0{month + 1}-01T00:00:00Z")
+        for one in found["findings"]:
+            stories[month] = one["ledger"]
+
+    assert stories[0]["state"] == "new"
+    assert stories[1]["state"] == "still"
+    assert (stories[3]["state"], stories[3]["first"][:7], stories[3]["last"][:7], stories[3]["cleared"][:7]) == (
+        "returned",
+        "2026-01",
+        "2026-02",
+        "2026-03",
+    )
+
+
+def test_a_repair_of_a_name_that_the_ledger_never_had_is_refused(tmp_path: Path) -> None:
+    ledger = tmp_path / "lemons.jsonl"
+    answer(written(tmp_path, results({(4, 2): 0.15})), "--ledger", ledger)
+    before = ledger.read_bytes()
+
+    for name in ("node-4/2", "gpu node-44/2"):
+        done = run("--ledger", ledger, "--repaired", name)
+        assert done.exit_code == 2
+        assert "'gpu node-4/2'" in done.stderr
+    assert ledger.read_bytes() == before
+    assert run("--ledger", ledger, "--repaired", "gpu node-7/1").exit_code == 0, "judged, though never named"
+
+
 def test_an_audit_is_recorded_once_and_a_torn_ledger_is_read(tmp_path: Path) -> None:
     ledger = tmp_path / "lemons.jsonl"
     file = written(tmp_path, results({(4, 2): 0.15}))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -117,6 +117,7 @@ def command(
         raise click.UsageError("a FILE is needed")
     if repaired and ledger is not None:
         try:
+            _known(repaired, ledger)
             append(ledger, {"time": rfc3339(moment or time.time()), "repaired": list(repaired)})
         except OSError as error:
             _end(2, f"{ledger}: {error.strerror or error}")
@@ -128,6 +129,22 @@ def command(
                 draw(plot)
         except PlotError as error:
             _end(1, str(error))
+
+
+def _known(names: tuple[str, ...], ledger: Path) -> None:
+    """End the command if the ledger has never had one of the names."""
+    from ingero_analyze.audit.ledger import read_ledger
+    from ingero_analyze.tables import TableError
+
+    try:
+        known = read_ledger(ledger)
+    except TableError as error:
+        _end(2, str(error))
+    for name in names:
+        near = known.nearest(name)
+        if near != [name]:
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+            _end(2, f"--repaired {name!r}: {ledger} has no such name{hint}")
 
 
 def _columns(given: tuple[str, ...]) -> dict[str, str]:
@@ -178,13 +195,14 @@ def _audit(
         answer = to_json(result, inputs, fdr, min_loss)
         answer["summary"] |= measured.summary()
         if ledger is not None:
-            known = read_ledger(ledger)
+            moment = moment or measured.latest or time.time()
+            known = read_ledger(ledger, moment)
             answer["summary"]["ledger"] = _record(known, ledger, answer, measured, inputs, moment)
     return answer, partial(plots.draw, result, inputs)
 
 
 def _record(
-    known: Any, file: Path, answer: dict[str, Any], measured: Any, inputs: Any, moment: float | None
+    known: Any, file: Path, answer: dict[str, Any], measured: Any, inputs: Any, moment: float
 ) -> dict[str, Any]:
     """Say of every finding what the ledger knows, and add this audit to it, once."""
     from ingero_analyze.audit.ledger import append, audit_line
@@ -202,11 +220,7 @@ def _record(
     cleared = known.cleared_by(judged, losses)
     new = measured.digest not in known.digests
     if new:
-        time_of_audit = moment or measured.latest or time.time()
-        append(
-            file,
-            audit_line(time_of_audit, measured.digest, answer["summary"]["fdr"], len(judged), losses, cleared),
-        )
+        append(file, audit_line(moment, measured.digest, answer["summary"]["fdr"], judged, losses, cleared))
     return {"audits_before": known.audits, "recorded": new, "cleared": cleared, "unreadable_lines": known.unreadable}
 
 
@@ -235,6 +249,6 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
         console.print(line, style="dim", markup=False)
 
 
-def _end(status: int, reason: str) -> None:
+def _end(status: int, reason: str) -> NoReturn:
     click.echo(f"ingero-fleet audit: {reason}", err=True)
     sys.exit(status)

@@ -3,8 +3,11 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +31,13 @@ class LedgerEntry:
 
 @dataclass
 class AuditLedger:
-    """All entries by identity, how many lines could not be read, and the digests of the audits."""
+    """All entries by identity, how many lines could not be read, and the digests and identities of the audits."""
 
     entries: dict[str, LedgerEntry] = field(default_factory=dict)
     unreadable: int = 0
     audits: int = 0
     digests: set[str] = field(default_factory=set)
+    judged: set[str] = field(default_factory=set)
 
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take one line into account."""
@@ -41,16 +45,25 @@ class AuditLedger:
         for name in line.get("repaired", ()):
             entry = self.entries.setdefault(name, LedgerEntry(time))
             entry.repairs, entry.cleared = entry.repairs + 1, time
-        for name in line.get("cleared", ()):
+        for name in {*line.get("cleared", ()), *unpacked(line.get("of", ""))}.difference(line.get("named", ())):
             if name in self.entries and not self.entries[name].cleared:
                 self.entries[name].cleared = time
         for name in line.get("named", ()):
             entry = self.entries.setdefault(name, LedgerEntry(time))
             entry.returned += bool(entry.cleared and entry.named)
             entry.named, entry.last, entry.cleared = entry.named + 1, time, ""
+
+    def note(self, line: Mapping[str, Any]) -> None:
+        """Take into account what does not depend on when the line is from."""
         if "digest" in line:
             self.audits += 1
             self.digests.add(str(line["digest"]))
+        self.judged.update(line.get("named", ()), unpacked(line.get("of", "")))
+
+    def nearest(self, name: str) -> list[str]:
+        """Known identities that are written like this one; itself alone if it is known."""
+        known = self.judged | set(self.entries)
+        return [name] if name in known else get_close_matches(name, sorted(known), 5)
 
     def story(self, name: str) -> dict[str, Any]:
         """What to say about an identity that is named now, before this audit is applied."""
@@ -73,9 +86,12 @@ class AuditLedger:
         )
 
 
-def read_ledger(file: Path) -> AuditLedger:
-    """The ledger in a file; an empty one if there is none. Lines that cannot be read are counted."""
-    ledger = AuditLedger()
+def read_ledger(file: Path, until: float | None = None) -> AuditLedger:
+    """The ledger in a file; an empty one if there is none. Lines that cannot be read are counted.
+
+    Lines count in the order of their times, and entries are those of a moment if it is given.
+    """
+    ledger, lines = AuditLedger(), list[Mapping[str, Any]]()
     if not file.exists():
         return ledger
     if file.stat().st_size > MAX_BYTES:
@@ -83,10 +99,31 @@ def read_ledger(file: Path) -> AuditLedger:
     for text in file.read_text(errors="replace").splitlines():
         try:
             line = json.loads(text)
-            ledger.apply(line)
+            AuditLedger().apply(line)
+            ledger.note(line)
+            lines.append(line)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             ledger.unreadable += bool(text.strip())
+    last = rfc3339(until) if until is not None else ""
+    for line in sorted(lines, key=lambda line: str(line["time"])):
+        if not last or str(line["time"]) <= last:
+            ledger.apply(line)
     return ledger
+
+
+def packed(names: Iterable[str]) -> str:
+    """Names as one short text."""
+    return b64encode(zlib.compress("\n".join(sorted(names)).encode(errors="replace"), 9)).decode()
+
+
+def unpacked(text: str) -> list[str]:
+    """The names in such a text. `ValueError` if it is none."""
+    if not text:
+        return []
+    try:
+        return zlib.decompressobj().decompress(b64decode(text, validate=True), MAX_BYTES).decode().split("\n")
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
 
 
 def append(file: Path, line: Mapping[str, Any]) -> None:
@@ -104,8 +141,9 @@ def append(file: Path, line: Mapping[str, Any]) -> None:
 
 
 def audit_line(
-    time: float, digest: str, fdr: float, judged: int, losses: Mapping[str, float], cleared: Sequence[str]
-) -> dict[str, Any]:  # fmt: skip
-    """The line of one audit; `losses` are those of what it names."""
-    return {"time": rfc3339(time), "digest": digest, "fdr": fdr, "judged": judged, "named": list(losses),
-            "losses": {name: round(loss, 4) for name, loss in losses.items()}, "cleared": list(cleared)}  # fmt: skip
+    time: float, digest: str, fdr: float, judged: Collection[str], losses: Mapping[str, float], cleared: Sequence[str]
+) -> dict[str, Any]:
+    """The line of one audit; `losses` are those of what it names, `judged` everything that it could name."""
+    return {"time": rfc3339(time), "digest": digest, "fdr": fdr, "judged": len(judged), "named": list(losses),
+            "losses": {name: round(loss, 4) for name, loss in losses.items()}, "cleared": list(cleared),
+            "of": packed(judged)}  # fmt: skip

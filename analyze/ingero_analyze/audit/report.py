@@ -90,8 +90,8 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
             for number, gain in found.implausible[:MOST_NAMES]
         )
         notes.append(
-            f"{len(found.implausible)} so much faster than the others that the value or the model is wrong, left out: "
-            f"{fast}"
+            f"{len(found.implausible)} so much faster than the others that the value or the model is wrong, "
+            f"left out: {fast}"
         )
     if found.apart:
         slow = sorted(found.apart, key=lambda one: -one[2])
