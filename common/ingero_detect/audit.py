@@ -74,6 +74,12 @@ PARENTS_PRIOR: Final = 0.5
 
 INTERVAL: Final = 1.96
 
+UNIFORM: Final = 3**-0.5
+"""Standard deviation of values anywhere up to a distance, relative to it."""
+
+GOLDEN: Final = (5**0.5 - 1) / 2
+"""Multiples of this, without their whole parts, cover the numbers from 0 to 1 evenly (Weyl 1916)."""
+
 
 class AuditLevel(StrEnum):
     """What a finding is about."""
@@ -87,7 +93,8 @@ class AuditLevel(StrEnum):
 class Population:
     """Measurements of units that can be compared. `slowness` (logarithmic), `unit`, `run` (-1: none) by measurement.
 
-    `node` by unit and `group` by node, -1 where it is not known.
+    `node` by unit and `group` by node, -1 where it is not known. `rounding`: half of the step that values have,
+    relative to them; where their noise is larger it is part of the noise.
     """
 
     name: str
@@ -96,6 +103,7 @@ class Population:
     run: Ints
     node: Ints
     group: Ints
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +158,11 @@ def robust_spread(values: Floats) -> float:
     return float(MAD_TO_SIGMA * np.median(np.abs(values - np.median(values)))) if len(values) > 1 else 0.0
 
 
+def unrounded(values: Floats, rounding: float) -> Floats:
+    """The values, sorted and spread evenly over what may be rounded to them, up to `rounding` on both sides."""
+    return np.sort(values) + rounding * (2 * (np.arange(len(values)) * GOLDEN % 1) - 1)
+
+
 @cache
 def _order_statistics(members: int, drop: int) -> tuple[float, float]:
     """Mean and variance of the average of `members` standard normal values without the `drop` largest."""
@@ -170,7 +183,7 @@ class _Tier:
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
     `by_run`: values in single runs, of which the share `chronic` is as slow. `tested`: whether there are enough to
     compare them with each other. `single`: whether chips have one value. `few`: whether they are chips with one or
-    two.
+    two. `rounding`: half of the step of values that is as large as their noise.
     """
 
     level: AuditLevel
@@ -185,6 +198,7 @@ class _Tier:
     tested: bool = True
     single: bool = False
     few: bool = False
+    rounding: float = 0.0
     chance: Floats = field(default_factory=lambda: np.ones(0))
     below: Floats = field(default_factory=lambda: np.ones(0))
     """Distance by which a member is slower than what it is compared with."""
@@ -239,7 +253,8 @@ class _Tier:
         spread = float(np.sqrt(max(robust_spread(compared) ** 2 - float(np.median(errors**2)), 0.0)))
         found = np.ones(len(self.effect))
         deviates = compared / np.hypot(max(spread, SMALLEST_SPREAD), errors)
-        found[self.judged] = outlier_chances(deviates, 1e-3, self.few)
+        healthy = unrounded(compared, self.rounding) / np.hypot(max(spread, SMALLEST_SPREAD), np.median(errors))
+        found[self.judged] = outlier_chances(healthy if self.rounding else deviates, 1e-3, self.few, deviates)
         return found
 
     def of_parents(self, parents: int) -> Floats:
@@ -324,13 +339,15 @@ def _parents(tier: _Tier, level: AuditLevel, parents: int, above: Ints) -> _Tier
         mean, variance = _order_statistics(size, drop)
         own = np.sort(tier.effect[members] - centre)
         effect[number] = own[: size - drop].mean() - mean * within
-        error[number] = np.sqrt(variance) * within
+        error[number] = np.hypot(np.sqrt(variance) * within, tier.rounding * UNIFORM)
         loss[number], least[number] = np.median(own), own[(size - 1) // 2]
         judged[number] = True
     usual = float(np.median(loss[judged])) if judged.any() else 0.0
     chronic = by_run.share_above(_usual_value(by_run, judged) + 0.5 * (loss - usual))
     tested = bool(judged.sum() >= FEWEST_PARENTS)
-    return _Tier(level, effect, error, above, judged, loss, least, by_run, chronic, tested, tier.single)
+    return _Tier(
+        level, effect, error, above, judged, loss, least, by_run, chronic, tested, tier.single, rounding=tier.rounding
+    )
 
 
 def _too_fast(effect: Floats, usable: Bools) -> Bools:
@@ -371,13 +388,14 @@ class _Judged:
         if usable.sum() < FEWEST_UNITS:
             self.refused = f"{usable.sum()} comparable chips; fewer than {FEWEST_UNITS} show no usual spread"
         else:
-            error = np.nan_to_num(np.where(usable, fit.error, 0.0))
+            rounding = 0.0 if fit.noise > population.rounding else population.rounding
+            error = np.hypot(np.nan_to_num(np.where(usable, fit.error, 0.0)), rounding * UNIFORM)
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
             few = bool(np.median(fit.count[usable]) < 3)
             chips = _Tier(
                 AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, fit.by_run, fit.chronic,
-                True, single, few,
+                True, single, few, rounding,
             )  # fmt: skip
             self.tiers = [chips]
             for level, count, above in ((AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)):

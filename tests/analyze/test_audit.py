@@ -17,7 +17,7 @@ from pyarrow import parquet
 from ingero_analyze.audit.columns import lower_is_better, recognised, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
 from ingero_analyze.audit.rows import quantity_of
-from ingero_analyze.audit.runs import runs_of_rows
+from ingero_analyze.audit.runs import rounding_of, runs_of_rows
 from ingero_fleet.cli import main
 
 HEADER = "Hostname,GPU Index,Perf (ms),SM Clock (MHz),Power Draw (W),GPU Temp (C),run,Driver"
@@ -350,6 +350,15 @@ def test_a_chip_that_has_become_slower_is_noted_with_the_run(tmp_path: Path) -> 
     (note,) = found["summary"]["populations"][0]["notes"]
     assert "gpu node-4/2 (1" in note
     assert note.endswith("since run 2026-08)")
+
+
+@pytest.mark.parametrize(
+    ("values", "rounding"),
+    [([40.0, 41.0, 41.0, 43.0], 0.5 / 41), ([2.2, 2.3, 2.4], 0.05 / 2.3), ([999.123, 1000.456, 1001.001], 0.0),
+     ([40.0, 41.5, 42.7182], 0.0), ([40.0, 40.0], 0.0)],
+)  # fmt: skip
+def test_the_step_of_rounded_values_is_found(values: list[float], rounding: float) -> None:
+    assert rounding_of(np.array(values)) == pytest.approx(rounding, rel=1e-6)
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:

@@ -171,6 +171,27 @@ def test_few_healthy_fleets_have_chips_that_became_slower() -> None:
     assert sum(bool(audit([FLEET.draw(random)[0]]).populations[0].later) for _ in range(20)) <= 4
 
 
+def rounded(slow: float, seed: int) -> Population:
+    """Chips that differ by 0.4 %, in ten runs with a noise of 0.6 %, whose speeds near 41 are whole numbers."""
+    random = np.random.default_rng(seed)
+    unit, run = np.divmod(np.arange(2000), 10)
+    effect = 0.004 * random.normal(size=200)
+    effect[9] += slow
+    speed = np.round(41 * random.uniform(0.97, 1.03) * np.exp(-effect[unit] - 0.006 * random.normal(size=2000)))
+    return Population("", -np.log(speed), unit, run, np.arange(200) // 8, np.full(25, -1), 0.5 / 41)
+
+
+def test_a_loss_of_one_rounding_step_is_no_proof() -> None:
+    assert sum(bool(audit([rounded(0.0, seed)]).findings) for seed in range(20)) <= 2
+    assert sum(bool(audit([replace(rounded(0.0, seed), rounding=0.0)]).findings) for seed in range(20)) > 2
+
+
+def test_a_loss_of_several_rounding_steps_is_named_with_half_a_step_of_doubt() -> None:
+    (one,) = (one for one in audit([rounded(0.12, 2)]).findings if one.number == 9)
+
+    assert one.loss_high - one.loss_low > 0.9 / 41
+
+
 def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:
     values = np.random.default_rng(14).standard_t(3, 300)
     values[0] = 15.0

@@ -22,7 +22,7 @@ from ingero_analyze.audit.columns import (
     words_of,
 )
 from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
-from ingero_analyze.audit.runs import joined, mixed_spread, numbered, runs_of_rows
+from ingero_analyze.audit.runs import joined, mixed_spread, numbered, rounding_of, runs_of_rows
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
@@ -290,6 +290,7 @@ class Measurements:
         known, unit = np.unique(chip[here], return_inverse=True)
         slowness = np.array(self._slowness)[here]
         number, rounds = runs_of_rows(run[here], chip[here], np.array(self._file)[here], runs)
+        rounding = rounding_of(np.exp(np.abs(slowness)))
         apart = mixed_spread(slowness, unit, number, len(known))
         slowness, unit, number = joined(slowness, unit, number, len(known))
         of_chip = _most_frequent(np.unique(chip[here], return_inverse=True)[1], node[here], len(known))
@@ -305,7 +306,7 @@ class Measurements:
             role: _medians(np.array(values)[here], np.unique(chip[here], return_inverse=True)[1], len(known))
             for role, values in self._physical.items()
         }
-        population = Population(name, slowness, unit, number, place - offset, rank - lowest)
+        population = Population(name, slowness, unit, number, place - offset, rank - lowest, rounding)
         groups = [labels[one] for one in kinds[lowest:].tolist()]
         by = "gpu" if self._texts["gpu"].names else "node"
         notes = (MIXED_VALUES.format(100 * apart),) if apart else ()

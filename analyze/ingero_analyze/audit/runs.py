@@ -1,4 +1,4 @@
-"""Which rows of a population belong to one run, and which of their values differ by more than runs do. Pure."""
+"""Which rows of a population belong to one run, how their values differ within it, and how they are rounded. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -17,6 +17,9 @@ MIXED: Final = 3.0
 """How much more values of a chip in one run differ than chance explains if they are not of one kind."""
 
 LEAST_MIXED: Final = 0.03
+
+LEAST_STEP: Final = 1e-4
+"""Step of rounded values, relative to them, below which it does not matter."""
 
 _DATE: Final = re.compile(r"\d{4}-\d\d.*")
 
@@ -102,3 +105,13 @@ def mixed_spread(slowness: Floats, unit: Ints, run: Ints, units: int) -> float:
     across = robust_spread(median - of_run[pairs // units])
     chance = max(MIXED * across * float(np.sqrt(np.median(count[count > 1]))), LEAST_MIXED)
     return within if within > chance else 0.0
+
+
+def rounding_of(values: Floats) -> float:
+    """Half of the step of which all values are multiples, relative to their median; 0 if none that matters."""
+    distinct = np.unique(np.round(values / np.median(values), 10))
+    step = float(np.diff(distinct).min(initial=np.inf))
+    if not LEAST_STEP <= step < np.inf:
+        return 0.0
+    times = distinct / step
+    return step / 2 if np.abs(times - np.round(times)).max() < 0.05 else 0.0
