@@ -72,6 +72,10 @@ PRIOR: Final = 1.0
 PARENTS_PRIOR: Final = 0.5
 """Bad values, and as many good ones, that are added to those which are counted: of nodes, which are few, fewer."""
 
+LEVEL_SHARE: Final = 0.15
+LEVELS_APART: Final = 5.0
+"""Least share of chips at a second level, and spreads within the levels between them (normal values halved: 2.7)."""
+
 INTERVAL: Final = 1.96
 
 UNIFORM: Final = 3**-0.5
@@ -350,6 +354,25 @@ def _parents(tier: _Tier, level: AuditLevel, parents: int, above: Ints) -> _Tier
     )
 
 
+def two_levels(effects: Floats) -> tuple[int, float]:
+    """How many are at a slower level of their own, and by how much; 0 of them if there is one level.
+
+    Sorted effects are split where the squares within both parts are least (Fisher 1958).
+    """
+    ordered, n = np.sort(effects), len(effects)
+    slower = np.arange(int(np.ceil(LEVEL_SHARE * n)), n // 2 + 1)
+    if not len(slower) or slower[0] < 2:
+        return 0, 0.0
+    sums, squares = np.cumsum(ordered), np.cumsum(ordered**2)
+    faster = n - slower
+    low, high = sums[faster - 1] / faster, (sums[-1] - sums[faster - 1]) / slower
+    within = np.maximum(squares[-1] - faster * low**2 - slower * high**2, 0.0)
+    best = int(within.argmin())
+    distance = float(high[best] - low[best])
+    apart = distance > LEVELS_APART * max(float(np.sqrt(within[best] / n)), SMALLEST_SPREAD)
+    return (int(slower[best]), distance) if apart else (0, 0.0)
+
+
 def _too_fast(effect: Floats, usable: Bools) -> Bools:
     """The few units that are far faster than all others, which are at most half as far from the median."""
     order = np.flatnonzero(usable)[np.argsort(effect[usable])]
@@ -488,9 +511,23 @@ class _Judged:
         nodes = len(np.unique(self.population.node[self.usable & (self.population.node >= 0)]))
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
-            robust_spread(effects), self.fit, centre, self.refused, self.notes, self.apart(),
-            self._implausible, self._later(fdr, smallest) if self.fit.runs else (),
+            robust_spread(effects), self.fit, centre, self.refused, self.notes + self._levels(quiet, smallest),
+            self.apart(), self._implausible, self._later(fdr, smallest) if self.fit.runs else (),
         )  # fmt: skip
+
+    def _levels(self, quiet: Bools, smallest: float) -> tuple[str, ...]:
+        """A note if chips with several values, that are not named and not on nodes apart, are at two levels."""
+        free = quiet & (self.fit.count >= CHRONIC_RUNS)
+        for place, apart in enumerate(self._set_apart):
+            free[self._members(place, np.flatnonzero(apart))] = False
+        slower, distance = two_levels(self.fit.effect[free]) if self.tiers else (0, 0.0)
+        if not slower or distance < smallest:
+            return ()
+        share = f"{-100 * np.expm1(-distance):.1f} %"
+        return (
+            f"{slower} of {free.sum()} chips are {share} slower, at a level of their own: too many to be outliers, "
+            "so none is named; faults, or of another kind that no column tells",
+        )
 
     def _later(self, fdr: float, smallest: float) -> tuple[tuple[AuditLevel, int, Slowdown], ...]:
         """What has become slower and is not named, without members of what has."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingero_detect.audit import AuditLevel, AuditResult, Population, audit
+from ingero_detect.audit import AuditLevel, AuditResult, Population, audit, two_levels
 from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.healthy_spread import normal_upper_tail, outlier_chances
@@ -190,6 +190,27 @@ def test_a_loss_of_several_rounding_steps_is_named_with_half_a_step_of_doubt() -
     (one,) = (one for one in audit([rounded(0.12, 2)]).findings if one.number == 9)
 
     assert one.loss_high - one.loss_low > 0.9 / 41
+
+
+@pytest.mark.parametrize("slow", [60, 80])
+def test_slow_chips_that_are_too_many_to_be_outliers_are_said(slow: int) -> None:
+    effect = spread(200)
+    effect[np.random.default_rng(1).choice(200, slow, replace=False)] += 0.1
+
+    found = audit([population(effect)])
+
+    (note,) = found.populations[0].notes
+    assert found.findings == ()
+    assert note.startswith(f"{slow} of 200 chips are 9.")
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_healthy_fleets_have_one_level(noise: str) -> None:
+    random = np.random.default_rng(17)
+    for runs in (2, 10):
+        assert audit([replace(FLEET, noise=noise, runs=runs).draw(random)[0]]).populations[0].notes == ()
+    for draw in (random.uniform, random.normal, random.exponential, random.laplace):
+        assert two_levels(draw(size=400)) == (0, 0.0)
 
 
 def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:
