@@ -19,7 +19,8 @@ MIXED: Final = 3.0
 LEAST_MIXED: Final = 0.03
 
 LEAST_STEP: Final = 1e-4
-"""Step of rounded values, relative to them, below which it does not matter."""
+LARGEST_STEP: Final = 0.2
+"""Steps of rounded values, relative to them: smaller ones do not matter, and larger ones are no rounding."""
 
 _DATE: Final = re.compile(r"\d{4}-\d\d.*")
 
@@ -111,7 +112,7 @@ def rounding_of(values: Floats) -> float:
     """Half of the step of which all values are multiples, relative to their median; 0 if none that matters."""
     distinct = np.unique(np.round(values / np.median(values), 10))
     step = float(np.diff(distinct).min(initial=np.inf))
-    if not LEAST_STEP <= step < np.inf:
+    if not LEAST_STEP <= step <= LARGEST_STEP:
         return 0.0
     times = distinct / step
     return step / 2 if np.abs(times - np.round(times)).max() < 0.05 else 0.0
