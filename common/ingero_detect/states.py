@@ -55,7 +55,8 @@ def advance(
     memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, peers: PeerTest,
     dips: DipTest, alarms: Alarms,
 ) -> None:  # fmt: skip
-    """Move every judged node to its next state. While many of its cohort fall or rise at once, none recovers."""
+    """Move every judged node to its next state. None recovers while many of its cohort fall or rise at once, and in
+    the time that it has to resume work."""
     memory.node("flaps")[:] *= np.float32(0.5**parameters.tick_hours)
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
     stays = accused | (state[at] == LEARNING) | ~nodes.fresh
@@ -76,7 +77,7 @@ def advance(
     if restarts.any():
         memory.node("grace")[rows[restarts]] = RESUME_TICKS
     enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
-    followed = accused & (enough & ~nodes.reference.common & ~bounds.crowded)[nodes.group] & nodes.fresh
+    followed = accused & (enough & ~nodes.reference.common & ~bounds.crowded)[nodes.group] & nodes.fresh & nodes.ready
     if followed.any():
         gap, absolute, line = (
             values[followed].astype(np.float64) for values in (nodes.gap, peers.absolute, peers.line)
