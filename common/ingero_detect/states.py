@@ -51,6 +51,10 @@ _MOST_FLAPS: Final = 5
 """A node whose short accusations follow one another must be well for up to 2 to this power times as long."""
 
 
+_RECURS: Final = 4.0
+"""A loss that comes back within so many times as long as the last one lasted is the same one: it comes and goes."""
+
+
 def advance(
     memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, peers: PeerTest,
     dips: DipTest, alarms: Alarms,
@@ -106,6 +110,7 @@ def _accuse(
     absolute: Floats,
 ) -> None:
     """Open an episode: how much was lost, since when, and by which comparison (axis)."""
+    memory.node("flaps")[rows] += _recurs(memory, now, rows)
     gap = memory.node("residual")[rows].astype(np.float64)
     spell = np.maximum(memory.node("spell")[rows], 1)
     own = by_own | by_collapse
@@ -126,6 +131,13 @@ def _accuse(
     memory.node("reached")[rows] = memory.node("slow")[rows]
     memory.node("well")[rows] = 0.0
     memory.node("by_dips")[rows] = False
+
+
+def _recurs(memory: ColumnStore, now: float, rows: Ints) -> Bools:
+    """Whether the last accusation of these nodes ended a short time ago, relative to how long it lasted."""
+    ended, began = memory.node("well_since")[rows], memory.node("since")[rows]
+    recent: Bools = (ended > began) & (began > 0) & (now - ended <= _RECURS * (ended - began))
+    return recent
 
 
 def _accuse_of_dips(memory: ColumnStore, parameters: Parameters, now: float, rows: Ints) -> None:

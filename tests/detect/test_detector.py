@@ -457,6 +457,18 @@ def test_a_slow_node_does_not_recover_by_pauses_that_do_not_begin_in_one_tick() 
     assert played.detector.verdict(slot).severity == pytest.approx(0.2, abs=0.03)
 
 
+def test_a_loss_that_comes_and_goes_becomes_one_episode() -> None:
+    rates = healthy(2400, 16, noise=0.02)
+    slow = np.arange(2400) % 80 < 20
+    rates[slow & (np.arange(2400) >= 400), 3] *= 0.85
+
+    found = [tick for tick, node in play(rates).accused() if node == "n3"]
+
+    assert 400 <= found[0] <= 405
+    assert len(found) <= 8, "of 25"
+    assert max(found) < 1200
+
+
 def test_everybody_restarting_accuses_nobody() -> None:
     rates = healthy(400, 8)
     rates[200:230] = np.nan
