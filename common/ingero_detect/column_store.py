@@ -42,9 +42,9 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 baseline. `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers;
 `shortfall` over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the
 rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for
-`dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short accusations and relapses, halved
-every hour. `last_steps`: bins of the last five steps that were counted, and of an accused node those that no longer
-are.
+`dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short or recurring accusations and
+relapses, halved every four hours. `last_steps`: bins of the last five steps that were counted, and of an accused node
+those that no longer are.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {

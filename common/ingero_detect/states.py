@@ -51,6 +51,9 @@ _MOST_FLAPS: Final = 5
 """A node whose short accusations follow one another must be well for up to 2 to this power times as long."""
 
 
+_FLAPS_HOURS: Final = 4.0
+"""Half-life of the count of such accusations."""
+
 _RECURS: Final = 4.0
 """A loss that comes back within so many times as long as the last one lasted is the same one: it comes and goes."""
 
@@ -61,7 +64,7 @@ def advance(
 ) -> None:  # fmt: skip
     """Move every judged node to its next state. None recovers while many of its cohort fall or rise at once, and in
     the time that it has to resume work."""
-    memory.node("flaps")[:] *= np.float32(0.5**parameters.tick_hours)
+    memory.node("flaps")[:] *= np.float32(0.5 ** (parameters.tick_hours / _FLAPS_HOURS))
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
     stays = accused | (state[at] == LEARNING) | ~nodes.fresh
     found = np.where(alarms.suspected, np.uint8(SUSPECTED), np.uint8(HEALTHY))
