@@ -152,7 +152,7 @@ def _bins(last: npt.NDArray[np.uint32]) -> Ints:
 def _recount(memory: ColumnStore, rows: Ints, bins: Ints, times: float) -> None:
     """Count steps of these nodes again, or no longer. `bins`: (nodes, `_PLACES`)."""
     steps, group = memory.group("steps_slow"), memory.node("group")[rows].astype(np.int64)
-    node, place = np.nonzero(bins != _NONE)
+    node, place = np.nonzero(bins < steps.shape[1])
     np.add.at(steps, (group[node], bins[node, place]), np.float32(times))
     np.maximum(steps, 0.0, out=steps)  # they have faded since they were counted
 

@@ -86,6 +86,10 @@ Versions before the first of these are not read.
 """
 
 
+_PHASES_APART: Final = 8
+"""Version from which `sofar` has a meaning after the warm-up."""
+
+
 class SnapshotError(ValueError):
     """A snapshot that cannot be used; the text says why."""
 
@@ -274,6 +278,8 @@ class ColumnStore:
                 kind, _, name = column.partition("_")
                 dtype, start = (NODE_COLUMNS if kind == "node" else GROUP_COLUMNS)[name]
                 arrays[column] = np.full(len(names if kind == "node" else groups), start, dtype)
+            if version < _PHASES_APART:
+                arrays["node_sofar"] = np.where(arrays["node_learned"], 0.0, arrays["node_sofar"])
             free = [int(slot) for slot in about["free"]]
             columns = {
                 name: _typed(arrays[f"node_{name}"], column.dtype, (len(names),))

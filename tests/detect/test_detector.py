@@ -768,6 +768,23 @@ def test_a_snapshot_of_the_version_before_is_continued_without_learning_anew() -
     assert play(rates[250:], detector=second, first=250).accused() == [(261, "n4")]
 
 
+def test_a_snapshot_of_version_7_within_a_new_phase_adds_nothing_of_the_warm_up_to_the_baselines() -> None:
+    rates = healthy(300, 8)
+    with np.load(io.BytesIO(play(rates[:250]).detector.snapshot())) as file:
+        newer = ("node_last_steps", "group_learnt", "group_back")
+        arrays = {name: file[name] for name in file.files if name not in newer}
+    arrays["node_sofar"][:4], arrays["node_relearn"][:] = 0.3, 20
+    about = json.loads(arrays["names"].tobytes())
+    arrays["names"] = np.frombuffer(json.dumps({**about, "version": 7}).encode(), np.uint8)
+    older = io.BytesIO()
+    np.savez(older, **arrays)
+
+    second = Detector(Parameters(tick_seconds=TICK))
+    second.restore(older.getvalue())
+
+    assert play(rates[250:], detector=second, first=250).accused() == []
+
+
 @pytest.mark.parametrize("at", [0, 100, 5000, -200])
 def test_a_damaged_snapshot_is_refused_and_harms_nothing(at: int) -> None:
     played = play(healthy(100, 8))
