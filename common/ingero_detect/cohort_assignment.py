@@ -148,8 +148,13 @@ def _give_time_to_resume(memory: ColumnStore, back: Bools) -> None:
     grace[back & inside & (2 * few > members)[group]] = RESUME_TICKS
 
 
-def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, working: Bools) -> None:
-    """Update presence: silent, calibrating, returned. On a return evidence starts anew, after a grace period."""
+def note_presence(
+    memory: ColumnStore, parameters: Parameters, code: Codes, working: Bools, *, was_away: bool
+) -> None:
+    """Update presence: silent, calibrating, returned. On a return evidence starts anew, after a grace period.
+
+    `was_away`: the detector itself was, so that nodes are back of which it does not know that they were away.
+    """
     state, absent, last = memory.node("state"), memory.node("absent"), memory.node("code")
     absent += 1
     away = absent > parameters.silent_ticks
@@ -157,7 +162,8 @@ def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, work
     back = here & (away | (last == IDLE) | (last == CALIBRATING)) & (code == ACTIVE) & memory.node("learned")
     if back.any():
         begin_anew(memory, parameters, back)
-        _give_time_to_resume(memory, back & (last != CALIBRATING))
+        if not was_away:
+            _give_time_to_resume(memory, back & (last != CALIBRATING))
     calm = ~is_accused(state) & memory.node("used")
     state[calm & ~here & away] = SILENT
     state[calm & (code == CALIBRATING)] = LEARNING

@@ -64,10 +64,9 @@ class Detector:
     def tick(self, now: float, seen: Observation) -> Outcome:
         """Judge one tick."""
         memory, parameters = self.memory, self.parameters
-        if self._continues:
-            passed = (now - self._now) / parameters.tick_seconds
-            missed = parameters.silent_ticks + 1 if passed > _LONGEST_WAIT else max(0, round(passed) - 1)
-            memory.node("absent")[:] += missed
+        was_away = self._continues and (now - self._now) / parameters.tick_seconds > _LONGEST_WAIT
+        if was_away:
+            memory.node("absent")[:] += parameters.silent_ticks + 1
         self._now, self._continues = now, True
         slots = memory.slots(seen.names)
         before = memory.node("state").copy()
@@ -76,7 +75,7 @@ class Detector:
         code[held] = ACTIVE
         self._assignment.assign(memory, seen, slots)
         working = (code == ACTIVE) & np.isfinite(value) & (memory.node("group") >= 0)
-        cohort_assignment.note_presence(memory, parameters, code, working)
+        cohort_assignment.note_presence(memory, parameters, code, working, was_away=was_away)
         with np.errstate(divide="ignore"):
             logs = np.log(value)
         memory.node("value")[working] = value[working]

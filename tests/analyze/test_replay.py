@@ -110,6 +110,19 @@ def test_several_rows_of_a_node_in_one_tick_count_once(tmp_path: Path) -> None:
     assert SEVERAL not in replay(written(tmp_path, lines))["summary"]["notes"]
 
 
+@pytest.mark.parametrize("gap", [5, 20])
+def test_ticks_without_any_row_are_silence_after_which_nodes_have_time_to_warm_up(tmp_path: Path, gap: int) -> None:
+    dice = np.random.default_rng(3)
+    values = 100 * np.exp(0.02 * dice.normal(size=(400, 16)))
+    since = np.arange(400 - 200 - gap)[:, None]
+    values[200 + gap :] *= 1 - 0.5 * np.exp(-since / dice.uniform(1, 5, 16))
+    lines = ["time,node,rate"]
+    for tick in (*range(200), *range(200 + gap, 400)):
+        lines += [f"{tick * 5},n{node},{value}" for node, value in enumerate(values[tick])]
+
+    assert replay(written(tmp_path, lines))["episodes"] == []
+
+
 @pytest.mark.parametrize("column", ["gpu", "local_rank", "Device ID"])
 def test_each_gpu_of_a_node_is_judged_by_itself(tmp_path: Path, column: str) -> None:
     lines = [f"time,node,{column},rate"]

@@ -20,6 +20,9 @@ from ingero_detect.observation import Observation
 SORTED_ROWS: Final = 1 << 18
 """Rows of a part of a history that was sorted."""
 
+MOST_SILENT: Final = 6
+"""Ticks without any row that are judged, of those that follow one another: more make no difference."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -71,6 +74,7 @@ class RecordedHistory:
         self._started = False
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
+        self._last_tick: int | None = None
 
     @property
     def reading(self) -> Reading:
@@ -132,8 +136,19 @@ class RecordedHistory:
             if tick[start] >= limit:
                 break
             kept = stop
-            yield self._moment(rows.cut(slice(start, stop)))
+            moment = self._moment(rows.cut(slice(start, stop)))
+            if not self.reading.recorded:
+                yield from self._silence_before(int(tick[start]), moment.now)
+            yield moment
         held[:] = [rows.cut(slice(kept, None))] if kept < len(tick) else []
+
+    def _silence_before(self, tick: int, now: float) -> Iterator[RecordedTick]:
+        """The last ticks before this one in which nobody reported: a live Fleet judges those too."""
+        before, self._last_tick = self._last_tick, tick
+        missing = min(tick - before - 1, MOST_SILENT) if before is not None else 0
+        for number in range(missing, 0, -1):
+            nobody = Observation([], np.zeros(0, np.int64), self._cohorts_now, np.zeros(0), np.zeros(0, np.uint8))
+            yield RecordedTick(now - number * self.tick_seconds, nobody)
 
     def _fit_tick(self, rows: BatchRows) -> None:
         self._started = True
