@@ -461,6 +461,17 @@ def test_a_loss_that_comes_and_goes_becomes_one_episode() -> None:
     assert max(found) < 1200
 
 
+def test_a_node_that_is_idle_at_the_end_of_its_fault_has_not_paused() -> None:
+    rates, idle = healthy(500, 8), np.zeros((500, 8), bool)
+    rates[200:212, 3], idle[208:212, 3] = 0.0, True
+    rates[400:, 5] *= 0.5
+
+    played = play(rates, idle=idle)
+
+    assert [node for _, node in played.accused()] == ["n3", "n5"]
+    assert played.accused()[1][0] <= 402
+
+
 def test_everybody_restarting_accuses_nobody() -> None:
     rates = healthy(400, 8)
     rates[200:230] = np.nan
