@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect import false_alarm_budget
-from ingero_detect.column_store import NO_STEPS, RUNS, ColumnStore
+from ingero_detect.column_store import NO_STEPS, RUNS, STEP_BITS, STEPS_KEPT, ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, Singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest, Residuals, variance_ratio
@@ -27,11 +27,9 @@ _SAMPLE: Final = 8192
 SHORT_RUN: Final = 12
 """Ticks. An accusation that ends by itself within this time counts as chance."""
 
-_PLACES: Final = 5
-_BITS: Final = 6
-_NONE: Final = 63
-_SHIFTS: Final = _BITS * np.arange(_PLACES, dtype=np.uint32)
-"""Number of steps in `last_steps`, bits of each, the value of an empty place, and where each begins."""
+_NO_STEP: Final = (1 << STEP_BITS) - 1
+_SHIFTS: Final = STEP_BITS * np.arange(STEPS_KEPT, dtype=np.uint32)
+"""The value of an empty place in `last_steps`, and where each place begins."""
 
 _HALF_LIFE_HOURS: Final = 48.0
 
@@ -134,23 +132,22 @@ def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools
     stride = 1 + len(rows) // _SAMPLE
     rows = rows[ticks % stride :: stride]
     group, z, allowance, cap = nodes.group[rows], bounds.z[rows], bounds.allowance[rows], bounds.cap[rows]
-    latest = np.full(len(nodes.group), _NONE, np.uint32)
-    for side, loss in (("slow", z), ("fast", -z)):
-        bins = false_alarm_budget.step_bins_of(np.minimum(loss - allowance, cap))
-        _count(memory.group(f"steps_{side}"), group, bins)
-        if side == "slow":
-            latest[rows] = bins
-    kept = memory.node("last_steps")
-    kept[nodes.index] = np.where(free, (kept[nodes.index] << _BITS | latest) & NO_STEPS, kept[nodes.index])
+    slow, fast = (false_alarm_budget.step_bins_of(np.minimum(loss - allowance, cap)) for loss in (z, -z))
+    _count(memory.group("steps_slow"), group, slow)
+    _count(memory.group("steps_fast"), group, fast)
+    latest = np.full(len(nodes.group), _NO_STEP, np.uint32)
+    latest[rows] = slow
+    kept, at = memory.node("last_steps"), nodes.index
+    kept[at] = np.where(free, (kept[at] << STEP_BITS | latest) & NO_STEPS, kept[at])
 
 
 def _bins(last: npt.NDArray[np.uint32]) -> Ints:
-    """The bins in `last_steps`, latest first, (nodes, `_PLACES`)."""
-    return (last[:, None] >> _SHIFTS & _NONE).astype(np.int64)
+    """The bins in `last_steps`, latest first, (nodes, `STEPS_KEPT`)."""
+    return (last[:, None] >> _SHIFTS & _NO_STEP).astype(np.int64)
 
 
 def _recount(memory: ColumnStore, rows: Ints, bins: Ints, times: float) -> None:
-    """Count steps of these nodes again, or no longer. `bins`: (nodes, `_PLACES`)."""
+    """Count steps of these nodes again, or no longer. `bins`: (nodes, `STEPS_KEPT`)."""
     steps, group = memory.group("steps_slow"), memory.node("group")[rows].astype(np.int64)
     node, place = np.nonzero(bins < steps.shape[1])
     np.add.at(steps, (group[node], bins[node, place]), np.float32(times))
@@ -161,7 +158,7 @@ def discount_steps(memory: ColumnStore, rows: Ints) -> None:
     """What nodes that are now accused added since the onset, in the last five ticks at most, was no chance."""
     since = np.maximum(memory.node("spell")[rows], memory.node("run")[rows])
     bins = _bins(memory.node("last_steps")[rows])
-    bins[np.arange(_PLACES) >= since[:, None]] = _NONE
+    bins[np.arange(STEPS_KEPT) >= since[:, None]] = _NO_STEP
     _recount(memory, rows, bins, -1.0)
     memory.node("last_steps")[rows] = (bins.astype(np.uint32) << _SHIFTS).sum(axis=1)
 

@@ -17,8 +17,10 @@ from ingero_detect.grouped import Ints
 RUNS: Final = 16
 """Histogram of the lengths of large losses that ended by themselves, ticks; the last bin holds longer ones."""
 
-NO_STEPS: Final = 0x3FFFFFFF
-"""Five empty places of six bits each."""
+STEPS_KEPT: Final = 5
+STEP_BITS: Final = 6
+NO_STEPS: Final = (1 << STEPS_KEPT * STEP_BITS) - 1
+"""Number of steps in `last_steps`, bits of each, and all places empty."""
 
 NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "used": (np.bool_, False), "state": (np.uint8, LEARNING), "code": (np.uint8, 0), "home": (np.int32, -1),

@@ -105,11 +105,10 @@ def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, 
     newest = 1.0 / singles(np.maximum(nodes.known, 1))
     furthest = 2 * sigma
     step = np.maximum(newest, 1.0 / parameters.baseline_ticks) * np.minimum(np.maximum(gap, -furthest), furthest)
-    baseline, moved = nodes.baseline + step * calm, memory.node("sofar")[at]
-    last = nodes.new & (memory.node("relearn")[at] == 1) & nodes.fresh
-    memory.node("sofar")[at] = np.where(nodes.new, baseline - memory.node("baseline")[at], moved)
-    memory.node("baseline")[at] = np.where(nodes.new & ~last, memory.node("baseline")[at], baseline)
-    memory.node("count")[at] = np.where(last, nodes.known, memory.node("count")[at])
+    baseline = nodes.baseline + step * calm
+    if nodes.new.any():
+        baseline = _without_new_phase(memory, nodes, baseline)
+    memory.node("baseline")[at] = baseline
     own = memory.node("own")[at]
     deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))
     change = (1.2533 * deviation - own) * calm
@@ -117,6 +116,16 @@ def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, 
     memory.node("lower")[at] = lower = np.clip(lower, 0, 2 * _LEAKS)
     change = np.where((lower > _LEAKS) & (gap < 0), np.minimum(change, 0), change)
     memory.node("own")[at] = own + np.maximum(newest, 1 / 300) * change
+
+
+def _without_new_phase(memory: ColumnStore, nodes: Residuals, baseline: Floats) -> Floats:
+    """The baselines without what a new phase adds to them, which is kept apart until it has lasted."""
+    at, new = nodes.index, nodes.new
+    before, sofar, count = (memory.node(name)[at] for name in ("baseline", "sofar", "count"))
+    lasted = new & (memory.node("relearn")[at] == 1) & nodes.fresh
+    memory.node("sofar")[at] = np.where(new, baseline - before, sofar)
+    memory.node("count")[at] = np.where(lasted, nodes.known, count)
+    return np.where(new & ~lasted, before, baseline)
 
 
 def _follow_lag(memory: ColumnStore, nodes: Residuals, calm: Bools) -> None:

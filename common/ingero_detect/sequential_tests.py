@@ -62,7 +62,7 @@ It is also the longest that the alarm for a large loss waits because of pauses.
 CROWD_TICKS: Final = 5
 """Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
-LATE_PHASE_COUNT: Final = 10
+_LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
 
 _CROWD_DEVIATION: Final = 4.0
@@ -199,10 +199,10 @@ def compute_residuals(
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
     new = (memory.node("relearn")[index] > 0) & ~memory.group("back")[group]
-    baseline = memory.node("baseline")[index] + np.where(new, memory.node("sofar")[index], 0.0)
-    known = memory.node("count")[index]
+    baseline, known = memory.node("baseline")[index].copy(), memory.node("count")[index]
     if new.any():
-        in_phase = LATE_PHASE_COUNT + parameters.warmup - memory.node("relearn")[index]
+        baseline += np.where(new, memory.node("sofar")[index], 0.0)
+        in_phase = _LATE_PHASE_COUNT + parameters.warmup - memory.node("relearn")[index]
         known = np.where(new, np.minimum(known, in_phase), known)
     residual = singles(logs - baseline - level[group])
     share = share_of_unit(memory, group, baseline + level[group])

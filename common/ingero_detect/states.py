@@ -50,7 +50,6 @@ _NOTHING: Final = NOTHING - 0.5
 _MOST_FLAPS: Final = 5
 """A node whose short accusations follow one another must be well for up to 2 to this power times as long."""
 
-
 _FLAPS_HOURS: Final = 4.0
 """Half-life of the count of such accusations."""
 
@@ -62,8 +61,10 @@ def advance(
     memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, peers: PeerTest,
     dips: DipTest, alarms: Alarms,
 ) -> None:  # fmt: skip
-    """Move every judged node to its next state. None recovers while many of its cohort fall or rise at once, and in
-    the time that it has to resume work."""
+    """Move every judged node to its next state.
+
+    None recovers while many of its cohort fall or rise at once, or in the time that it has to resume work.
+    """
     memory.node("flaps")[:] *= np.float32(0.5 ** (parameters.tick_hours / _FLAPS_HOURS))
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
     stays = accused | (state[at] == LEARNING) | ~nodes.fresh

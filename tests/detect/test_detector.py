@@ -755,35 +755,37 @@ def test_the_time_between_a_snapshot_and_the_next_tick_is_no_silence_of_nodes() 
     assert play(rates[280:], detector=second, first=280).accused() == [(283, "n4")]
 
 
+def older_snapshot(data: bytes, version: int, without: tuple[str, ...], **changed: Any) -> bytes:
+    """A snapshot as an earlier version wrote it: without some columns, and with others filled with values."""
+    with np.load(io.BytesIO(data)) as file:
+        arrays = {name: file[name] for name in file.files if name not in without}
+    for name, values in changed.items():
+        arrays[name][:] = values
+    about = json.loads(arrays["names"].tobytes())
+    arrays["names"] = np.frombuffer(json.dumps({**about, "version": version}).encode(), np.uint8)
+    older = io.BytesIO()
+    np.savez(older, **arrays)
+    return older.getvalue()
+
+
 def test_a_snapshot_of_the_version_before_is_continued_without_learning_anew() -> None:
     rates = healthy(300, 8)
     rates[260:, 4] *= 0.5
-    with np.load(io.BytesIO(play(rates[:250]).detector.snapshot())) as file:
-        arrays = {name: file[name] for name in file.files if name != "node_steep"}
-    about = json.loads(arrays["names"].tobytes())
-    arrays["names"] = np.frombuffer(json.dumps({**about, "version": 3}).encode(), np.uint8)
-    older = io.BytesIO()
-    np.savez(older, **arrays)
 
     second = Detector(Parameters(tick_seconds=TICK))
-    second.restore(older.getvalue())
+    second.restore(older_snapshot(play(rates[:250]).detector.snapshot(), 3, ("node_steep",)))
 
     assert play(rates[250:], detector=second, first=250).accused() == [(261, "n4")]
 
 
 def test_a_snapshot_of_version_7_within_a_new_phase_adds_nothing_of_the_warm_up_to_the_baselines() -> None:
     rates = healthy(300, 8)
-    with np.load(io.BytesIO(play(rates[:250]).detector.snapshot())) as file:
-        newer = ("node_last_steps", "group_learnt", "group_back")
-        arrays = {name: file[name] for name in file.files if name not in newer}
-    arrays["node_sofar"][:4], arrays["node_relearn"][:] = 0.3, 20
-    about = json.loads(arrays["names"].tobytes())
-    arrays["names"] = np.frombuffer(json.dumps({**about, "version": 7}).encode(), np.uint8)
-    older = io.BytesIO()
-    np.savez(older, **arrays)
+    newer = ("node_last_steps", "group_learnt", "group_back")
+    sofar = [0.3] * 4 + [0.0] * 4
 
     second = Detector(Parameters(tick_seconds=TICK))
-    second.restore(older.getvalue())
+    data = play(rates[:250]).detector.snapshot()
+    second.restore(older_snapshot(data, 7, newer, node_sofar=sofar, node_relearn=20))
 
     assert play(rates[250:], detector=second, first=250).accused() == []
 

@@ -52,33 +52,13 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
 
 PARAMETERS: Final = frozenset(
     (
-        *(
-            "size",
-            "message size",
-            "msg size",
-            "data size",
-            "buffer size",
-            "problem size",
-            "matrix size",
-            "block size",
-        ),
-        *("bytes", "size bytes", "batch size", "micro batch size", "global batch size", "seq len", "seqlen"),
-        *("sequence length", "context length", "shape", "dim", "dims", "dimension", "dimensions", "mnk"),
-        *(
-            "dtype",
-            "data type",
-            "datatype",
-            "precision",
-            "op",
-            "operation",
-            "collective",
-            "redop",
-            "algorithm",
-            "algo",
-        ),
-        *("protocol", "parameters", "params", "config", "configuration", "mode"),
+        "size", "message size", "msg size", "data size", "buffer size", "problem size", "matrix size", "block size",
+        "bytes", "size bytes", "batch size", "micro batch size", "global batch size", "seq len", "seqlen",
+        "sequence length", "context length", "shape", "dim", "dims", "dimension", "dimensions", "mnk", "dtype",
+        "data type", "datatype", "precision", "op", "operation", "collective", "redop", "algorithm", "algo",
+        "protocol", "parameters", "params", "config", "configuration", "mode",
     )
-)
+)  # fmt: skip
 """Names of columns whose values are parameters of the benchmark."""
 
 RANKS: Final = ("rank", "global rank", "process rank")

@@ -22,7 +22,7 @@ from ingero_analyze.audit.columns import (
     words_of,
 )
 from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
-from ingero_analyze.audit.runs import joined, mixed_spread, numbered, rounding_of, runs_of_rows
+from ingero_analyze.audit.runs import joined, numbered, rounding_of, runs_of_rows
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
@@ -291,8 +291,7 @@ class Measurements:
         slowness = np.array(self._slowness)[here]
         number, rounds = runs_of_rows(run[here], chip[here], np.array(self._file)[here], runs)
         rounding = rounding_of(np.exp(np.abs(slowness)))
-        apart = mixed_spread(slowness, unit, number, len(known))
-        slowness, unit, number = joined(slowness, unit, number, len(known))
+        slowness, unit, number, apart = joined(slowness, unit, number, len(known))
         of_chip = _most_frequent(np.unique(chip[here], return_inverse=True)[1], node[here], len(known))
         some, place = np.unique(of_chip, return_inverse=True)
         offset = int(some[0] < 0)

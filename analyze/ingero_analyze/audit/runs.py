@@ -78,34 +78,36 @@ def _moments(names: Sequence[str]) -> Floats:
         return np.arange(len(names), dtype=np.float64)
 
 
-def joined(slowness: Floats, unit: Ints, run: Ints, units: int) -> tuple[Floats, Ints, Ints]:
-    """Several values of a chip in one run become their median."""
+def joined(slowness: Floats, unit: Ints, run: Ints, units: int) -> tuple[Floats, Ints, Ints, float]:
+    """Several values of a chip in one run become their median; also their spread, if it is more than chance explains.
+
+    Otherwise the spread is 0.
+    """
     labelled = run >= 0
+    values, rest = slowness[labelled], ~labelled
     pairs, place = np.unique(run[labelled] * units + unit[labelled], return_inverse=True)
-    median = grouped_median(slowness[labelled], place, len(pairs))[1]
-    rest = ~labelled
+    count, median = grouped_median(values, place, len(pairs))
+    several = (count > 1)[place]
+    within = np.abs(values - median[place])[several]
     return (
         np.concatenate((median, slowness[rest])), np.concatenate((pairs % units, unit[rest])),
-        np.concatenate((pairs // units, run[rest])),
+        np.concatenate((pairs // units, run[rest])), _mixed_spread(within, median, pairs // units, count),
     )  # fmt: skip
 
 
-def mixed_spread(slowness: Floats, unit: Ints, run: Ints, units: int) -> float:
-    """Spread of the values of one chip in one run, if it is far more than chance explains; otherwise 0.
+def _mixed_spread(within: Floats, median: Floats, run: Ints, count: Ints) -> float:
+    """Spread `within` chips and runs with several values, if it is far more than chance explains; otherwise 0.
 
-    Chance differences of `n` values make their medians differ by a root of `n` less, between chips and runs.
+    `median`, `run` and `count` of values: by chip and run. Chance differences of `n` values make their medians differ
+    by a root of `n` less, between chips and runs.
     """
-    labelled = run >= 0
-    pairs, place = np.unique(run[labelled] * units + unit[labelled], return_inverse=True)
-    count, median = grouped_median(slowness[labelled], place, len(pairs))
-    several = count[place] > 1
-    if not several.any():
+    if not len(within):
         return 0.0
-    within = float(MAD_TO_SIGMA * np.median(np.abs(slowness[labelled] - median[place])[several]))
-    of_run = grouped_median(median, pairs // units, int(run.max()) + 1)[1]
-    across = robust_spread(median - of_run[pairs // units])
+    spread = float(MAD_TO_SIGMA * np.median(within))
+    of_run = grouped_median(median, run, int(run.max()) + 1)[1]
+    across = robust_spread(median - of_run[run])
     chance = max(MIXED * across * float(np.sqrt(np.median(count[count > 1]))), LEAST_MIXED)
-    return within if within > chance else 0.0
+    return spread if spread > chance else 0.0
 
 
 def rounding_of(values: Floats) -> float:

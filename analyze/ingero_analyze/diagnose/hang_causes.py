@@ -67,9 +67,12 @@ def find_causes(state: JobState) -> Causes:
     edges = _edges(state, operations, found)
     for cycle, waits in _cycles(state, edges, found):
         alone = _alone_against_all(state, cycle, waits)
-        found.cycle = cycle if alone is None else ()
-        found.possible |= dict.fromkeys(cycle, Why.CYCLE) if alone is None else {}
-        found.certain |= {} if alone is None else {alone: Why.ALONE}
+        if alone is None:
+            found.cycle = cycle
+            found.possible |= dict.fromkeys(cycle, Why.CYCLE)
+        else:
+            found.cycle = ()
+            found.certain[alone] = Why.ALONE
     _doubt(found, state, edges, {rank for operation in operations for rank in operation.unseen})
     for operation in operations:
         if operation.unseen and operation.waited_for() <= state.forgotten:

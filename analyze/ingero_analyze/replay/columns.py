@@ -107,7 +107,7 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
     if not any(role in roles for role in MEASURES):
         roles |= _measured(names, matching)
     for role in ("cluster", "gpu", "state"):
-        if role not in chosen and matching[role] and not (recorded and role == "gpu"):
+        if role not in chosen and matching[role]:
             roles[role] = (role if role in matching[role] else matching[role][0],)
     for role in LABELS:
         if role not in chosen and matching[role] and role in labels:
