@@ -25,6 +25,8 @@ from ingero_testing import telemetry
 from ingero_testing.lakes import Shard, table_config
 
 DAY = 86_400 * 10**9
+MIDNIGHT = 2 * BUCKET_NANOS
+"""Nanoseconds after midnight UTC in which five minutes before are of the day before."""
 Damage = Callable[[LakeFile, Path], None]
 
 
@@ -48,11 +50,13 @@ def kinds(report: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def fill(shard: Shard) -> None:
-    """Rows in most tables, on two days."""
+    """Rows in most tables, on two days: all but one of one day, at every time of day."""
     now = time.time_ns()
+    if now % DAY < MIDNIGHT:
+        now -= MIDNIGHT
     shard.put(telemetry.verdict("n1", "straggler", at=now - 7))
     shard.put(telemetry.logs([("note", "late", {})], at=now - DAY))
-    shard.put(telemetry.numbered(30)[1])
+    shard.put(telemetry.numbered(30, at=now)[1])
     bucket = now // BUCKET_NANOS * BUCKET_NANOS
     for moment in range(3):
         shard.put(telemetry.gauges([("gpu", 0.1 + moment, {})], at=bucket - 1 - moment), Signal.METRICS)
