@@ -54,7 +54,10 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
             [memory.group(f"{table}_{side}")[part] for side in ("slow", "fast")] for table in ("peaks", "steps")
         )
         unseen = variance_ratio(memory)[part]
-        tails = [false_alarm_budget.fit_tail(*pair, hours, unseen) for pair in zip(peaks, steps, strict=True)]
+        tails = [
+            false_alarm_budget.fit_tail(*pair, hours, unseen, parameters.budget)
+            for pair in zip(peaks, steps, strict=True)
+        ]
         judged = hours / parameters.tick_hours
         alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first)
         runs = memory.group("runs")[part]
@@ -195,7 +198,7 @@ def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints)
     _count(memory.group("peaks_slow"), memory.node("group")[chance], bins)
 
 
-def estimates(memory: ColumnStore, theory: float) -> dict[str, float]:
+def estimates(memory: ColumnStore, budget: float, theory: float) -> dict[str, float]:
     """Estimated false alarms per node-hour at the present levels, from the test and from the mirrored test."""
     hours, alarm = memory.group("hours"), np.nan_to_num(memory.group("alarm"), nan=theory)
     total = float(hours.sum())
@@ -204,6 +207,6 @@ def estimates(memory: ColumnStore, theory: float) -> dict[str, float]:
         found[name] = 0.0
         if total > 0:
             peaks, steps = memory.group(f"peaks_{side}"), memory.group(f"steps_{side}")
-            tail = false_alarm_budget.fit_tail(peaks, steps, hours, variance_ratio(memory))
+            tail = false_alarm_budget.fit_tail(peaks, steps, hours, variance_ratio(memory), budget)
             found[name] = float((tail.rate(alarm) * hours).sum() / total)
     return found

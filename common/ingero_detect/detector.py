@@ -158,7 +158,7 @@ class Detector:
         return {
             "node_hours": self.node_hours,
             "budget": self.parameters.budget,
-            **calibration.estimates(self.memory, self.theory),
+            **calibration.estimates(self.memory, self.parameters.budget, self.theory),
         }
 
     # Snapshot

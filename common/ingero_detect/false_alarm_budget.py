@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.grouped import Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints
 
 BIN: Final = 0.25
 BINS: Final = 160
@@ -60,6 +60,15 @@ STEPS: Final = LOWEST_STEP + STEP_BIN * (np.arange(STEP_BINS) + 0.5)
 
 TAIL_DEPTHS: Final = (30.0, 100.0, 500.0)
 """Numbers of highest peaks to which an exponential tail is fitted; the most pessimistic fit counts."""
+
+PLAIN_DEPTHS: Final = (30.0,)
+"""The same for plain noise (see `is_plain`), whose tail the highest peaks describe best."""
+
+HIGHEST_STEPS: Final = 20.0
+"""Number of largest steps of plain noise whose mean excess tells how far beyond the largest one the next may be."""
+
+NEAR: Final = 0.7
+"""Share of the level from which a single step is large: what may be added at once is limited to three quarters."""
 
 DIFFUSION_DEPTH: Final = 5.0
 """Number of highest peaks beyond which evidence is taken to decay as that of a walk with the same autocorrelation."""
@@ -107,18 +116,37 @@ def step_bins_of(steps: Floats) -> Ints:
     return np.clip(((steps - LOWEST_STEP) / STEP_BIN).astype(np.int64), 0, STEP_BINS - 1)
 
 
-def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0) -> Floats:
+def _largest(steps: Histogram) -> Ints:
+    """The bin of the largest step that was seen, by cohort."""
+    largest: Ints = np.where(steps >= FORGOTTEN, np.arange(STEP_BINS), 0).max(axis=1)
+    return largest
+
+
+def _mean_excess(steps: Histogram) -> Floats:
+    """By how many bins the `HIGHEST_STEPS` exceed the least of them, in the mean, by cohort."""
+    above = steps[:, ::-1].cumsum(axis=1, dtype=np.float64)[:, ::-1]
+    summed = (steps * (np.arange(STEP_BINS) + 0.5))[:, ::-1].cumsum(axis=1, dtype=np.float64)[:, ::-1]
+    rows, least = (
+        np.arange(len(steps)),
+        np.maximum((above >= np.minimum(HIGHEST_STEPS, above[:, :1])).sum(axis=1) - 1, 0),
+    )
+    excess: Floats = summed[rows, least] / np.maximum(above[rows, least], FORGOTTEN) - least
+    return excess
+
+
+def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0, plain: bool = False) -> Floats:
     """The rate at which the chance of high evidence decays, by cohort, from histograms (cohorts, STEP_BINS) of steps.
 
     It is the positive root of E[exp(theta step)] = 1 (the Cramer-Lundberg equation of a reflected random walk). An
     event that was not seen in n independent ticks may still happen once in n, so a step of two standard deviations
     more than the largest is added: as often as `unseen` says, the number of ticks that tell as much as one
-    independent sample. The function is convex and Newton's method starts to the right of the root; the result is
-    limited to 0.05 to 20.
+    independent sample. In `plain` noise that step is larger by as much as the largest steps exceed each other, which
+    is the expected distance of a record from the one before where a tail is exponential. The function is convex and
+    Newton's method starts to the right of the root; the result is limited to 0.05 to 20.
     """
     counts = steps.astype(np.float64)
-    largest = np.where(steps >= FORGOTTEN, np.arange(STEP_BINS), 0).max(axis=1)
-    place = np.clip(largest + UNSEEN_BEYOND, LEAST_UNSEEN, STEP_BINS - 1)
+    beyond = np.rint(_mean_excess(steps)).astype(np.int64) if plain else UNSEEN_BEYOND
+    place = np.clip(_largest(steps) + beyond, LEAST_UNSEEN, STEP_BINS - 1)
     counts[np.arange(len(counts)), place] += unseen
     share = counts / counts.sum(axis=1, keepdims=True)
     up = STEPS > 0
@@ -173,9 +201,35 @@ class Tail:
         return rate
 
 
-def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float = 1.0) -> Tail:
-    """Describe the tail of every cohort from its histograms of peaks and steps and its node-hours."""
-    exponent = tail_exponent(steps, unseen)
+def is_plain(steps: Histogram, unseen: Floats | float, level: Floats) -> Bools:
+    """Whether the noise of a cohort is plain: its steps are independent, and none of them came near to `level`.
+
+    What one tick may add is limited, so that steps near the level say little about larger ones.
+    """
+    largest = _largest(steps)
+    plain: Bools = (unseen <= CORRELATED) & (STEPS[largest] < NEAR * level) & (largest < STEP_BINS - 1)
+    return plain
+
+
+def fit_tail(
+    peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float = 1.0, budget: float = 0.0
+) -> Tail:
+    """Describe the tail of every cohort from its histograms of peaks and steps and its node-hours.
+
+    Where noise is plain at the level for `budget`, the fit is to the largest steps and highest peaks alone, and takes
+    their mean excess as it is; other noise adds its standard error.
+    """
+    cautious = _fit_tail(peaks, steps, hours, unseen, plain=False)
+    if not budget:
+        return cautious
+    close = _fit_tail(peaks, steps, hours, unseen, plain=True)
+    plain = is_plain(steps, unseen, close.level_for(budget))
+    pairs = zip(vars(close).values(), vars(cautious).values(), strict=True)
+    return Tail(*(np.where(plain, one, other) for one, other in pairs))
+
+
+def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float, plain: bool) -> Tail:
+    exponent = tail_exponent(steps, unseen, plain)
     above = peaks[:, ::-1].cumsum(axis=1)[:, ::-1].astype(np.float64)
     total = above[:, 0]
     with np.errstate(divide="ignore"):
@@ -188,13 +242,14 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats |
     rows = np.arange(len(peaks))
     seen_rate, seen_exponent = log_rate.copy(), exponent.copy()
     probe = EDGES[-1] / 4
-    for depth in TAIL_DEPTHS:
+    for depth in PLAIN_DEPTHS if plain else TAIL_DEPTHS:
         chosen = (above >= depth).sum(axis=1) - 1
         usable = chosen >= 0
         chosen = np.maximum(chosen, 0)
         count, start = above[rows, chosen], EDGES[chosen]
         excess = weighted[rows, chosen] - count * start
-        mean = (excess + 10 / exponent) / (count + 10) * (1 + 1 / np.sqrt(count + 10))
+        caution = 0.0 if plain else 1 / np.sqrt(count + 10)
+        mean = (excess + 10 / exponent) / (count + 10) * (1 + caution)
         rate = rates[rows, chosen] + start / mean
         worse = usable & (rate - probe / mean > seen_rate - probe * seen_exponent)
         seen_rate, seen_exponent = np.where(worse, rate, seen_rate), np.where(worse, 1 / mean, seen_exponent)

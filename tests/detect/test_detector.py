@@ -45,17 +45,19 @@ def test_a_node_that_loses_a_third_is_named_within_three_ticks_and_cleared_when_
 
 
 def test_a_cohort_that_has_seen_large_faults_finds_a_small_one_as_soon_as_one_that_has_seen_none() -> None:
-    late = healthy(1400, 8)
-    late[1300:, 0] *= 0.9
-    after_others = late.copy()
-    for number in range(1, 8):
-        after_others[400 + 100 * number : 440 + 100 * number, number] *= 0.6
+    waited = []
+    for seed in range(6):
+        late = healthy(1400, 8, seed)
+        late[1300:, 0] *= 0.9
+        after_others = late.copy()
+        for number in range(1, 8):
+            after_others[400 + 100 * number : 440 + 100 * number, number] *= 0.6
+        alone, with_others = (
+            next(tick for tick, node in play(rates).accused() if node == "n0") for rates in (late, after_others)
+        )
+        waited.append(with_others - alone)
 
-    alone, with_others = (
-        next(tick for tick, node in play(rates).accused() if node == "n0") for rates in (late, after_others)
-    )
-
-    assert with_others == alone
+    assert sum(waited) / len(waited) <= 0.5, waited
 
 
 def test_short_losses_that_accused_a_node_count_as_chance() -> None:
@@ -112,7 +114,7 @@ def test_a_pause_of_two_ticks_accuses_at_most_once_and_a_lasting_fault_is_named_
 
     played = play(rates)
 
-    assert played.accused() == [(301, "n1"), (603, "n6")]
+    assert played.accused() == [(301, "n1"), (602, "n6")]
     assert played.whats("n1") == ["accused", "recovering", "cleared"]
 
 
@@ -287,7 +289,7 @@ def chips(nodes: int, spread: float, slow: dict[int, float], seed: int) -> Matri
 
 @pytest.mark.parametrize("spread", [0.0, 0.03])
 def test_several_nodes_that_are_slow_alike_from_birth_are_a_role_and_not_accused(spread: float) -> None:
-    for seed in range(4):
+    for seed in range(6):
         assert play(chips(64, spread, {3: 0.25, 40: 0.25}, seed)).accused() == []
         assert play(chips(64, spread, dict.fromkeys(range(8), 0.2), seed)).accused() == []
 

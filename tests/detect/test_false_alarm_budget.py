@@ -1,6 +1,6 @@
 """Alarm levels: the theory's figures, and tails that are fitted to what a fleet does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_detect import false_alarm_budget
+from ingero_detect.false_alarm_budget import Tail
 from ingero_detect.grouped import Floats, Groups, Ints, Singles, grouped_median
 from ingero_detect.reference import find_reference
 
@@ -84,6 +85,38 @@ def test_levels_for_normal_noise_keep_the_budget_in_simulation() -> None:
         level = tail.level_for(allowed)[0]
         theory = false_alarm_budget.theoretical_level(720 / allowed, 1.0)
         assert theory - 0.8 <= level <= theory + 1.0
+
+
+def an_hour_of_eight_nodes(draw: Callable[[np.random.Generator], Floats], clusters: int) -> Tail:
+    """The tails that clusters fit to 720 ticks of a test with drift 1.8, what a tick adds limited to 4."""
+    rng = np.random.default_rng(5)
+    evidence, peak = np.zeros((2, clusters, 8))
+    peaks, steps = np.zeros((clusters, false_alarm_budget.BINS)), np.zeros((clusters, false_alarm_budget.STEP_BINS))
+    for _ in range(720):
+        step = np.minimum(draw(rng) - 1.8, 4.0)
+        after = np.maximum(0, evidence + step)
+        cluster, node = np.nonzero((evidence > 0) & (after == 0))
+        np.add.at(peaks, (cluster, false_alarm_budget.bins_of(peak[cluster, node])), 1)
+        np.add.at(steps, (np.arange(clusters)[:, None], false_alarm_budget.step_bins_of(step)), 1)
+        peak, evidence = np.where(after > 0, np.maximum(peak, after), 0), after
+    return false_alarm_budget.fit_tail(peaks, steps, np.full(clusters, 8.0), 1.0, 0.001)
+
+
+def test_an_hour_of_plain_noise_needs_little_more_than_the_level_of_theory() -> None:
+    tail = an_hour_of_eight_nodes(lambda rng: rng.normal(size=(100, 8)), 100)
+
+    levels = tail.level_for(0.001)
+
+    above = levels - false_alarm_budget.theoretical_level(720 / 0.001, 1.8)
+    assert np.exp(-2 * 1.8 * above).mean() < 1  # of the budget, used in the mean
+    assert above.mean() < 0.6
+
+
+def test_an_hour_of_tailed_noise_keeps_its_budget() -> None:
+    """Student noise of 3 degrees of freedom exceeds a level of 11.0 once in a thousand node-hours of this test."""
+    tail = an_hour_of_eight_nodes(lambda rng: rng.standard_t(3, size=(100, 8)), 100)
+
+    assert np.quantile(tail.level_for(0.001), 0.1) > 11.0
 
 
 @pytest.mark.parametrize(("theory", "first"), [(5.0, 7.5), (7.0, 9.0), (8.5, 9.0), (11.0, 11.0), (40.0, 30.0)])
