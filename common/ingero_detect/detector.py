@@ -26,6 +26,7 @@ from ingero_detect.codes import RECOVERING, is_accused
 from ingero_detect.column_store import ColumnStore, SnapshotError
 from ingero_detect.digest import DigestChain
 from ingero_detect.grouped import Bools, Floats, Groups, Ints
+from ingero_detect.lost_advantage import forgive_lost_advantage
 from ingero_detect.observation import ACTIVE, HELD, IDLE, Codes, Edge, Observation, Outcome
 from ingero_detect.parameters import ADJUSTABLE, Parameters
 from ingero_detect.reference import Reference
@@ -111,6 +112,7 @@ class Detector:
         cohort_levels.follow_offsets(memory, self.ticks, distance, nodes)
         peers = sequential_tests.against_peers(memory, parameters, now, self.ticks, nodes, bounds, distance)
         collapse = sequential_tests.against_collapse(memory, nodes, bounds)
+        forgive_lost_advantage(memory, parameters, nodes, bounds, own, collapse)
         dips = sequential_tests.against_dips(memory, parameters, nodes, bounds)
         calibration.record_tick(memory, parameters, self.ticks, nodes, bounds, own, collapse)
         self.node_hours += int(np.count_nonzero(nodes.fresh)) * parameters.tick_hours

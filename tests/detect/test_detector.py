@@ -18,7 +18,7 @@ from ingero_detect.observation import ACTIVE, HELD, Observation
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Kind
 
-from .fleets import TICK, Matrix, healthy, play
+from .fleets import TICK, Matrix, Played, healthy, play
 
 
 def test_a_healthy_fleet_accuses_nobody() -> None:
@@ -855,3 +855,30 @@ def test_a_snapshot_with_damaged_facts_leaves_the_detector_as_it_was(change: dic
         detector.restore(Detector().memory.snapshot(facts))
 
     assert (detector.memory is before, detector.ticks, detector.node_hours) == (True, 0, 0.0)
+
+
+def with_more_load_for_a_while(times: float, then: float, seed: int, also: int | None = None) -> Played:
+    """Twelve nodes that adapt within 120 ticks; n3, and another one, do `times` as much for 300 ticks."""
+    rates = healthy(1000, 12, seed)
+    rates[300:600, 3] *= times
+    rates[600:, 3] *= then
+    if also is not None:
+        rates[300:600, also] *= times
+    return play(rates, baseline_hours=120 * 5 / 3600)
+
+
+@pytest.mark.parametrize("times", [1.2, 1.5, 2.5])
+def test_a_node_that_had_more_load_for_hours_and_is_back_among_its_peers_is_not_accused(times: float) -> None:
+    assert [with_more_load_for_a_while(times, 1.0, seed).accused() for seed in range(4)] == [[]] * 4
+
+
+def test_a_node_that_had_more_load_and_falls_below_its_peers_is_accused() -> None:
+    for seed in range(3):
+        (accused,) = with_more_load_for_a_while(1.2, 0.9, seed).accused()
+
+        assert accused[1] == "n3"
+        assert 600 <= accused[0] < 610
+
+
+def test_two_nodes_that_were_ahead_are_another_kind_and_are_accused_of_what_they_lose() -> None:
+    assert {node for _, node in with_more_load_for_a_while(1.3, 1.0, 1, also=4).accused()} == {"n3", "n4"}
