@@ -86,9 +86,9 @@ def command(
 
     FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input; several files are merged
     by time. Columns: time, node, and one value, which is a score (0 to 1), a rate (larger is better) or the time of
-    a step; optional cluster, gpu and state (active, idle, calibrating). Nodes, or their GPUs where a node has rows of
-    several, are compared only with those of the same workload, job, GPU model, stage and cohort, where there are such
-    columns. Columns are known by usual names, such as timestamp, host, slurm_job_id, tokens_per_second,
+    a step; optional cluster, gpu and state (active, idle, calibrating). Nodes, or their GPUs or workloads where a node
+    has rows of several at one time, are compared only with those of the same workload, job, GPU model, stage and
+    cohort, where there are such columns. Columns are known by usual names, such as timestamp, host, slurm_job_id, tokens_per_second,
     'Step time (ms)'; --column chooses others. The output says how the file was read, and which columns, cells and
     rows were not used.
 

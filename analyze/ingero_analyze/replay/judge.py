@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import NotInOrder, RecordedHistory, RecordedTick
-from ingero_analyze.replay.rows import NOBODY
 from ingero_analyze.replay.silences import Silence, Silences
+from ingero_analyze.replay.subjects import NOBODY
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.detector import Detector
@@ -183,7 +183,7 @@ class Replay:
             "node_hours": round(self.judge.node_hours, 6),
             "episodes": len(self.episodes),
             **self.judge.summary(),
-            "cohorts": len(self.history.words.cohorts),
+            "cohorts": len(self.history.subjects.cohorts),
             "columns": {"used": reading.used, "ignored": reading.ignored},
             "notes": reading.notes,
             "without_value": {"count": reading.missing, "first": reading.first_missing or None},
@@ -201,7 +201,7 @@ class Replay:
 
     def _never_reported(self) -> list[NodeKey]:
         """Nodes all of whose rows lack a value."""
-        return [node for node in self.history.words.nodes if node != NOBODY and not self.silences.knows(node)]
+        return [node for node in self.history.subjects.nodes if node != NOBODY and not self.silences.knows(node)]
 
 
 def _silence(one: Silence) -> dict[str, Any]:
@@ -239,5 +239,5 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
         ticks, last = ticks + 1, moment.now
     assert judge is not None, "a history without rows is an error before this"
     episodes.refresh(judge.open_verdicts(list(episodes.open)))
-    nodes = len(history.words.nodes) - 1
+    nodes = len(history.subjects.nodes) - 1
     return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, watch)

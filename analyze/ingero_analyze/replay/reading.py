@@ -5,6 +5,7 @@ from typing import Final
 
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.replay.columns import LABELS, Columns
+from ingero_analyze.replay.subjects import Subjects
 from ingero_analyze.tables import TableError
 from ingero_fleet.recording import MERGEABLE, PARTS
 
@@ -39,6 +40,20 @@ class Reading:
         """Remember a sentence once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def note_names(self, subjects: Subjects) -> None:
+        """Say what is judged by itself besides nodes."""
+        if subjects.by_gpu:
+            self.note(f"each GPU is judged by itself, as node/{self.used['gpu'][0]}")
+        if subjects.parts:
+            roles = [
+                (*PARTS, "cohort")[place - 1] if self.mergeable else "cohort" for place in sorted(subjects.parts)
+            ]
+            names = "/".join(name for role in roles for name in self.used.get(role, ()))
+            self.note(f"where a node has rows of several at one time, each is judged by itself, as node/{names}")
+        if subjects.by_file:
+            shown = "a cluster" if subjects.files_are_clusters else "judged by itself, as node/file"
+            self.note(f"files have the same nodes at the same times with other values, so each file is {shown}")
 
     def begin(self, file: str, columns: Columns) -> None:
         """Add the columns of a file. Raises `TableError` when its values are of another kind than earlier ones."""

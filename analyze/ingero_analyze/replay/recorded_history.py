@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.reading import SEVERAL, SORTED, Reading
-from ingero_analyze.replay.rows import NOBODY, BatchRows, RowReader, Vocabulary
+from ingero_analyze.replay.rows import BatchRows, RowReader
+from ingero_analyze.replay.subjects import NOBODY, Subjects
 from ingero_analyze.tables import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
@@ -70,7 +71,7 @@ class RecordedHistory:
         self._given = (self.files, tick_seconds, progress, chosen, labels)
         self._in_order = in_order and "-" not in files
         self._progress = progress
-        self._reader = RowReader(chosen or {}, labels)
+        self._reader = RowReader(self.files, chosen or {}, labels)
         self._started = False
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
@@ -82,9 +83,9 @@ class RecordedHistory:
         return self._reader.reading
 
     @property
-    def words(self) -> Vocabulary:
-        """Numbers of nodes and cohorts."""
-        return self._reader.words
+    def subjects(self) -> Subjects:
+        """The nodes and cohorts that are judged."""
+        return self._reader.subjects
 
     def sorted(self) -> "RecordedHistory":
         """The same files, all of which are read and sorted by time before the first tick."""
@@ -105,6 +106,8 @@ class RecordedHistory:
             yield from self._release(held, final=True)
         if not self.reading.rows:
             raise self._nothing()
+        self.subjects.finish()
+        self.reading.note_names(self.subjects)
 
     def _nothing(self) -> TableError:
         """Why there is nothing to judge."""
@@ -126,8 +129,9 @@ class RecordedHistory:
         tick = np.floor(rows.time / self.tick_seconds + 1e-9).astype(np.int64)
         if self.reading.recorded:
             tick = np.unique(rows.time, return_inverse=True)[1]
-        order = np.lexsort((np.arange(len(tick)), rows.node, tick))
-        rows, tick = rows.cut(order), tick[order]
+        node, cohort = self.subjects.assign(rows.source, tick, rows.value, exact=self.reading.recorded)
+        order = np.lexsort((np.arange(len(tick)), rows.source, node, tick))
+        rows, tick, node, cohort = rows.cut(order), tick[order], node[order], cohort[order]
         limit = np.iinfo(np.int64).max if final else int(tick.max()) - 1
         edges = np.flatnonzero(np.diff(tick)) + 1
         starts = [0, *edges.tolist(), len(tick)]
@@ -136,7 +140,8 @@ class RecordedHistory:
             if tick[start] >= limit:
                 break
             kept = stop
-            moment = self._moment(rows.cut(slice(start, stop)))
+            here = slice(start, stop)
+            moment = self._moment(rows.cut(here), node[here], cohort[here])
             if not self.reading.recorded:
                 yield from self._silence_before(int(tick[start]), moment.now)
             yield moment
@@ -152,36 +157,39 @@ class RecordedHistory:
 
     def _fit_tick(self, rows: BatchRows) -> None:
         self._started = True
-        order = np.lexsort((rows.time, rows.node))
-        gaps = np.diff(rows.time[order])[np.diff(rows.node[order]) == 0]
-        gaps = gaps[gaps > 0]
+        gaps = _gaps(rows.time, rows.source)
+        if not len(gaps):
+            gaps = _gaps(rows.time, self.subjects.hosts(rows.source))
         if len(gaps):
             usual = float(np.median(gaps))
             if usual > 1.5 * self.tick_seconds:
                 self.tick_seconds *= max(1, round(usual / self.tick_seconds))
 
-    def _moment(self, rows: BatchRows) -> RecordedTick:
-        """One tick from its rows, sorted by node: the median of a node's values, the last of its other columns."""
+    def _moment(self, rows: BatchRows, node: Ints, cohort: Ints) -> RecordedTick:
+        """One tick from its rows, sorted by node and source: the median of the values of a node's last source, the
+        last of its other columns."""
         now = float(rows.time.max())
-        rows = rows.cut(rows.node != self.words.nodes[NOBODY])
-        last = np.flatnonzero(np.diff(rows.node, append=-1))
+        known = node != self.subjects.nodes[NOBODY]
+        rows, node, cohort = rows.cut(known), node[known], cohort[known]
+        last = np.flatnonzero(np.diff(node, append=-1))
         value = rows.value[last]
-        if len(last) < len(rows.node):
-            first = np.concatenate(([0], last[:-1] + 1))
-            if (np.diff(rows.time)[np.diff(rows.node) == 0] == 0).any():
+        if len(last) < len(node):
+            first = np.flatnonzero(np.diff(rows.source, prepend=-1) | np.diff(node, prepend=-1))
+            first = first[np.searchsorted(first, last, side="right") - 1]
+            if ((np.diff(rows.time) == 0) & (np.diff(node) == 0)).any():
                 self.reading.note(SEVERAL)
             for place in np.flatnonzero(last > first).tolist():
                 several = rows.value[first[place] : last[place] + 1]
                 several = several[np.isfinite(several)]
                 value[place] = np.median(several) if len(several) else np.nan
-        node, cohort, state = rows.node[last], rows.cohort[last], rows.state[last]
+        node, cohort, state = node[last], cohort[last], rows.state[last]
         key = node.tobytes()
         if key != self._order.key:
-            every = list(self.words.nodes)
+            every = list(self.subjects.nodes)
             places = sorted(range(len(node)), key=lambda place: every[node[place]])
             self._order = _Order(key, np.array(places, np.int64), [every[node[place]] for place in places])
-        if len(self._cohorts_now) != len(self.words.cohorts):
-            self._cohorts_now = list(self.words.cohorts)
+        if len(self._cohorts_now) != len(self.subjects.cohorts):
+            self._cohorts_now = list(self.subjects.cohorts)
         sorting = self._order.sorting
         seen = Observation(self._order.names, cohort[sorting], self._cohorts_now, value[sorting], state[sorting])
         return RecordedTick(now, seen)
@@ -233,3 +241,10 @@ class RecordedHistory:
             if len(back):
                 self.reading.note(SORTED)
             yield rows
+
+
+def _gaps(time: Floats, of: Ints) -> Floats:
+    """Seconds between rows that follow one another of the same."""
+    order = np.lexsort((time, of))
+    gaps: Floats = np.diff(time[order])[np.diff(of[order]) == 0]
+    return gaps[gaps > 0]

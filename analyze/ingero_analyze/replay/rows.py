@@ -1,7 +1,7 @@
 """Turns the rows of files into arrays: which rows can be used, and how the files were read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -12,17 +12,14 @@ from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.replay.cells import SCALES, Cells, numbers, per_second_of, times
 from ingero_analyze.replay.columns import Columns, recognised
 from ingero_analyze.replay.reading import ZONELESS, Reading
+from ingero_analyze.replay.subjects import Source, Subjects
 from ingero_analyze.tables import TableBatch, TableError, read_columns
-from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.cohorts import CohortKey
+from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ACTIVE
 from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
 
 CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
 """Values that the column `state` may hold."""
-
-NOBODY: Final = node_key("", "")
-"""Stands for the nodes of a recorded tick without any."""
 
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
@@ -37,17 +34,16 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass
 class BatchRows:
-    """Rows of one batch as arrays."""
+    """Rows of one batch as arrays. `source`: its number in `Subjects`."""
 
     time: Floats
-    node: Ints
-    cohort: Ints
+    source: Ints
     value: Floats
     state: npt.NDArray[np.uint8]
 
     def cut(self, part: Any) -> "BatchRows":
         """Some of the rows."""
-        return BatchRows(self.time[part], self.node[part], self.cohort[part], self.value[part], self.state[part])
+        return BatchRows(self.time[part], self.source[part], self.value[part], self.state[part])
 
     @staticmethod
     def join(parts: Sequence["BatchRows"]) -> "BatchRows":
@@ -55,17 +51,9 @@ class BatchRows:
         return BatchRows(
             *(
                 np.concatenate([getattr(part, name) for part in parts])
-                for name in ("time", "node", "cohort", "value", "state")
+                for name in ("time", "source", "value", "state")
             )
         )
-
-
-@dataclass
-class Vocabulary:
-    """Numbers of nodes and cohorts, in the order of their first rows."""
-
-    nodes: dict[NodeKey, int] = field(default_factory=lambda: {NOBODY: 0})
-    cohorts: dict[CohortKey, int] = field(default_factory=dict)
 
 
 class _Check:
@@ -87,14 +75,14 @@ class _Check:
 
 
 class RowReader:
-    """Reads files one after another or in turns, with common numbers of nodes and cohorts."""
+    """Reads files one after another or in turns, with common numbers of what tells rows apart."""
 
-    def __init__(self, chosen: Mapping[str, Sequence[str]], labels: Sequence[str]) -> None:
+    def __init__(self, files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str]) -> None:
         self.reading = Reading()
-        self.words = Vocabulary()
+        self.subjects = Subjects(files)
+        self._files = list(files)
         self._chosen, self._labels = chosen, labels
         self._texts: dict[str, dict[str, int]] = {}
-        self._by_gpu: bool | None = None
 
     def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
         """The rows of a file that can be used, by batch, and their places in it.
@@ -139,9 +127,9 @@ class RowReader:
         empty = _empty(batch, columns)
         state = self._states(batch, columns, check)
         value = self._values(batch, columns, check, (state == ACTIVE) & ~empty)
-        node = self._nodes(batch, columns, check, empty)
+        source = self._sources(batch, columns, check, empty)
         kept = np.flatnonzero(check.good)
-        rows = BatchRows(time, node, self._cohorts(batch, columns, check.good & ~empty), value, state)
+        rows = BatchRows(time, source, value, state)
         return rows.cut(kept), kept
 
     def _times(self, batch: TableBatch, columns: Columns, per_second: float, check: _Check) -> Floats:
@@ -193,41 +181,28 @@ class RowReader:
         )
         return np.where(codes < 0, ACTIVE, codes).astype(np.uint8)
 
-    def _nodes(self, batch: TableBatch, columns: Columns, check: _Check, empty: Bools) -> Ints:
-        name = columns.roles["node"][0]
-        names = self._texts.setdefault(name, {})
-        node = batch.codes(name, names)
-        check.refuse((node == names.get("", -1)) & ~empty, name, lambda _: "a node needs a name")
-        cluster, gpu = (self._column(batch, columns.one(role)) for role in ("cluster", "gpu"))
-        if self._by_gpu is None:
-            self._by_gpu = _has_several(cluster[0], node, gpu[0])
-            if self._by_gpu:
-                self.reading.note(f"each GPU is judged by itself, as node/{columns.one('gpu')}")
-
-        def number_of(parts: Sequence[str]) -> int:
-            name = f"{parts[1]}/{parts[2]}" if self._by_gpu and parts[2] else parts[1]
-            return self.words.nodes.setdefault(node_key(parts[0], name), len(self.words.nodes))
-
-        return _numbered(
-            [cluster, (node, list(names)), gpu], check.good | (check.missing & (node != names.get("", -1))), number_of
-        )
-
-    def _cohorts(self, batch: TableBatch, columns: Columns, wanted: Bools) -> Ints:
-        """Numbers of cohorts, by the cluster and what their nodes share: of a recording's key the parts it has."""
-        roles = columns.roles
-        sources: list[Sequence[str | None]] = [(columns.one("cluster"),)]
+    def _sources(self, batch: TableBatch, columns: Columns, check: _Check, empty: Bools) -> Ints:
+        """Numbers of sources, by node, GPU, and the cohort's key: of a recording's key the parts it has."""
+        roles, name = columns.roles, columns.roles["node"][0]
+        node, names = self._column(batch, name)
+        blank = np.isin(node, [number for number, text in enumerate(names) if not text.strip()])
+        check.refuse(blank & ~empty, name, lambda _: "a node needs a name")
+        labels: list[Sequence[str]] = [roles.get("cohort", ())]
         if any(role in roles for role in PARTS):
-            sources += [roles.get(role, (None,)) for role in PARTS]
-            sources += [roles["cohort"]] if "cohort" in roles else []
-        else:
-            sources.append(roles.get("cohort", (None,)))
-        ends = np.cumsum([0, *map(len, sources)]).tolist()
+            labels = [roles.get(role, ()) for role in PARTS]
+            labels += [roles["cohort"]] if "cohort" in roles else []
+        ends = np.cumsum([3, *map(len, labels)]).tolist()
+        file = self._files.index(batch.file)
 
         def number_of(texts: Sequence[str]) -> int:
-            key = tuple("/".join(filter(None, texts[start:stop])) for start, stop in pairwise(ends))
-            return self.words.cohorts.setdefault(key, len(self.words.cohorts))
+            if not columns.recorded:
+                texts = [text.strip() for text in texts]
+            shared = ("/".join(filter(None, texts[start:stop])) for start, stop in pairwise(ends))
+            return self.subjects.number(Source(node_key(*texts[:2]), texts[2], (texts[0], *shared), file))
 
-        return _numbered([self._column(batch, name) for source in sources for name in source], wanted, number_of)
+        parts = [self._column(batch, columns.one("cluster")), (node, names), self._column(batch, columns.one("gpu"))]
+        parts += [self._column(batch, one) for several in labels for one in several]
+        return _numbered(parts, check.good | (check.missing & ~blank), number_of)
 
     def _column(self, batch: TableBatch, name: str | None) -> tuple[Ints, list[str]]:
         if name is None:
@@ -235,12 +210,6 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
-
-
-def _has_several(cluster: Ints, node: Ints, gpu: Ints) -> bool:
-    """Whether rows of one node are of different GPUs."""
-    nodes, pairs = (np.unique(np.stack(parts), axis=1) for parts in ((cluster, node), (cluster, node, gpu)))
-    return bool(pairs.shape[1] > nodes.shape[1])
 
 
 def _empty(batch: TableBatch, columns: Columns) -> Bools:

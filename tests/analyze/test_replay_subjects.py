@@ -1,0 +1,190 @@
+"""Histories in which a node has rows of several workloads, jobs, GPUs or files: what is judged by itself, and how it
+is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ingero_analyze.replay.subjects import Source, Subjects
+from ingero_contract.identifiers import node_key
+from ingero_fleet.cli import main
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
+AT_ONE_TIME = "where a node has rows of several at one time, each is judged by itself, as node/"
+
+
+def judged(*files: Path) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["replay", *map(str, files), "--tick", "60", "--json"])
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def rates(level: float, seed: int, nodes: int = 8, ticks: int = 300) -> Values:
+    random = np.random.default_rng(seed)
+    return np.asarray(level * np.exp(random.normal(0, 0.01, nodes) + random.normal(0, 0.02, (ticks, nodes))))
+
+
+def history(file: Path, labels: dict[str, Values], column: str = "workload", first: int = 0) -> Path:
+    """Rows of every minute, one for each node and label that has a value."""
+    lines = [f"time,node,{column},rate"]
+    for tick in range(max(map(len, labels.values()))):
+        for label, values in labels.items():
+            here = values[tick] if tick < len(values) else []
+            lines += [
+                f"{60 * (first + tick)},n{node},{label},{value}" for node, value in enumerate(here) if value > 0
+            ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def blamed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(one["cluster"], one["node"], one["cohort"]) for one in found["episodes"]]
+
+
+@pytest.mark.parametrize("column", ["workload", "job", "cohort", "gpu_model", "stage"])
+@pytest.mark.parametrize("level", [50.0, 1000.0])
+def test_what_a_node_does_at_one_time_is_judged_by_itself(tmp_path: Path, column: str, level: float) -> None:
+    slow = rates(level, 2)
+    slow[200:, 3] *= 0.7
+
+    found = judged(history(tmp_path / "history.csv", {"llama": rates(1000.0, 1), "qwen": slow}, column))
+
+    (episode,) = found["episodes"]
+    assert (episode["node"], episode["cohort"]) == ("n3/qwen", "qwen")
+    assert episode["severity"] == pytest.approx(0.3, abs=0.04)
+    assert found["summary"]["nodes"] == 16
+    assert found["summary"]["notes"] == [AT_ONE_TIME + column]
+
+
+def test_a_workload_that_is_moved_away_accuses_nobody(tmp_path: Path) -> None:
+    moved = rates(1000.0, 1)
+    moved[200:, 5] = 0
+
+    found = judged(history(tmp_path / "history.csv", {"llama": moved, "qwen": rates(200.0, 2)}))
+
+    assert found["episodes"] == []
+    assert [silent["node"] for silent in found["summary"]["silent"]["at_end"]] == ["n5/llama"]
+
+
+def test_only_nodes_with_several_workloads_get_longer_names(tmp_path: Path) -> None:
+    both = rates(400.0, 2)
+    both[:, :4], both[200:, 6] = 0, 0.6 * both[200:, 6]
+    alone = rates(1000.0, 1)
+    alone[200:, 1] *= 0.6
+
+    found = judged(history(tmp_path / "history.csv", {"llama": alone, "qwen": both}))
+
+    assert sorted(blamed(found)) == [("", "n1", "llama"), ("", "n6/qwen", "qwen")]
+    assert found["summary"]["nodes"] == 12
+
+
+def test_gpus_of_a_node_that_share_a_workload_and_gpus_that_do_not_are_told_apart(tmp_path: Path) -> None:
+    lines = ["time,node,gpu,workload,rate"]
+    shared, slow = rates(1000.0, 1), rates(300.0, 2)
+    slow[200:, 3] *= 0.6
+    for tick in range(300):
+        for unit in range(8):
+            lines.append(f"{60 * tick},n{unit // 2},{unit % 2},llama,{shared[tick, unit]}")
+            lines += [f"{60 * tick},n{unit // 2},{unit % 2},qwen,{slow[tick, unit]}"] if unit % 2 else []
+    (tmp_path / "history.csv").write_text("\n".join(lines))
+
+    found = judged(tmp_path / "history.csv")
+
+    assert blamed(found) == [("", "n1/1/qwen", "qwen")]
+    assert found["summary"]["notes"] == ["each GPU is judged by itself, as node/gpu", AT_ONE_TIME + "workload"]
+
+
+def test_jobs_that_follow_one_another_leave_a_node_its_name(tmp_path: Path) -> None:
+    first, second = rates(1000.0, 1, ticks=150), rates(600.0, 2)
+    second[:145] = 0
+    second[250:, 3] *= 0.6
+
+    found = judged(history(tmp_path / "history.csv", {"a": first, "b": second}, "job"))
+
+    assert blamed(found) == [("", "n3", "b")]
+    assert found["summary"]["nodes"] == 8
+
+
+@pytest.mark.parametrize("column", ["rank", "global_rank", "gpu"])
+def test_a_rank_that_changes_when_the_job_starts_again_is_no_gpu(tmp_path: Path, column: str) -> None:
+    lines, values = [f"time,node,{column},rate"], rates(1000.0, 1)
+    values[220:, 3] *= 0.7
+    for tick, row in enumerate(values):
+        lines += [f"{60 * tick},n{node},{(node + 3 * (tick // 200)) % 8},{value}" for node, value in enumerate(row)]
+    (tmp_path / "history.csv").write_text("\n".join(lines))
+
+    found = judged(tmp_path / "history.csv")
+
+    assert blamed(found) == [("", "n3", "")]
+    assert found["summary"]["notes"] == []
+
+
+def test_rows_of_gpus_need_not_have_the_same_second(tmp_path: Path) -> None:
+    lines, values = ["time,node,gpu,rate"], rates(1000.0, 1)
+    values[200:, 6] *= 0.7
+    for tick, row in enumerate(values):
+        lines += [f"{60 * tick + 5 * (unit % 4)},n{unit // 4},{unit % 4},{value}" for unit, value in enumerate(row)]
+    (tmp_path / "history.csv").write_text("\n".join(lines))
+
+    assert blamed(judged(tmp_path / "history.csv")) == [("", "n1/2", "")]
+
+
+def test_files_with_the_same_nodes_and_other_values_are_clusters(tmp_path: Path) -> None:
+    slow = rates(50.0, 2)
+    slow[200:, 3] *= 0.7
+    east = history(tmp_path / "east.csv", {"train": rates(1000.0, 1)})
+    west = history(tmp_path / "west.csv.txt", {"train": slow})
+
+    found = judged(east, west)
+
+    assert blamed(found) == [("west", "n3", "train")]
+    assert found["summary"]["nodes"] == 16
+    (note,) = found["summary"]["notes"]
+    assert "so each file is a cluster" in note
+
+
+def test_a_file_for_every_rank_tells_the_ranks_of_a_node_apart(tmp_path: Path) -> None:
+    values = [rates(1000.0, seed, nodes=2) for seed in range(4)]
+    values[2][200:, 1] *= 0.7
+    files = [history(tmp_path / f"rank{rank}.csv", {"": one}) for rank, one in enumerate(values)]
+
+    found = judged(*files)
+
+    assert blamed(found) == [("", "n1/rank2", "")]
+    assert found["summary"]["nodes"] == 8
+
+
+def test_files_that_overlap_hold_the_same_nodes(tmp_path: Path) -> None:
+    values = rates(1000.0, 1)
+    values[250:, 3] *= 0.7
+    early = history(tmp_path / "early.csv", {"": values[:200]})
+    late = history(tmp_path / "late.csv", {"": values[150:]}, first=150)
+
+    assert blamed(judged(early, late)) == [("", "n3", "")]
+
+
+def named(subjects: Subjects, ticks: range, *labels: Callable[[int], str]) -> list[str]:
+    """Assign rows of a node, one for every tick and label; the names of those of the last tick."""
+    node = node_key("", "n0")
+    rows = [(tick, subjects.number(Source(node, "", ("", label(tick)), 0))) for tick in ticks for label in labels]
+    tick, source = np.array(rows, np.int64).T
+    numbers, _ = subjects.assign(source, tick, np.ones(len(rows)), exact=False)
+    names = list(subjects.nodes)
+    return [names[number][1] for number in numbers[-len(labels) :].tolist()]
+
+
+def test_a_workload_that_comes_later_leaves_the_others_their_names() -> None:
+    subjects = Subjects(["-"])
+
+    assert named(subjects, range(100), lambda _: "llama") == ["n0"]
+    assert named(subjects, range(100, 200), lambda _: "llama", lambda tick: "qwen" if tick > 150 else "llama") == [
+        "n0", "n0/qwen",
+    ]  # fmt: skip
+    assert named(subjects, range(200, 300), lambda _: "llama", lambda _: "qwen") == ["n0", "n0/qwen"]
+    assert named(subjects, range(300, 400), lambda _: "qwen") == ["n0/qwen"]
