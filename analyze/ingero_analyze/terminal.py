@@ -1,6 +1,18 @@
-"""Shows text of files on a terminal."""
+"""Shows text of files on a terminal, or where output is piped."""
 
+import sys
+from typing import Final
+
+from rich.console import Console
 from rich.markup import escape
+
+PIPED_WIDTH: Final = 10_000
+"""Columns of output that is no terminal: no line is folded and no cell is cut there."""
+
+
+def output() -> Console:
+    """Standard output."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def plain(text: str) -> str:

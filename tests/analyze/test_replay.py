@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
+from rich.console import Console
 
+from ingero_analyze.replay import judge
 from ingero_analyze.replay.reading import SEVERAL
+from ingero_analyze.replay.recorded_history import RecordedHistory
+from ingero_analyze.replay.report import print_table
 from ingero_analyze.tables import TableError, read_batches
+from ingero_detect.parameters import Parameters
 from ingero_fleet.cli import main
 
 
@@ -348,6 +354,36 @@ def test_names_are_shown_as_they_are_but_for_control_characters(tmp_path: Path, 
 
     assert done.exit_code == 0, done.stderr
     assert name.replace("\x1b", "\N{REPLACEMENT CHARACTER}") in done.stdout
+
+
+LONG = "gpu-node-02.cluster.example.com"
+
+
+def test_a_table_that_is_piped_is_never_cut(tmp_path: Path) -> None:
+    lines = rows(calendar=True)
+    file = written(tmp_path, [line.replace(",n2,", f",{LONG},") for line in lines])
+
+    heading, _, episode, *_ = (line for line in run(file).stdout.splitlines() if line[0] in "┃┡│")
+
+    assert "value / expected when named; evidence / level" in heading
+    shown = [cell.strip() for cell in episode.split("│")[1:-1]]
+    assert shown[:3] == [LONG, "slow", "2026-01-01 00:09:55"]
+    assert all("…" not in cell and cell for cell in shown)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_table_on_a_narrow_terminal_is_folded_and_not_cut(tmp_path: Path, width: int) -> None:
+    file = written(tmp_path, [line.replace(",n2,", f",{LONG},") for line in rows(calendar=True)])
+    console = Console(width=width, file=StringIO())
+
+    print_table(judge.replay(RecordedHistory([str(file)], 5.0), "ingero", Parameters()), console)
+
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    cells = zip(*(line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")), strict=True)
+    columns = ["".join(part.strip() for part in cell) for cell in cells]
+    assert "…" not in text
+    assert max(map(len, text.split("\n")[:3])) <= width
+    assert [column.replace(" ", "") for column in columns[:3]] == [LONG, "slow", "2026-01-0100:09:55"]
 
 
 def test_a_table_without_episodes_says_so_and_names_a_slow_job(tmp_path: Path) -> None:

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
 
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import plot_flag
 from ingero_kit.flags import FiniteRange
-
-PIPED_WIDTH = 10_000
-"""Columns of the output where it is no terminal: no name is cut, and a note is one line."""
 
 ROLES = (
     "gpu",
@@ -226,6 +222,7 @@ def _record(
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:
     from ingero_analyze.audit.report import print_table
+    from ingero_analyze.terminal import output
 
     problems = answer["summary"]["problems"]
     for line in problems["first"]:
@@ -233,7 +230,7 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(answer, ensure_ascii=False))
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console = output()
     print_table(answer, console)
     about = answer["summary"]
     left = [f"{problems['count']} values or rows could not be used"] if problems["count"] else []

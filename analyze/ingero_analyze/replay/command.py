@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
 
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import json_flag, plot_flag
@@ -86,11 +85,11 @@ def command(
 
     FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input; several files are merged
     by time. Columns: time, node, and one value, which is a score (0 to 1), a rate (larger is better) or the time of
-    a step; optional cluster, gpu and state (active, idle, calibrating). Nodes, or their GPUs or workloads where a node
-    has rows of several at one time, are compared only with those of the same workload, job, GPU model, stage and
-    cohort, where there are such columns. Columns are known by usual names, such as timestamp, host, slurm_job_id, tokens_per_second,
-    'Step time (ms)'; --column chooses others. The output says how the file was read, and which columns, cells and
-    rows were not used.
+    a step; optional cluster, gpu and state (active, idle, calibrating). Nodes, or their GPUs or workloads where a
+    node has rows of several at one time, are compared only with those of the same workload, job, GPU model, stage
+    and cohort, where there are such columns. Columns are known by usual names, such as timestamp, host,
+    slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses others. The output says how the file was
+    read, and which columns, cells and rows were not used.
 
     Exit status 0 whether or not somebody is accused, 1 when the plot cannot be written, 2 when a flag or a file
     cannot be used, or no row of the files.
@@ -105,6 +104,7 @@ def command(
     from ingero_analyze.replay import judge, report
     from ingero_analyze.replay import plot as plots
     from ingero_analyze.replay.recorded_history import RecordedHistory
+    from ingero_analyze.terminal import output
 
     chosen = _columns(column)
     with progress_over_files("replay", files, "judging", quiet) as advance:
@@ -119,7 +119,7 @@ def command(
     if as_json:
         report.print_json(done)
     else:
-        report.print_table(done, Console(highlight=False))
+        report.print_table(done, output())
     try:
         if plot:
             plots.draw(done, plot)

@@ -61,8 +61,9 @@ def print_table(done: Replay, console: Console) -> None:
         table = Table()
         cohorts = any(episode.first.cohort for episode in done.episodes)
         for name in ("node", *(("cohort",) if cohorts else ()), "kind", "since", "named", "lasted", "lost"):
-            table.add_column(name, justify="right" if name in ("named", "lasted", "lost") else "left", no_wrap=True)
-        table.add_column("now / expected; evidence / level")
+            right = name in ("named", "lasted", "lost")
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        table.add_column("value / expected when named; evidence / level", overflow="fold")
         for episode in done.episodes[:MOST_ROWS]:
             first = episode.first
             since = first.since or 0.0
