@@ -356,6 +356,25 @@ def test_names_are_shown_as_they_are_but_for_control_characters(tmp_path: Path, 
     assert name.replace("\x1b", "\N{REPLACEMENT CHARACTER}") in done.stdout
 
 
+def test_a_node_that_was_slow_from_the_start_is_shown_with_the_rate_of_its_peers(tmp_path: Path) -> None:
+    values = 1000 * np.exp(0.02 * np.random.default_rng(1).normal(size=(200, 8)))
+    values[:, 2] *= 0.6
+    lines = [f"{tick * 5},n{node},{value}" for tick, row in enumerate(values) for node, value in enumerate(row)]
+    file = written(tmp_path, ["time,node,rate", *lines])
+
+    (episode,) = replay(file)["episodes"]
+
+    evidence = episode["evidence"]
+    assert (episode["node"], episode["kind"]) == ("n2", "slow_from_start")
+    assert evidence["expected"] == pytest.approx(1000, rel=0.03)
+    assert evidence["value"] == pytest.approx(600, rel=0.1)
+    assert 1 - evidence["value"] / evidence["expected"] == pytest.approx(evidence["severity"], abs=1e-6)
+    assert 1 - np.exp(evidence["residual"]) == pytest.approx(evidence["severity"], abs=1e-6)
+    shown = f"{evidence['value']:.4g} / {evidence['expected']:.4g}; "
+    assert shown in run(file).stdout
+    assert "expected: its peers' median" in run(file).stdout
+
+
 LONG = "gpu-node-02.cluster.example.com"
 
 

@@ -1,7 +1,9 @@
 """Prints a replay as JSON for programs and as a table for people."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -11,6 +13,7 @@ from rich.table import Table
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.judge import Replay
 from ingero_analyze.terminal import plain
+from ingero_detect.verdicts import Kind, Verdict
 from ingero_kit.clock import rfc3339
 
 TIMES: Final = ("start", "detected", "end")
@@ -33,7 +36,7 @@ def to_json(done: Replay) -> dict[str, Any]:
     calendar = done.history.reading.calendar
     episodes = []
     for episode in done.episodes:
-        found = episode.to_json()
+        found = episode.to_json() | {"evidence": _as_decided(episode.first).to_json()}
         for name in TIMES:
             found[name] = moment(found[name], calendar)
         found["evidence"] = {
@@ -47,6 +50,15 @@ def to_json(done: Replay) -> dict[str, Any]:
     for silence in (*summary["silent"]["at_end"], *summary["silent"]["ended"]["first"]):
         silence |= {name: moment(silence[name], calendar) for name in SILENCE_TIMES}
     return {"episodes": episodes, "summary": summary}
+
+
+def _as_decided(verdict: Verdict) -> Verdict:
+    """The verdict with what was expected by the comparison that accused the node: for `slow_from_start` the usual
+    rate of its peers, instead of what its own history, slow as it is, leads to expect."""
+    if verdict.kind is not Kind.SLOW_FROM_START or verdict.value is None or verdict.severity >= 1:
+        return verdict
+    kept = 1 - verdict.severity
+    return replace(verdict, expected=verdict.value / kept, residual=math.log(kept))
 
 
 def print_json(done: Replay) -> None:
@@ -77,7 +89,7 @@ def print_table(done: Replay, console: Console) -> None:
                 f"+{(first.detected or since) - since:.6g} s",
                 lasted + ("" if episode.ended else " and on"),
                 f"{100 * max(first.severity, episode.last.severity):.0f} %",
-                _evidence(episode.first.to_json()),
+                _evidence(_as_decided(episode.first).to_json()),
             )
         console.print(table)
     else:
@@ -196,4 +208,4 @@ def _evidence(verdict: dict[str, Any]) -> str:
     words = f"{value:.4g} / {expected:.4g}"
     if verdict["evidence"] is not None and verdict["level"]:
         words += f"; {verdict['evidence']:.1f} / {verdict['level']:.1f}"
-    return words + (" (peers)" if verdict["axis"] == "peers" else "")
+    return words + ("; expected: its peers' median" if verdict["kind"] == Kind.SLOW_FROM_START else "")
