@@ -216,7 +216,7 @@ def test_a_file_of_which_nothing_can_be_used_is_refused_with_the_place(tmp_path:
         (GOOD + "soon,a,1\n", "row 4, column time: 'soon' is no time"),
         (GOOD + "10,,1\n", "row 4, column node: a node needs a name"),
         (GOOD + "10,a\n", "row 4: 2 values where 3 columns were expected"),
-        ("time,node,rate\n0,a\n0,b,1\n\n1,a,2,3\n5,b,x\n", "row 6, column rate: 'x' is not a number"),
+        ("time,node,rate\n0,a\n0,b,1\n\n1,a,2,3\n5,b,x\n5,a,1\n9,a,1\n", "row 6, column rate: 'x' is not a number"),
         (GOOD + "\n,,\n10,a,x\n", "row 6, column rate: 'x' is not a number"),
         (GOOD + "1800000000000,a,1\n", "row 4, column time: 1.8e+12 is too large: seconds are expected"),
         ("time,node,rate\n,a,1\n2026-01-01T00:00:00Z,a,1\n", "row 2, column time: a time is missing"),

@@ -16,11 +16,17 @@ MISSING: Final = ("", "-", "na", "n/a", "nan", "null", "none", "inf", "+inf", "-
                   "-infinity")  # fmt: skip
 """Cells, in lower case, that say that there is no number."""
 
+FEW: Final = 3
+"""Cells of a form that are no exception."""
+
 SCALES: Final = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
 """Units of times since 1970, by how many are a second."""
 
 EARLIEST: Final = 1e9
 """Seconds since 1970 of the year 2001. Smaller times in a unit that a name says may count from anything."""
+
+_GROUPS: Final = r"^[+-]?[1-9][0-9]{0,2}([,'\x{2019}\x{a0}\x{202f} ][0-9]{3})+(\.[0-9]*)?$"
+"""Numbers with separators of thousands: 1,144.8."""
 
 _NUMBER: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _ZONE: Final = r":.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
@@ -54,10 +60,38 @@ def numbers(column: Any) -> Cells:
         return Cells(_finite(pc.cast(column, pa.float64())), np.zeros(len(column), np.bool_))
     except pa.ArrowInvalid:
         pass
+    column = _without_separators(column)
     missing = pc.is_in(pc.utf8_lower(column), value_set=pa.array(MISSING))
     usable = pc.match_substring_regex(column, _NUMBER)
     found = pc.cast(pc.utf8_ltrim(pc.if_else(usable, column, None), "+"), pa.float64())
     return Cells(_finite(found), ~np.asarray(pc.or_(missing, usable)))
+
+
+def _without_separators(column: Any) -> Any:
+    """A column without separators of thousands. Commas stay where one may be that of a decimal, as in 0,98."""
+    import pyarrow.compute as pc
+
+    grouped = pc.match_substring_regex(column, _GROUPS)
+    commas = pc.match_substring(column, ",")
+    if pc.any(pc.and_not(commas, grouped)).as_py():
+        grouped = pc.and_not(grouped, commas)
+    return pc.if_else(grouped, pc.replace_substring_regex(column, r"[^0-9.+-]", ""), column)
+
+
+def points_may_be_thousands(column: Any) -> bool:
+    """Whether a point in a column of text seems to separate thousands, as in 1.040 beside 987.
+
+    All numbers with a point have the form, and many have none, which decimals of a fixed or usual precision do not.
+    """
+    import pyarrow.compute as pc
+
+    if not is_text(column):
+        return False
+    column = pc.utf8_trim_whitespace(column)
+    pointed = pc.sum(pc.match_substring(column, ".")).as_py() or 0
+    grouped = pc.sum(pc.match_substring_regex(column, r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$")).as_py() or 0
+    whole = pc.sum(pc.match_substring_regex(column, r"^[+-]?[1-9][0-9]{0,2}$")).as_py() or 0
+    return bool(pointed == grouped >= FEW and whole >= max(FEW, grouped / 50))
 
 
 def _finite(column: Any) -> Floats:

@@ -185,6 +185,7 @@ class Replay:
             **self.judge.summary(),
             "cohorts": len(self.history.subjects.cohorts),
             "columns": {"used": reading.used, "ignored": reading.ignored},
+            "doubts": reading.doubts,
             "notes": reading.notes,
             "without_value": {"count": reading.missing, "first": reading.first_missing or None},
             "problems": reading.problems.answer(),

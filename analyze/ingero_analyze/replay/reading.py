@@ -11,18 +11,26 @@ from ingero_fleet.recording import MERGEABLE, PARTS
 
 SORTED: Final = "the rows are not in the order of time, and were sorted"
 SEVERAL: Final = "of several rows of a node at one time the median counts"
+POINTS: Final = (
+    "values such as 1.040 beside 987 are read as decimals: write them without points that separate thousands"
+)
+COUNTER: Final = (
+    "the values of all nodes only rise: if this is a counter, give its increase per second, such as rate(x[5m]) of "
+    "Prometheus; it is judged as a rate"
+)
 ZONELESS: Final = "times without a zone are taken as UTC"
 
 
 @dataclass
 class Reading:
     """How files were read. `used`: columns by role; `rows`: those used; `first_missing`: the first row without a
-    value, which counts as no report."""
+    value, which counts as no report; `doubts`: what may make the result meaningless."""
 
     measure: str = ""
     used: dict[str, list[str]] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     rows: int = 0
     missing: int = 0
     first_missing: str = ""
@@ -40,6 +48,21 @@ class Reading:
         """Remember a sentence once."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def doubt(self, text: str) -> None:
+        """Remember a doubt once."""
+        if text not in self.doubts:
+            self.doubts.append(text)
+
+    def unusable(self) -> TableError | None:
+        """Why nothing, or too little, of the rows can be used."""
+        problems = self.problems
+        if problems.count > self.rows:
+            share = f"{problems.count:,} of {problems.count + self.rows:,} rows cannot be used" if self.rows else ""
+            return TableError(problems.shown[0], share or "nothing can be used")
+        if not self.rows and self.missing:
+            return TableError(self.first_missing, "no row has a value")
+        return None
 
     def note_names(self, subjects: Subjects) -> None:
         """Say what is judged by itself besides nodes."""

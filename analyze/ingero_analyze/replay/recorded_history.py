@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.columns import LABELS
-from ingero_analyze.replay.reading import SEVERAL, SORTED, Reading
+from ingero_analyze.replay.counters import Counters
+from ingero_analyze.replay.reading import COUNTER, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.subjects import NOBODY, Subjects
 from ingero_analyze.tables import TableError
@@ -76,6 +77,7 @@ class RecordedHistory:
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
         self._last_tick: int | None = None
+        self._counters = Counters()
 
     @property
     def reading(self) -> Reading:
@@ -104,19 +106,14 @@ class RecordedHistory:
             waiting = sum(len(part.time) for part in held)
         if held:
             yield from self._release(held, final=True)
+        if error := self.reading.unusable():
+            raise error
         if not self.reading.rows:
-            raise self._nothing()
+            raise TableError(", ".join(self.files), "there are no rows")
         self.subjects.finish()
         self.reading.note_names(self.subjects)
-
-    def _nothing(self) -> TableError:
-        """Why there is nothing to judge."""
-        reading = self.reading
-        if reading.problems.count:
-            return TableError(reading.problems.shown[0], "nothing can be used")
-        if reading.missing:
-            return TableError(reading.first_missing, "no row has a value")
-        return TableError(", ".join(self.files), "there are no rows")
+        if self._counters.seem_so():
+            self.reading.doubt(COUNTER)
 
     def _release(self, held: list[BatchRows], final: bool) -> Iterator[RecordedTick]:
         """Emit whole ticks; the last two are kept, because rows may come one tick late."""
@@ -183,6 +180,8 @@ class RecordedHistory:
                 several = several[np.isfinite(several)]
                 value[place] = np.median(several) if len(several) else np.nan
         node, cohort, state = node[last], cohort[last], rows.state[last]
+        if self.reading.measure == "rate":
+            self._counters.note(node, value)
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

@@ -69,6 +69,8 @@ def print_json(done: Replay) -> None:
 def print_table(done: Replay, console: Console) -> None:
     """The episodes as a table: which node, since when, how severe, how certain."""
     calendar = done.history.reading.calendar
+    for doubt in done.history.reading.doubts:
+        console.print(f"in doubt: {doubt}")
     if done.episodes:
         table = Table()
         cohorts = any(episode.first.cohort for episode in done.episodes)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
-from ingero_analyze.replay.cells import SCALES, Cells, numbers, per_second_of, times
+from ingero_analyze.replay.cells import SCALES, Cells, numbers, per_second_of, points_may_be_thousands, times
 from ingero_analyze.replay.columns import Columns, recognised
-from ingero_analyze.replay.reading import ZONELESS, Reading
+from ingero_analyze.replay.reading import POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import Source, Subjects
 from ingero_analyze.tables import TableBatch, TableError, read_columns
 from ingero_contract.identifiers import node_key
@@ -145,6 +145,8 @@ class RowReader:
     def _values(self, batch: TableBatch, columns: Columns, check: _Check, working: Bools) -> Floats:
         name, measure = columns.value, columns.measure
         cells = _cells(batch, name, numbers)
+        if points_may_be_thousands(batch.columns[name]):
+            self.reading.doubt(POINTS)
         value = cells.values * columns.seconds if measure == "step_seconds" else cells.values
         check.refuse(cells.wrong, name, lambda index: f"{_shown(batch.columns[name][index])} is not a number")
         if measure == "step_seconds":

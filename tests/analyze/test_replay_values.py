@@ -1,0 +1,107 @@
+"""Values as tools write them: separators of thousands, counters, and rows of which most cannot be used."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from ingero_analyze.replay.reading import COUNTER, POINTS
+from ingero_fleet.cli import main
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
+
+
+def replay(*arguments: str | Path) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def written(folder: Path, lines: list[str]) -> Path:
+    file = folder / "history.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def slow_node(form: Callable[[float], str], delimiter: str = ",") -> list[str]:
+    """Rows of 8 nodes at about 1150 of which n3 loses 20 % from tick 120 on; `form` writes a value."""
+    values = 1150 * np.exp(0.02 * np.random.default_rng(1).normal(size=(200, 8)))
+    values[120:, 3] *= 0.8
+    lines = [delimiter.join(("time", "node", "rate"))]
+    for tick, row in enumerate(values):
+        lines += [delimiter.join((f"{5 * tick}", f"n{node}", form(value))) for node, value in enumerate(row)]
+    return lines
+
+
+FORMS: dict[str, Callable[[float], str]] = {
+    "english": lambda value: f'"{value:,.1f}"',
+    "whole": lambda value: f'"{value:,.0f}"',
+    "swiss": lambda value: f"{value:,.2f}".replace(",", "'"),
+    "space": lambda value: f"{1000 * value:,.1f}".replace(",", " "),
+    "no-break": lambda value: f"{1000 * value:,.1f}".replace(",", "\N{NO-BREAK SPACE}"),
+    "german": lambda value: f"{value:,.0f}".replace(",", "."),
+    "fixed": lambda value: f"{value:.3f}",
+    "rounded": lambda value: f"{value:.0f}",
+    "short": lambda value: f"{value / 100:.3f}".rstrip("0").rstrip("."),
+    "quarters": lambda value: f"{round(value * 4) / 4:g}",
+}
+
+
+@pytest.mark.parametrize("name", ["english", "whole", "swiss", "space", "no-break"])
+def test_separators_of_thousands_are_read(tmp_path: Path, name: str) -> None:
+    found = replay(written(tmp_path, slow_node(FORMS[name])))
+
+    assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n3", 0.2)]
+    assert found["summary"]["problems"]["count"] == 0
+
+
+def test_a_comma_of_decimals_is_none_of_thousands(tmp_path: Path) -> None:
+    lines = slow_node(lambda value: f"{value / 1000:.3f}".replace(".", ","), ";")
+
+    done = run(written(tmp_path, lines))
+
+    assert done.exit_code == 2
+    assert "is not a number: nothing can be used" in done.stderr
+
+
+def test_a_history_of_which_most_rows_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    lines = slow_node(lambda value: f"{value:.1f}" if value < 1000 else f"{value:.1f} tok/s")
+    file = written(tmp_path, lines)
+
+    done = run(file, "--json")
+
+    assert (done.exit_code, done.stdout) == (2, "")
+    place = f"{file}, row 2, column rate: '"
+    assert place in done.stderr
+    assert re.search(r"tok/s' is not a number: 1,\d\d\d of 1,600 rows cannot be used", done.stderr)
+
+
+@pytest.mark.parametrize("name", ["german", "fixed", "rounded", "short", "quarters"])
+def test_points_that_seem_to_separate_thousands_are_said(tmp_path: Path, name: str) -> None:
+    file = written(tmp_path, slow_node(FORMS[name]))
+
+    assert replay(file)["summary"]["doubts"] == ([POINTS] if name == "german" else [])
+    assert ("in doubt: values such as 1.040" in run(file).stdout) == (name == "german")
+
+
+def test_values_that_only_rise_are_said_to_be_a_counter(tmp_path: Path) -> None:
+    rate = 1000 * np.exp(0.02 * np.random.default_rng(1).normal(size=(200, 8)))
+    total = np.cumsum(5 * rate, 0)
+    total[150:, 5] -= total[150, 5]
+    lines = {
+        name: ["time,node,rate", *(f"{tick * 5},n{node},{value}" for tick, row in enumerate(values)
+                                   for node, value in enumerate(row))]
+        for name, values in (("total", total), ("rate", rate), ("ramp", rate * np.linspace(1, 2, 200)[:, None]))
+    }  # fmt: skip
+
+    found = {name: replay(written(tmp_path, rows))["summary"]["doubts"] for name, rows in lines.items()}
+
+    assert found == {"total": [COUNTER], "rate": [], "ramp": []}
