@@ -171,7 +171,45 @@ def test_histories_of_ordinary_tools_are_read_without_renaming(
     assert episode["node"] == "n2"
     assert found["summary"]["notes"] == ([note] if note else [])
     assert episode["evidence"]["expected"] == pytest.approx(100, rel=0.1)
-    assert str(episode["start"]).startswith(str(START + 1190) if "{epoch}," in line else "2026-01-01T00:19:50")
+    assert episode["start"].startswith("2026-01-01T00:19:50")
+
+
+@pytest.mark.parametrize(("scale", "unit"), [(1000, "milliseconds"), (1_000_000_000, "nanoseconds")])
+def test_times_of_several_units_in_one_file_are_each_taken_by_their_size(
+    tmp_path: Path, scale: int, unit: str
+) -> None:
+    lines = slow_node("time,node,rate", "{epoch},{node},{rate:.3f}").splitlines()
+    parts = [line.partition(",") for line in lines[1:]]
+    mixed = [f"{int(epoch) * (1 if rest < 'n3' else scale)},{rest}" for epoch, _, rest in parts]
+    (tmp_path / "same.csv").write_text("\n".join(lines))
+    (tmp_path / "mixed.csv").write_text("\n".join([lines[0], *mixed]))
+
+    same, found = judged(tmp_path / "same.csv"), judged(tmp_path / "mixed.csv")
+
+    assert found["episodes"] == same["episodes"]
+    assert found["summary"]["notes"] == [f"times are seconds and {unit} since 1970"]
+    assert found["summary"]["doubts"] == []
+
+
+@pytest.mark.parametrize(("moment", "shown"), [("{epoch}", "2026-01-01 00:"), ("{s}", "1190")])
+def test_numbers_that_can_only_be_dates_are_shown_as_such(tmp_path: Path, moment: str, shown: str) -> None:
+    (tmp_path / "history.csv").write_text(slow_node("time,node,rate", moment + ",{node},{rate}"))
+
+    done = run(tmp_path / "history.csv", "--plot", tmp_path / "plot.svg")
+    label = "hours since 2026-01-01 00:00 UTC" if moment == "{epoch}" else "seconds"
+
+    assert f"│ {shown}" in done.stdout
+    assert f"<!-- {label} -->" in (tmp_path / "plot.svg").read_text()
+
+
+def test_a_row_of_1970_is_said_to_be_out_of_place(tmp_path: Path) -> None:
+    lines = slow_node("time,node,rate", "{epoch},{node},{rate}").splitlines()
+    (tmp_path / "history.csv").write_text("\n".join([lines[0], "0,n1,100", *lines[1:]]))
+
+    found = judged(tmp_path / "history.csv")
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    assert found["summary"]["doubts"] == ["the rows span 56 years: are all times right?"]
 
 
 @pytest.mark.parametrize(
@@ -234,15 +272,22 @@ def test_a_node_that_stopped_reporting_is_named_and_not_accused(tmp_path: Path) 
     assert {episode["node"] for episode in found["episodes"]} <= {"n2"}
     (gone,) = found["summary"]["silent"]["at_end"]
     assert gone == {
-        "cluster": "", "node": "n3", "last_report": START + 990, "since": START + 1000, "until": None,
+        "cluster": "", "node": "n3", "last_report": "2026-01-01T00:16:30.000Z",
+        "since": "2026-01-01T00:16:40.000Z", "until": None,
     }  # fmt: skip
     assert found["summary"]["silent"]["ended"] == {
         "count": 1,
         "first": [
-            {"cluster": "", "node": "n4", "last_report": START + 490, "since": START + 500, "until": START + 550}
+            {
+                "cluster": "",
+                "node": "n4",
+                "last_report": "2026-01-01T00:08:10.000Z",
+                "since": "2026-01-01T00:08:20.000Z",
+                "until": "2026-01-01T00:09:10.000Z",
+            }
         ],
     }
-    assert f"1 node was silent at the end, dead or taken away: n3 since {START + 1000}" in text
+    assert "1 node was silent at the end, dead or taken away: n3 since 2026-01-01 00:16:40" in text
 
 
 def test_a_node_without_any_value_is_named(tmp_path: Path) -> None:

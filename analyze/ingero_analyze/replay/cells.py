@@ -19,8 +19,12 @@ MISSING: Final = ("", "-", "na", "n/a", "nan", "null", "none", "inf", "+inf", "-
 FEW: Final = 3
 """Cells of a form that are no exception."""
 
-SCALES: Final = {1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
+SCALES: Final = {1.0: "seconds", 1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
 """Units of times since 1970, by how many are a second."""
+
+_FINEST_FIRST: Final = (1e9, 1e6, 1e3)
+_LEAST: Final = {scale: LATEST * scale / 1e3 for scale in _FINEST_FIRST}
+"""Numbers that are not larger are of a coarser unit."""
 
 EARLIEST: Final = 1e9
 """Seconds since 1970 of the year 2001. Smaller times in a unit that a name says may count from anything."""
@@ -42,6 +46,8 @@ class Cells:
     """Whether they are dates and times of day."""
     zoneless: bool = False
     """Whether some of these had no zone and were taken as UTC."""
+    units: tuple[str, ...] = ()
+    """Units of those that are numbers of time since 1970."""
 
 
 def numbers(column: Any) -> Cells:
@@ -102,11 +108,18 @@ def _finite(column: Any) -> Floats:
     return values
 
 
-def times(column: Any, per_second: float) -> Cells:
-    """A column of Arrow as seconds: ISO 8601, timestamps, or numbers of which so many are a second.
+@dataclass(frozen=True)
+class Clock:
+    """How many of the numbers of a column are a second, and whether they count from 1970; `named`: its name says how
+    many, else each is taken by its size, because files of several writers hold several units."""
 
-    `ValueError` when its type can hold no time.
-    """
+    per_second: float
+    since_1970: bool
+    named: bool
+
+
+def times(column: Any, clock: Clock) -> Cells:
+    """A column of Arrow as seconds: ISO 8601, timestamps, or numbers. `ValueError` when its type can hold no time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -118,27 +131,31 @@ def times(column: Any, per_second: float) -> Cells:
     if is_text(column) and _is_iso(column):
         return _iso(column)
     found = numbers(column)
-    values = found.values / per_second
+    scale = np.full(len(found.values), clock.per_second)
+    if clock.since_1970 and not clock.named:
+        size = np.abs(found.values)
+        scale = np.select([size > _LEAST[unit] for unit in _FINEST_FIRST], _FINEST_FIRST, 1.0)
+    values = found.values / scale
     far = np.abs(values) > LATEST
-    return Cells(np.where(far, np.nan, values), found.wrong | far)
+    units = (
+        () if not clock.since_1970 else tuple(SCALES[each] for each in np.unique(scale[~np.isnan(values)]).tolist())
+    )
+    return Cells(np.where(far, np.nan, values), found.wrong | far, calendar=clock.since_1970, units=units)
 
 
-def per_second_of(column: Any, named: float | None) -> float:
-    """How many of a column's numbers are a second, where they can only be times since 1970 in a finer unit; else 1.
-
-    `named`: how many are one by the unit in its name, if there is one.
-    """
-    if is_text(column) and _is_iso(column):
-        return 1.0
-    try:
-        values = np.abs(numbers(column).values)
-    except ValueError:
-        return 1.0
-    values = values[np.isfinite(values)]
-    usual = float(np.median(values)) if len(values) else 0.0
-    if named is not None:
-        return named if usual > EARLIEST * named else 1.0
-    return max((scale for scale in SCALES if usual > LATEST * scale / 1e3), default=1.0)
+def clock_of(column: Any, named: float | None) -> Clock:
+    """How a column counts; numbers in a finer unit than seconds can only be times since 1970. `named`: how many are a
+    second by the unit in its name, if there is one."""
+    usual = 0.0
+    if not (is_text(column) and _is_iso(column)):
+        try:
+            values = np.abs(numbers(column).values)
+        except ValueError:
+            values = np.zeros(0)
+        values = values[np.isfinite(values)]
+        usual = float(np.sort(values)[len(values) // 2]) if len(values) else 0.0
+    scale = named or next((unit for unit in _FINEST_FIRST if usual > _LEAST[unit]), 1.0)
+    return Clock(scale, usual > EARLIEST * scale, named is not None)
 
 
 def _is_iso(column: Any) -> bool:

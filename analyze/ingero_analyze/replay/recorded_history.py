@@ -25,6 +25,10 @@ SORTED_ROWS: Final = 1 << 18
 MOST_SILENT: Final = 6
 """Ticks without any row that are judged, of those that follow one another: more make no difference."""
 
+YEAR: Final = 365.25 * 86_400.0
+LONGEST_YEARS: Final = 10.0
+"""Years that a history lasts at most."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -78,6 +82,7 @@ class RecordedHistory:
         self._cohorts_now: list[CohortKey] = []
         self._last_tick: int | None = None
         self._counters = Counters()
+        self._earliest, self._latest = np.inf, -np.inf
 
     @property
     def reading(self) -> Reading:
@@ -114,6 +119,10 @@ class RecordedHistory:
         self.reading.note_names(self.subjects)
         if self._counters.seem_so():
             self.reading.doubt(COUNTER)
+        if self._latest - self._earliest > LONGEST_YEARS * YEAR:
+            self.reading.doubt(
+                f"the rows span {(self._latest - self._earliest) / YEAR:.0f} years: are all times right?"
+            )
 
     def _release(self, held: list[BatchRows], final: bool) -> Iterator[RecordedTick]:
         """Emit whole ticks; the last two are kept, because rows may come one tick late."""
@@ -166,6 +175,7 @@ class RecordedHistory:
         """One tick from its rows, sorted by node and source: the median of the values of a node's last source, the
         last of its other columns."""
         now = float(rows.time.max())
+        self._earliest, self._latest = min(self._earliest, now), max(self._latest, now)
         known = node != self.subjects.nodes[NOBODY]
         rows, node, cohort = rows.cut(known), node[known], cohort[known]
         last = np.flatnonzero(np.diff(node, append=-1))

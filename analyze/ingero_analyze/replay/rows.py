@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
-from ingero_analyze.replay.cells import SCALES, Cells, numbers, per_second_of, points_may_be_thousands, times
+from ingero_analyze.replay.cells import Cells, Clock, clock_of, numbers, points_may_be_thousands, times
 from ingero_analyze.replay.columns import Columns, recognised
 from ingero_analyze.replay.reading import POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import Source, Subjects
@@ -97,33 +97,25 @@ class RowReader:
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             return [*used, RECORDED] if columns.recorded else used
 
-        consumed, begun, per_second = 0, False, 0.0
+        consumed, begun = 0, False
+        clock: Clock | None = None
         for batch in read_columns(file, choose, lambda error: self.reading.problems.add("", str(error))):
             columns = found[0]
             if not begun:
                 self.reading.begin(file, columns)
                 begun = True
             if batch.rows:
-                per_second = per_second or self._per_second(batch, columns)
-                rows, kept = self._rows(batch, columns, per_second)
+                clock = clock or clock_of(batch.columns[columns.roles["time"][0]], columns.per_second)
+                rows, kept = self._rows(batch, columns, clock)
                 if len(kept):
                     self.reading.rows += len(kept)
                     yield batch, rows, kept
             progress(batch.consumed - consumed)
             consumed = batch.consumed
 
-    def _per_second(self, batch: TableBatch, columns: Columns) -> float:
-        if columns.recorded:
-            return 1.0
-        found = per_second_of(batch.columns[columns.roles["time"][0]], columns.per_second)
-        if found in SCALES:
-            self.reading.note(f"times are {SCALES[found]} since 1970")
-            self.reading.calendar = True
-        return columns.per_second or found
-
-    def _rows(self, batch: TableBatch, columns: Columns, per_second: float) -> tuple[BatchRows, Ints]:
+    def _rows(self, batch: TableBatch, columns: Columns, clock: Clock) -> tuple[BatchRows, Ints]:
         check = _Check(batch, self.reading.problems)
-        time = self._times(batch, columns, per_second, check)
+        time = self._times(batch, columns, clock, check)
         empty = _empty(batch, columns)
         state = self._states(batch, columns, check)
         value = self._values(batch, columns, check, (state == ACTIVE) & ~empty)
@@ -132,13 +124,17 @@ class RowReader:
         rows = BatchRows(time, source, value, state)
         return rows.cut(kept), kept
 
-    def _times(self, batch: TableBatch, columns: Columns, per_second: float, check: _Check) -> Floats:
+    def _times(self, batch: TableBatch, columns: Columns, clock: Clock, check: _Check) -> Floats:
         name = columns.roles["time"][0]
-        cells = _cells(batch, name, lambda column: times(column, per_second))
+        cells = _cells(batch, name, lambda column: times(column, clock))
         self.reading.calendar |= cells.calendar
+        if set(cells.units) - {"seconds"}:
+            self.reading.note(f"times are {' and '.join(cells.units)} since 1970")
         if cells.zoneless:
             self.reading.note(ZONELESS)
-        check.refuse(cells.wrong, name, lambda index: _no_time(batch.columns[name][index], cells.calendar))
+        check.refuse(
+            cells.wrong, name, lambda index: _no_time(batch.columns[name][index], cells.calendar and not cells.units)
+        )
         check.refuse(np.isnan(cells.values), name, lambda _: "a time is missing or not finite")
         return cells.values
 
