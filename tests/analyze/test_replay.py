@@ -414,6 +414,39 @@ def test_a_table_without_episodes_says_so_and_names_a_slow_job(tmp_path: Path) -
     assert "all nodes lost 50 % together" in done.stdout
 
 
+@pytest.mark.parametrize("clusters", [1, 12])
+def test_losses_of_all_nodes_that_come_again_are_one_line_for_each_cohort(tmp_path: Path, clusters: int) -> None:
+    phases = [100 if tick // 100 % 2 == 0 else 50 - 5 * (tick // 500) for tick in range(600)]
+    lines = [
+        f"c{cluster},{tick * 5},n{node},{rate}"
+        for tick, rate in enumerate(phases) for cluster in range(clusters) for node in range(3)
+    ]  # fmt: skip
+    file = written(tmp_path, ["cluster,time,node,rate", *lines])
+
+    text, jobs = run(file).stdout, replay(file)["summary"]["job_slow"]
+
+    told = [line for line in text.splitlines() if "together" in line]
+    assert len(jobs) == 3 * clusters
+    assert len(told) == min(clusters, 10)
+    lost = sorted({f"{100 * job['severity']:.0f}" for job in jobs}, key=int)
+    assert f"lost {' to '.join((lost[0], lost[-1]))} % together, 3 times, from 495 to 2495: new phases" in told[0]
+    assert ("so did 2 more cohorts; --json has them all" in text) == (clusters == 12)
+
+
+def test_the_cost_of_episodes_is_told_in_node_hours(tmp_path: Path) -> None:
+    file = written(tmp_path, rows(step=60.0))
+
+    found, text = replay(file), run(file).stdout
+
+    (episode,) = found["episodes"]
+    hours = (episode["end"] - episode["start"]) / 3600
+    assert hours == pytest.approx(40 / 60, abs=0.05)
+    assert episode["lost_node_hours"] == pytest.approx(0.4 * hours, abs=0.02)
+    assert found["summary"]["lost_node_hours"] == episode["lost_node_hours"]
+    assert f"1 episode that cost {episode['lost_node_hours']:.2f} node-hours" in text
+    assert f"│ {episode['lost_node_hours']:10.3g} │" in text
+
+
 @pytest.mark.parametrize("flag", ["--tick=nan", "--tick=inf", "--budget=nan", "--warmup=99999999999999999999"])
 def test_a_flag_that_is_no_usable_number_is_refused(tmp_path: Path, flag: str) -> None:
     assert run(written(tmp_path, rows()), flag).exit_code == 2

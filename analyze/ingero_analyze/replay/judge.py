@@ -173,6 +173,16 @@ class Replay:
     silences: Silences
     watch: Watch | None
 
+    def lasted(self, episode: Episode) -> float:
+        """Seconds that an episode lasted, until the last tick if it goes on."""
+        since = episode.first.since or 0.0
+        end = episode.end if episode.ended else self.last
+        return max(0.0, (since if end is None else end) - since)
+
+    def lost_node_hours(self, episode: Episode) -> float:
+        """What an episode cost: the share that its node lost, times the hours that it lasted."""
+        return max(episode.first.severity, episode.last.severity) * self.lasted(episode) / 3600
+
     def summary(self) -> dict[str, Any]:
         """The summary as JSON, times in seconds."""
         reading = self.history.reading
@@ -182,6 +192,7 @@ class Replay:
             "rows": reading.rows,
             "node_hours": round(self.judge.node_hours, 6),
             "episodes": len(self.episodes),
+            "lost_node_hours": round(sum(map(self.lost_node_hours, self.episodes)), 6),
             **self.judge.summary(),
             "cohorts": len(self.history.subjects.cohorts),
             "columns": {"used": reading.used, "ignored": reading.ignored},

@@ -1,0 +1,134 @@
+"""What a replay says in sentences below its table: how much was judged, what happened to all nodes, and how the files
+were read."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ingero_analyze.replay.columns import LABELS
+from ingero_analyze.replay.judge import Replay
+from ingero_analyze.terminal import plain
+
+MOST_NAMES: Final = 10
+"""Most nodes, columns and cohorts that are named; JSON has all of them."""
+
+
+def below(done: Replay) -> Iterator[str]:
+    """The sentences, in order."""
+    calendar, about = done.history.reading.calendar, done.summary()
+    words = (
+        f"{_counted(about['nodes'], 'node')}, {_counted(about['ticks'], 'tick')} of {done.history.tick_seconds:g} s, "
+        f"{about['node_hours']:,.1f} node-hours judged, {_counted(about['episodes'], 'episode')}"
+    )
+    if about["episodes"]:
+        words += f" that cost {about['lost_node_hours']:,.2f} node-hours"
+    if about["budget"] is not None:
+        allowed = about["budget"] * about["node_hours"]
+        words += f"; the budget allows {allowed:.2g} false ones, {about['estimated_false_alarms']:.2g} are estimated"
+    yield words
+    if about["budget"] is not None:
+        yield from _limits(about)
+    yield from _slow_jobs(about, calendar)
+    yield from _silent(about["silent"], calendar)
+    yield from _reading(done, about)
+
+
+def _slow_jobs(about: dict[str, Any], calendar: bool) -> Iterator[str]:
+    """Losses of whole cohorts, a line for each cohort."""
+    cohorts: dict[str, list[dict[str, Any]]] = {}
+    for job in about.get("job_slow", ()):
+        cohorts.setdefault(job["cohort"], []).append(job)
+    for name, jobs in list(cohorts.items())[:MOST_NAMES]:
+        few = name in about["small_cohorts"]
+        least, most = (f"{100 * each(job['severity'] for job in jobs):.0f}" for each in (min, max))
+        lost = least if least == most else f"{least} to {most}"
+        since = short_time(jobs[0]["since"], calendar)
+        words = f"{_cohort(name)} lost {lost} % {'on average' if few else 'together'}"
+        if len(jobs) > 1:
+            words += f", {len(jobs):,} times, from {since} to {short_time(jobs[-1]['since'], calendar)}"
+            why = "new phases or a slow job, nobody's fault; rises between them are not listed"
+        else:
+            words += f", since {since}"
+            why = "a new phase or a slow job, nobody's fault"
+        yield f"{words}: {'too few nodes to tell whose fault' if few else why}"
+    if len(cohorts) > MOST_NAMES:
+        yield f"so did {_counted(len(cohorts) - MOST_NAMES, 'more cohort')}; --json has them all"
+
+
+def _limits(about: dict[str, Any]) -> Iterator[str]:
+    """Why the detector could judge nobody, or not all nodes."""
+    parameters, small = about["parameters"], about["small_cohorts"]
+    if about["ticks"] <= parameters["warmup"]:
+        yield f"the history has no more ticks than the warm-up ({parameters['warmup']}): nobody is judged"
+    elif not about["node_hours"] and not small:
+        yield "nobody is judged: no node worked in one cohort for as long as the warm-up"
+    if small:
+        nodes, cohorts = _counted(sum(small.values()), "node"), _counted(len(small), "cohort")
+        fewest = parameters["min_peers"]
+        yield f"{nodes} cannot be judged, in {cohorts} with fewer than {fewest} nodes to compare"
+
+
+def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
+    for what, every in (("was silent at the end, dead or taken away", silent["at_end"]),
+                        ("never had a value", silent["always"])):  # fmt: skip
+        if every:
+            shown = [
+                plain("/".join(filter(None, (one["cluster"], one["node"]))))
+                + (f" since {short_time(one['since'], calendar)}" if "since" in one else "")
+                for one in every[:MOST_NAMES]
+            ]
+            words = what if len(every) == 1 else what.replace("was", "were", 1)
+            yield f"{_counted(len(every), 'node')} {words}: {_listed(shown, every)}"
+
+
+def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:
+    """How the file was read, where it is no recording, and what of it was not used."""
+    reading = done.history.reading
+    missing, problems = about["without_value"], about["problems"]
+    if not reading.recorded:
+        roles = {role: names for role, names in reading.used.items() if role not in LABELS}
+        columns = [
+            role if names == [role] else f"{role} = {plain(', '.join(names))}" for role, names in roles.items()
+        ]
+        labels = plain(", ".join(reading.labels))
+        compared = f"{_counted(about['cohorts'], 'cohort')} by {labels}" if labels else "no column forms cohorts"
+        yield f"columns: {', '.join(columns)}; {compared}" + "".join(f"; {note}" for note in reading.notes)
+        if reading.ignored:
+            yield f"columns not used: {plain(_listed(reading.ignored[:MOST_NAMES], reading.ignored))}"
+    if missing["count"]:
+        rows = _counted(missing["count"], "row")
+        yield f"no report: {rows} without a value, first {plain(missing['first'])}"
+    if problems["count"]:
+        yield f"{_counted(problems['count'], 'row')} could not be used, first {plain(problems['first'][0])}"
+    if problems["count"] and reading.recorded:
+        yield "rows of a recording are missing, so this is not what that Fleet has judged"
+
+
+def _listed(shown: Sequence[str], every: Sequence[Any]) -> str:
+    more = len(every) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+
+def states_sentence(states: dict[str, Any]) -> str:
+    """Whether the states are those that the recording holds."""
+    if states["differ"]:
+        return (
+            f"results may differ on this processor: {states['differ']} of {states['compared']} recorded states "
+            f"differ (recorded with {states['recorded_with']}, replayed with {states['replayed_with']})"
+        )
+    return f"results are equal: all {states['compared']} recorded states are"
+
+
+def _cohort(name: str) -> str:
+    return f"the whole cohort {plain(name)}" if name else "all nodes"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def short_time(seconds: float | None, calendar: bool) -> str:
+    """A time for people, in the input's own unit."""
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if calendar else f"{seconds:.10g}"
