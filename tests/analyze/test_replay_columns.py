@@ -216,6 +216,13 @@ def test_a_row_of_1970_is_said_to_be_out_of_place(tmp_path: Path) -> None:
     ("names", "chosen", "words"),
     [
         (["time", "host", "instance", "rate"], {}, "host, instance could all be the node; choose one with --column"),
+        (
+            ['{"status":"success"', '"data":{}}'],
+            {},
+            "this is JSON, and CSV or Parquet is needed, with one row for each",
+        ),
+        (["Time", "node-1", "node-2"], {}, "where each node has a column of its own, turn these into rows"),
+        (["time", "rate", "node-1"], {}, "there is no column 'node' (there are: time, rate, node-1); choose one"),
         (["time", "node", "latency"], {}, "there are: time, node, latency); choose one with --column rate=COLUMN"),
         (
             ["when", "node", "rate"],
@@ -288,6 +295,33 @@ def test_a_node_that_stopped_reporting_is_named_and_not_accused(tmp_path: Path) 
         ],
     }
     assert "1 node was silent at the end, dead or taken away: n3 since 2026-01-01 00:16:40" in text
+
+
+@pytest.mark.parametrize("line", ["{s}, {node}, {rate}, A", "{s} | {node}  |  {rate} | A ", " {s},{node} ,{rate},A"])
+def test_blanks_around_names_are_no_part_of_them(tmp_path: Path, line: str) -> None:
+    delimiter = "|" if "|" in line else ","
+    header = "time, node, rate, job".replace(",", f" {delimiter}")
+    (tmp_path / "padded.csv").write_text(slow_node(header, line))
+    (tmp_path / "plain.csv").write_text(slow_node("time,node,rate,job", "{s},{node},{rate},A"))
+    halves = slow_node(header, line).splitlines()
+    plain = [text.replace(" ", "").replace("|", ",") for text in halves]
+    (tmp_path / "first.csv").write_text("\n".join(halves[:600]))
+    (tmp_path / "second.csv").write_text("\n".join([plain[0], *plain[600:]]))
+
+    whole = judged(tmp_path / "plain.csv")
+
+    assert [episode["node"] for episode in whole["episodes"]] == ["n2"]
+    for files in (["padded.csv"], ["first.csv", "second.csv"]):
+        found = judged(*(tmp_path / file for file in files))
+        assert found["episodes"] == whole["episodes"]
+        assert found["summary"]["nodes"] == 6
+
+
+def test_a_node_of_blanks_has_no_name(tmp_path: Path) -> None:
+    text = slow_node("time,node,rate", "{s},{node},{rate}")
+    (tmp_path / "history.csv").write_text(text + "2000,  ,100\n")
+
+    assert "column node: a node needs a name" in judged(tmp_path / "history.csv")["summary"]["problems"]["first"][0]
 
 
 def test_a_node_without_any_value_is_named(tmp_path: Path) -> None:

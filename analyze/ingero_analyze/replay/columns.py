@@ -14,6 +14,8 @@ MEASURES: Final = ("score", "rate", "step_seconds")
 LABELS: Final = (*PARTS, "cohort")
 """What the nodes of a cohort share. Several columns may hold one of these."""
 
+ROWS: Final = "one row for each node and time, such as time,node,rate"
+
 ROLES: Final = ("time", "node", *MEASURES, "cluster", "gpu", "state", *LABELS)
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -94,6 +96,8 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
 
     Columns of a recording have their own names. `ValueError` says which column is missing or not certain.
     """
+    if names and names[0][:1] in ("{", "["):
+        raise ValueError(f"this is JSON, and CSV or Parquet is needed, with {ROWS}")
     recorded = RECORDED in names
     taken = {name for columns in chosen.values() for name in columns}
     for name in sorted(taken - set(names)):
@@ -101,6 +105,11 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
     free = [name for name in names if name not in taken]
     matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
     roles = {role: tuple(columns) for role, columns in chosen.items() if columns}
+    if "node" not in roles and _is_wide(names, matching):
+        raise ValueError(
+            f"there is no column 'node' ({_there_are(names)}): where each node has a column of its own, turn these "
+            f"into rows, because {ROWS} is needed; or choose one with --column node=COLUMN"
+        )
     for role in ("time", "node"):
         if role not in roles:
             roles[role] = (_only(role, names, matching[role]),)
@@ -124,6 +133,13 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
         roles, measures[0], _unit(roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
         tuple(name for name in names if name and name not in used), recorded,
     )  # fmt: skip
+
+
+def _is_wide(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> bool:
+    """Whether no column but the time has a name that is known, and several have none."""
+    known = {name for role, found in matching.items() for name in found if role != "time"}
+    others = [name for name in names if name and name not in matching["time"]]
+    return bool(matching["time"]) and not known and len(others) > 1
 
 
 def _only(role: str, names: Sequence[str], matching: Sequence[str]) -> str:

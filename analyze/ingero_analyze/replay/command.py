@@ -91,8 +91,8 @@ def command(
     slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses others. The output says how the file was
     read, and which columns, cells and rows were not used.
 
-    Exit status 0 whether or not somebody is accused, 1 when the plot cannot be written, 2 when a flag or a file
-    cannot be used, or no row of the files.
+    Exit status 0 whether or not somebody is accused, 1 when writing the picture fails in the end, 2 when a flag, such
+    as --plot with a file that cannot be written, or a file cannot be used, or most rows of the files.
 
     \b
     ingero-fleet replay history.csv
