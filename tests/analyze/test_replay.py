@@ -184,7 +184,10 @@ GOOD = "time,node,rate\n0,a,1\n5,a,1\n"
         ("", "the file is empty"),
         ("time,node,rate\n", "there are no rows"),
         ("time,rate\n0,1\n", "no column 'node' (there are: time, rate); choose one with --column node=COLUMN"),
-        ("time,node\n0,a\n", "exactly one of the columns score, rate, step_seconds is needed; there is none"),
+        (
+            "time,node\n0,a\n",
+            "exactly one of the columns score, rate, step_seconds, counter is needed; there is none",
+        ),
         ("time,node,rate,score\n0,a,1,1\n", "there are score and rate"),
         ("time,node,score\n0,a,2\n", "a score lies between 0 and 1, this is 2: nothing can be used"),
         ("time,node,step_seconds\n0,a,0\n", "0 is not positive"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ingero_analyze.replay.subjects import Source, Subjects
+from ingero_analyze.replay.subjects import RowSource, Subjects
 from ingero_contract.identifiers import node_key
 from ingero_fleet.cli import main
 
@@ -172,7 +172,7 @@ def test_files_that_overlap_hold_the_same_nodes(tmp_path: Path) -> None:
 def named(subjects: Subjects, ticks: range, *labels: Callable[[int], str]) -> list[str]:
     """Assign rows of a node, one for every tick and label; the names of those of the last tick."""
     node = node_key("", "n0")
-    rows = [(tick, subjects.number(Source(node, "", ("", label(tick)), 0))) for tick in ticks for label in labels]
+    rows = [(tick, subjects.number(RowSource(node, "", ("", label(tick)), 0))) for tick in ticks for label in labels]
     tick, source = np.array(rows, np.int64).T
     numbers, _ = subjects.assign(source, tick, np.ones(len(rows)), exact=False)
     names = list(subjects.nodes)

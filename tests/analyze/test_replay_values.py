@@ -92,16 +92,60 @@ def test_points_that_seem_to_separate_thousands_are_said(tmp_path: Path, name: s
     assert ("in doubt: values such as 1.040" in run(file).stdout) == (name == "german")
 
 
-def test_values_that_only_rise_are_said_to_be_a_counter(tmp_path: Path) -> None:
+def rows_of(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
+    """A row for every node and tick of 5 s."""
+    lines = [f"{5 * tick},n{node},{value}" for tick, row in enumerate(values) for node, value in enumerate(row)]
+    return [f"time,node,{name}", *lines]
+
+
+def counted() -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
+    """Rates of 8 nodes of which n3 loses 20 % from tick 120 on, and their counters, of which n5's begins anew."""
     rate = 1000 * np.exp(0.02 * np.random.default_rng(1).normal(size=(200, 8)))
+    rate[120:, 3] *= 0.8
     total = np.cumsum(5 * rate, 0)
-    total[150:, 5] -= total[150, 5]
-    lines = {
-        name: ["time,node,rate", *(f"{tick * 5},n{node},{value}" for tick, row in enumerate(values)
-                                   for node, value in enumerate(row))]
-        for name, values in (("total", total), ("rate", rate), ("ramp", rate * np.linspace(1, 2, 200)[:, None]))
-    }  # fmt: skip
+    total[150:, 5] -= total[149, 5]
+    return rate, total
 
-    found = {name: replay(written(tmp_path, rows))["summary"]["doubts"] for name, rows in lines.items()}
 
-    assert found == {"total": [COUNTER], "rate": [], "ramp": []}
+def test_values_that_only_rise_are_said_to_be_a_counter(tmp_path: Path) -> None:
+    rate, total = counted()
+    ramp = rate * np.linspace(1, 2, 200)[:, None]
+
+    found = [
+        replay(written(tmp_path, rows_of("rate", values)))["summary"]["doubts"] for values in (total, rate, ramp)
+    ]
+
+    assert found == [[COUNTER], [], []]
+
+
+def test_a_counter_is_judged_by_its_increase_per_second(tmp_path: Path) -> None:
+    rate, total = counted()
+    file = written(tmp_path, rows_of("tokens_total", total))
+
+    found = replay(file, "--column", "counter=tokens_total")
+
+    (episode,) = found["episodes"]
+    assert (episode["node"], episode["kind"]) == ("n3", "slow")
+    assert episode["severity"] == pytest.approx(0.2, abs=0.02)
+    assert episode["evidence"]["value"] == pytest.approx(rate[int(episode["detected"]) // 5, 3])
+    assert (found["summary"]["doubts"], found["summary"]["ticks"]) == ([], 199)
+
+
+def test_counters_of_gpus_and_rows_that_come_late_are_each_followed_by_themselves(tmp_path: Path) -> None:
+    _, total = counted()
+    lines = [
+        f"{5 * tick + (node % 2)},n{node // 4},{node % 4},{value if (tick + node) % 50 else ''}"
+        for tick, row in enumerate(total) for node, value in enumerate(row)
+    ]  # fmt: skip
+    lines[100], lines[108] = lines[108], lines[100]
+
+    found = replay(written(tmp_path, ["time,node,gpu,counter", *lines]))
+
+    assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n0/3", 0.2)]
+
+
+def test_a_counter_with_one_row_for_each_node_is_refused(tmp_path: Path) -> None:
+    done = run(written(tmp_path, ["time,node,counter", "0,a,1", "0,b,1"]))
+
+    assert done.exit_code == 2
+    assert "no counter rises from one row of a node to the next" in done.stderr

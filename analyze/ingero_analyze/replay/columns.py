@@ -8,7 +8,7 @@ from typing import Final
 from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
 from ingero_fleet.recording import PARTS, RECORDED
 
-MEASURES: Final = ("score", "rate", "step_seconds")
+MEASURES: Final = ("score", "rate", "step_seconds", "counter")
 """What a value can be; a history has exactly one of them."""
 
 LABELS: Final = (*PARTS, "cohort")
@@ -32,6 +32,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "step seconds", "step time", "step duration", "step latency", "iteration time", "iteration duration",
         "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration",
     ),
+    "counter": (),
     "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
     "gpu": (
         "gpu", "gpu id", "gpu index", "gpu uuid", "device", "device id", "device index", "accelerator", "local rank",
@@ -167,7 +168,7 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
         )
     raise ValueError(
         f"exactly one of the columns {', '.join(MEASURES)} is needed; there is none ({_there_are(names)}); "
-        f"choose one with --column rate=COLUMN, or step_seconds or score instead of rate"
+        f"choose one with --column rate=COLUMN, or step_seconds, score or counter instead of rate"
     )
 
 

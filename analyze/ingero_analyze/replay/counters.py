@@ -1,4 +1,4 @@
-"""Sees whether values are those of counters, which rise all the time, instead of rates. Pure."""
+"""Turns counters, which rise all the time, into rates, and sees where values seem to be of counters. Pure."""
 
 from typing import Final
 
@@ -16,9 +16,42 @@ MOST_OTHERS: Final = 0.1
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
-class Counters:
+class Increases:
+    """The increase of each source's counter per second, from one of its rows to the next."""
+
+    def __init__(self) -> None:
+        self._time, self._value = np.zeros(0), np.zeros(0)
+
+    def rates(self, source: Ints, time: Floats, value: Floats) -> tuple[Floats, Bools]:
+        """The rates of rows, and which have one: not the first of a source, nor the first of a counter that fell.
+
+        Rows without a value are as they were.
+        """
+        more = int(source.max(initial=-1)) + 1 - len(self._time)
+        if more > 0:
+            unknown = np.full(more, np.nan)
+            self._time, self._value = np.append(self._time, unknown), np.append(self._value, unknown)
+        counted = np.flatnonzero(np.isfinite(value))
+        order = counted[np.lexsort((time[counted], source[counted]))]
+        of = source[order]
+        begins = np.diff(of, prepend=-1) != 0
+        times, values = time[order], value[order]
+        before = np.where(begins, self._time[of], np.roll(times, 1))
+        least = np.where(begins, self._value[of], np.roll(values, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = (values - least) / (times - before)
+        known = (times > before) & (rate >= 0)
+        ends = np.append(begins[1:], True)[: len(of)]
+        self._time[of[ends]], self._value[of[ends]] = times[ends], values[ends]
+        found, kept = value.copy(), np.ones(len(value), np.bool_)
+        found[order], kept[order] = rate, known
+        return found, kept
+
+
+class RisesAndFalls:
     """Counts how often the value of every node rises and falls from tick to tick."""
 
     def __init__(self) -> None:
@@ -34,7 +67,7 @@ class Counters:
         self._falls[node] += value < self._last[node]
         self._last[node] = value
 
-    def seem_so(self) -> bool:
+    def seem_counted(self) -> bool:
         """Whether the values of nearly all nodes hardly ever fall."""
         enough = self._rises + self._falls >= FEWEST_RISES
         others = self._falls > MOST_FALLS * self._rises

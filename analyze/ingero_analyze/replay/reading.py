@@ -15,8 +15,8 @@ POINTS: Final = (
     "values such as 1.040 beside 987 are read as decimals: write them without points that separate thousands"
 )
 COUNTER: Final = (
-    "the values of all nodes only rise: if this is a counter, give its increase per second, such as rate(x[5m]) of "
-    "Prometheus; it is judged as a rate"
+    "the values of nearly all nodes only rise, and are judged as rates; if they are counts, choose their column with "
+    "--column counter=COLUMN"
 )
 ZONELESS: Final = "times without a zone are taken as UTC"
 

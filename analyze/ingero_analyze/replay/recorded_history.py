@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.columns import LABELS
-from ingero_analyze.replay.counters import Counters
+from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.reading import COUNTER, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.subjects import NOBODY, Subjects
@@ -81,7 +81,7 @@ class RecordedHistory:
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
         self._last_tick: int | None = None
-        self._counters = Counters()
+        self._rises, self._increases = RisesAndFalls(), Increases()
         self._earliest, self._latest = np.inf, -np.inf
 
     @property
@@ -102,7 +102,9 @@ class RecordedHistory:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""
         held: list[BatchRows] = []
         waiting = 0
-        for rows in self._merged():
+        for rows in map(self._as_rates, self._merged()):
+            if not len(rows.time):
+                continue
             held.append(rows)
             waiting += len(rows.time)
             if waiting < 1 << 16 and self._started:
@@ -115,14 +117,23 @@ class RecordedHistory:
             raise error
         if not self.reading.rows:
             raise TableError(", ".join(self.files), "there are no rows")
+        if not self._started:
+            raise TableError(", ".join(self.files), "no counter rises from one row of a node to the next")
         self.subjects.finish()
         self.reading.note_names(self.subjects)
-        if self._counters.seem_so():
+        if self._rises.seem_counted():
             self.reading.doubt(COUNTER)
         if self._latest - self._earliest > LONGEST_YEARS * YEAR:
             self.reading.doubt(
                 f"the rows span {(self._latest - self._earliest) / YEAR:.0f} years: are all times right?"
             )
+
+    def _as_rates(self, rows: BatchRows) -> BatchRows:
+        """The rows with rates instead of counters, without those that have none."""
+        if self.reading.measure != "counter":
+            return rows
+        value, kept = self._increases.rates(rows.source, rows.time, rows.value)
+        return replace(rows, value=value).cut(kept)
 
     def _release(self, held: list[BatchRows], final: bool) -> Iterator[RecordedTick]:
         """Emit whole ticks; the last two are kept, because rows may come one tick late."""
@@ -191,7 +202,7 @@ class RecordedHistory:
                 value[place] = np.median(several) if len(several) else np.nan
         node, cohort, state = node[last], cohort[last], rows.state[last]
         if self.reading.measure == "rate":
-            self._counters.note(node, value)
+            self._rises.note(node, value)
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

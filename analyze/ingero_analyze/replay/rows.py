@@ -12,7 +12,7 @@ from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.replay.cells import Cells, Clock, clock_of, numbers, points_may_be_thousands, times
 from ingero_analyze.replay.columns import Columns, recognised
 from ingero_analyze.replay.reading import POINTS, ZONELESS, Reading
-from ingero_analyze.replay.subjects import Source, Subjects
+from ingero_analyze.replay.subjects import RowSource, Subjects
 from ingero_analyze.tables import TableBatch, TableError, read_columns
 from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ACTIVE
@@ -196,7 +196,7 @@ class RowReader:
             if not columns.recorded:
                 texts = [text.strip() for text in texts]
             shared = ("/".join(filter(None, texts[start:stop])) for start, stop in pairwise(ends))
-            return self.subjects.number(Source(node_key(*texts[:2]), texts[2], (texts[0], *shared), file))
+            return self.subjects.number(RowSource(node_key(*texts[:2]), texts[2], (texts[0], *shared), file))
 
         parts = [self._column(batch, columns.one("cluster")), (node, names), self._column(batch, columns.one("gpu"))]
         parts += [self._column(batch, one) for several in labels for one in several]

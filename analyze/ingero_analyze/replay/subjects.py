@@ -28,7 +28,7 @@ Members = dict[tuple[int, int], list[int]]
 """Numbers of sources by unit and part: codes of what they share, and of what differs between them."""
 
 
-class Source(NamedTuple):
+class RowSource(NamedTuple):
     """What tells rows of a history apart, besides their time. `file`: its number."""
 
     node: NodeKey
@@ -52,15 +52,15 @@ class Subjects:
         self.parts: set[int] = set()
         """Places in the keys of cohorts that are parts of names."""
         self._files = _short_names(files)
-        self._sources: dict[Source, int] = {}
-        self._known: list[Source] = []
+        self._sources: dict[RowSource, int] = {}
+        self._known: list[RowSource] = []
         self._codes: tuple[dict[NodeKey, int], dict[str, int], dict[CohortKey, int]] = ({}, {}, {})
         self._table = np.zeros((0, 4), np.int64)
         self._node, self._cohort = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._split: dict[int, tuple[int, ...]] = {}
         self._begun = False
 
-    def number(self, source: Source) -> int:
+    def number(self, source: RowSource) -> int:
         """The number of a source."""
         return self._sources.setdefault(source, len(self._sources))
 
@@ -173,7 +173,7 @@ class Subjects:
         words = [source.node[1], source.gpu if self.by_gpu else "", *labels, file]
         return node_key(self._cluster(source), "/".join(filter(None, words)))
 
-    def _cluster(self, source: Source) -> str:
+    def _cluster(self, source: RowSource) -> str:
         return self._files[source.file] if self.files_are_clusters else source.node[0]
 
 
