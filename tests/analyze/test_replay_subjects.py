@@ -149,6 +149,18 @@ def test_files_with_the_same_nodes_and_other_values_are_clusters(tmp_path: Path)
     assert "so each file is a cluster" in note
 
 
+def test_the_picture_has_the_clusters_of_nodes(tmp_path: Path) -> None:
+    rows = history(tmp_path / "history.csv", {"east": rates(1000.0, 1), "west": rates(50.0, 2)}, "cluster")
+
+    done = CliRunner().invoke(main, ["replay", str(rows), "--plot", str(tmp_path / "plot.svg")])
+
+    assert done.exit_code == 0, done.stderr
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert "<!-- east/n3 -->" in drawn
+    assert "<!-- west/n3 -->" in drawn
+    assert "2 cohorts by cluster" in done.stdout
+
+
 def test_a_file_for_every_rank_tells_the_ranks_of_a_node_apart(tmp_path: Path) -> None:
     values = [rates(1000.0, seed, nodes=2) for seed in range(4)]
     values[2][200:, 1] *= 0.7

@@ -9,6 +9,7 @@ import numpy as np
 
 from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_analyze.replay.judge import Replay
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.episodes import Episode
 
 MOST_NODES: Final = 60
@@ -50,7 +51,7 @@ def draw(done: Replay, file: Path) -> None:
         np.clip(grid[shown], 0, 1.25), aspect="auto", interpolation="nearest", cmap="RdYlGn", vmin=0.4, vmax=1.1,
         extent=(hours[0], hours[-1], len(shown), 0),
     )  # fmt: skip
-    top.set_yticks(np.arange(len(shown)) + 0.5, [names[place][1] for place in shown], fontsize=6)
+    top.set_yticks(np.arange(len(shown)) + 0.5, [_shown(names[place]) for place in shown], fontsize=6)
     top.set_title("speed of nodes relative to what was expected of them; black bars: accused")
     figure.colorbar(heatmap, ax=top, pad=0.01)
     scale = 3600.0 if done.history.reading.calendar else 1.0
@@ -71,6 +72,10 @@ def draw(done: Replay, file: Path) -> None:
     save(plt, figure, file)
 
 
+def _shown(node: NodeKey) -> str:
+    return "/".join(filter(None, node))
+
+
 def _curve(
     axis: Any,
     hours: Any,
@@ -82,12 +87,12 @@ def _curve(
     last: float,
 ) -> None:
     first = episodes[0].first
-    name = (first.cluster, first.node)
+    name = node_key(first.cluster, first.node)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         axis.plot(hours, np.nanmedian(grid, axis=0), color="0.6", linewidth=0.8, label="median of all")
     if name in number:
-        axis.plot(hours, grid[number[name]], color="tab:red", linewidth=0.8, label=first.node)
+        axis.plot(hours, grid[number[name]], color="tab:red", linewidth=0.8, label=_shown(name))
     for episode in episodes:
         start, end = ((episode.first.since or 0.0) - ground) / scale, ((episode.end or last) - ground) / scale
         axis.axvspan(start, end, color="tab:red", alpha=0.12)
@@ -96,6 +101,6 @@ def _curve(
     axis.ticklabel_format(axis="x", useOffset=False, style="plain")
     most = max(episode.last.severity for episode in episodes)
     axis.set_title(
-        f"{first.node}: {episodes[-1].last.kind}, up to {100 * most:.0f} % lost; dashed: named", fontsize=9
+        f"{_shown(name)}: {episodes[-1].last.kind}, up to {100 * most:.0f} % lost; dashed: named", fontsize=9
     )
     axis.legend(fontsize=7, loc="lower left")

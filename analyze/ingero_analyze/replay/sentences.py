@@ -90,7 +90,7 @@ def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:
         columns = [
             role if names == [role] else f"{role} = {plain(', '.join(names))}" for role, names in roles.items()
         ]
-        labels = plain(", ".join(reading.labels))
+        labels = plain(", ".join((*reading.used.get("cluster", ()), *reading.labels)))
         compared = f"{_counted(about['cohorts'], 'cohort')} by {labels}" if labels else "no column forms cohorts"
         yield f"columns: {', '.join(columns)}; {compared}" + "".join(f"; {note}" for note in reading.notes)
         if reading.ignored:
