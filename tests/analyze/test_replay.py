@@ -491,6 +491,9 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_read(
     assert done.exit_code == 2
     assert words in done.stderr.replace("\n", "")
     assert "no-such-history" not in done.stderr
+    assert "2 when a flag, such as --plot with a file that cannot be written" in " ".join(
+        run("--help").stdout.split()
+    )
 
 
 def test_a_plot_that_fails_in_the_end_takes_no_result_away(tmp_path: Path) -> None:

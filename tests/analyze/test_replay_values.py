@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from ingero_analyze.replay.counters import Increases
 from ingero_analyze.replay.reading import COUNTER, POINTS
 from ingero_fleet.cli import main
 
@@ -142,6 +143,22 @@ def test_counters_of_gpus_and_rows_that_come_late_are_each_followed_by_themselve
     found = replay(written(tmp_path, ["time,node,gpu,counter", *lines]))
 
     assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n0/3", 0.2)]
+
+
+def test_counters_are_followed_from_batch_to_batch() -> None:
+    random = np.random.default_rng(1)
+    source = random.permutation(np.repeat(np.arange(5), 40))
+    time, value = np.arange(200.0), np.cumsum(random.uniform(0, 9, 200))
+    value[random.choice(200, 20, replace=False)] = np.nan
+    value[150:] -= 500
+
+    whole, batches = Increases(), Increases()
+    rates, kept = whole.rates(source, time, value)
+    parts = [batches.rates(source[part], time[part], value[part]) for part in np.array_split(np.arange(200), 7)]
+
+    assert np.array_equal(np.concatenate([part[1] for part in parts]), kept)
+    assert np.array_equal(np.concatenate([part[0] for part in parts])[kept], rates[kept], equal_nan=True)
+    assert (rates[kept & np.isfinite(value)] >= 0).all()
 
 
 def test_a_counter_with_one_row_for_each_node_is_refused(tmp_path: Path) -> None:
