@@ -2,7 +2,6 @@
 
 import json
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,7 @@ def test_exported_scores_are_replayed_and_name_the_slow_node(database: str, tmp_
     (episode,) = json.loads(run(ingero_fleet, "replay", file, "--json"))["episodes"]
 
     assert (episode["cluster"], episode["node"], episode["kind"]) == ("c", "n2", "slow")
-    lasted = datetime.fromisoformat(episode["end"]) - datetime.fromisoformat(episode["start"])
-    assert lasted.total_seconds() == pytest.approx(200, abs=30)
+    assert episode["end"] - episode["start"] == pytest.approx(200, abs=30)
 
 
 @pytest.mark.parametrize(("cluster", "kind", "ranks"), [("ring", "node", [3]), ("even", "none", [])])

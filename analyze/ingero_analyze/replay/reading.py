@@ -37,6 +37,8 @@ class Reading:
     problems: Problems = field(default_factory=Problems)
     mergeable: tuple[int, ...] = ()
     calendar: bool = False
+    foreign_times: bool = False
+    """Whether some times are no numbers of seconds, so that results give them as ISO 8601."""
     recorded: bool = False
 
     @property

@@ -26,13 +26,13 @@ MOST_ROWS: Final = 200
 
 
 def moment(seconds: float | None, calendar: bool) -> float | str | None:
-    """A time in the input's own unit."""
+    """A time as machines join it with the input: seconds if it has seconds, ISO 8601 for any other form."""
     return rfc3339(seconds) if calendar and seconds is not None else seconds
 
 
 def to_json(done: Replay) -> dict[str, Any]:
     """All results as one JSON object."""
-    calendar = done.history.reading.calendar
+    calendar = done.history.reading.foreign_times
     episodes = []
     for episode in done.episodes:
         found = episode.to_json() | {"evidence": _as_decided(episode.first).to_json()}

@@ -128,6 +128,7 @@ class RowReader:
         name = columns.roles["time"][0]
         cells = _cells(batch, name, lambda column: times(column, clock))
         self.reading.calendar |= cells.calendar
+        self.reading.foreign_times |= cells.calendar and set(cells.units) != {"seconds"}
         if set(cells.units) - {"seconds"}:
             self.reading.note(f"times are {' and '.join(cells.units)} since 1970")
         if cells.zoneless:
