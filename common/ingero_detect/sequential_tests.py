@@ -300,7 +300,8 @@ def _long_run_scale(
 def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
     """Compute how much this tick may add. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
-    band = np.where(nodes.new, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
+    wide = nodes.new | _many_moved_differently(memory, parameters, nodes)[group]
+    band = np.where(wide, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
     z = -nodes.gap / scale
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
     allowance = np.maximum(parameters.drift, band / scale) + error
@@ -314,6 +315,21 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
     cap = np.where(crowded, np.minimum(cap, alarm / CROWD_TICKS), cap)
     return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
+
+
+def _many_moved_differently(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Bools:
+    """By group: whether it moves to another phase in which a tenth of its nodes, and two at least, do less than most.
+
+    A job that does something else loads its nodes differently; a straggler that drags the others along is alone.
+    """
+    reference = nodes.reference
+    moving: Bools = reference.common & ~memory.group("back")
+    if not moving.any():
+        return moving
+    low = (-nodes.gap > np.maximum(parameters.own_band, 2 * nodes.scale)) & ~nodes.accused & nodes.ready
+    many = np.bincount(nodes.group[low], minlength=len(moving))
+    several: Bools = moving & (many >= 2) & (many > 0.1 * reference.count)
+    return several
 
 
 def is_crowd(falling: Ints, nodes: Ints) -> Bools:

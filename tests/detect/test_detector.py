@@ -882,3 +882,25 @@ def test_a_node_that_had_more_load_and_falls_below_its_peers_is_accused() -> Non
 
 def test_two_nodes_that_were_ahead_are_another_kind_and_are_accused_of_what_they_lose() -> None:
     assert {node for _, node in with_more_load_for_a_while(1.3, 1.0, 1, also=4).accused()} == {"n3", "n4"}
+
+
+def test_a_second_kind_of_hardware_that_a_new_phase_costs_more_is_not_accused() -> None:
+    """Of 16 nodes four, which no label tells apart, lose another 8 % when the job enters another phase."""
+    rates = healthy(500, 16, 5, noise=0.02)
+    rates[:, 12:] *= 0.4
+    rates[300:] *= 0.8
+    rates[300:, 12:] *= 0.92
+
+    assert play(rates).accused() == []
+
+
+@pytest.mark.parametrize(("lost", "others"), [(0.2, 0.1), (0.3, 0.2), (0.5, 0.3)])
+def test_a_straggler_that_drags_all_others_along_is_named_at_once(lost: float, others: float) -> None:
+    rates = healthy(400, 16, 5, noise=0.02)
+    rates[300:] *= 1 - others
+    rates[300:, 3] *= (1 - lost) / (1 - others)
+
+    ((tick, node),) = play(rates).accused()
+
+    assert node == "n3"
+    assert tick <= 303
