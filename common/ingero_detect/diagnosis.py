@@ -6,7 +6,8 @@ Only durations, and differences on one rank's own clock, are used. Three kinds o
 - lag: in a collective all ranks wait for the last one, so the late rank is the one that blocks least
   (`lag = median(blocked) - blocked`); a victim blocks longest and is never named;
 - if the excess belongs to a stage, or to a step and not to a rank, the cause is the job's partition or its data, not
-  a node. Where the work of operations is known, what it explains is removed before ranks are compared.
+  a node. Where the work of operations is known, what it explains is removed before ranks are compared. A rank that
+  needs longer in some of its operations only may have more to do there, and is not named.
 
 A rank is named when its excess is significant, exceeds the usual spread between ranks, and costs time.
 """
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingero_detect.doubts import Doubts, doubted
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.imbalance import (
     SMALLEST_IMBALANCE,
@@ -26,6 +28,7 @@ from ingero_detect.imbalance import (
     usual_steps,
 )
 from ingero_detect.last_arrival import residuals_by_step
+from ingero_detect.operation_excess import operation_excess
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.timeline import (
@@ -39,8 +42,8 @@ from ingero_detect.timeline import (
 from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
 from ingero_detect.work import with_equal_work, work_differs
 
-REPLICA: Final = "replica"
-"""What shows ranks that are slow together with all ranks that share their data."""
+LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
+"""Evidence that is also given of findings that are not the verdict."""
 
 
 def diagnose(line: Timeline) -> Diagnosis:
@@ -61,18 +64,18 @@ def diagnose(line: Timeline) -> Diagnosis:
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
-    shared = _shared_data(line, stage, replica)
+    doubts = Doubts(_shared_data(line, stage, replica), operation_excess(line, _like(stage)), float(period))
     found: list[Diagnosis] = []
     known = well_covered_steps(compute)
     if known.any():
-        found += _from_compute(line, compute, known, stage, replica, shared, period, facts)
+        found += _from_compute(line, compute, known, stage, replica, doubts, period, facts)
     single = _alone(stage)
     free = _free(line, stage, period) if lags is not None and not single.all() else None
     if lags is not None and not single.all() and not any(item.cause is Cause.NODE for item in found):
         in_all = free if blame is not None else None
-        suspects = _from_freedom(in_all, stage, shared, period) if in_all is not None else []
+        suspects = _from_freedom(in_all, stage, doubts, period) if in_all is not None else []
         if not suspects:
-            suspects = _from_lags(lags, in_all, blame, stage, shared, period, facts)
+            suspects = _from_lags(lags, in_all, blame, stage, doubts, period, facts)
         if not any(item.cause is Cause.STAGE for item in found):
             doubted = any(item.cause is Cause.UNKNOWN for item in found)
             found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
@@ -81,6 +84,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
         found.append(uneven)
+    found = [doubts.with_operations(item) for item in found]
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
     if worst is None or worst.cause is Cause.NONE:
         complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
@@ -88,7 +92,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     others: list[dict[str, Any]] = [
         {
             "kind": str(item.cause), "ranks": list(item.ranks), "seconds_lost_per_step": item.seconds_lost_per_step,
-            **{name: item.evidence[name] for name in ("possible",) if name in item.evidence},
+            **{name: item.evidence[name] for name in LISTED if name in item.evidence},
         }
         for item in found
         if item is not worst and item.cause is not Cause.NONE
@@ -115,7 +119,7 @@ def _from_compute(
     known: Bools,
     stage: Ints,
     replica: Ints,
-    shared: DataGroups,
+    doubts: Doubts,
     period: float,
     facts: dict[str, Any],
 ) -> list[Diagnosis]:
@@ -136,8 +140,8 @@ def _from_compute(
         flagged, excess = straggler_ranks(weight * np.log(compute / usual) if few else relative, alike)
         if flagged.any() and not _is_made_of(flagged, stage):
             longer = np.nanmean(residuals_by_step(np.log(np.maximum(compute, 1e-12)), alike), axis=1)
-            for flags, by in _apart(flagged, shared.slow_together(flagged, longer), "compute"):
-                found.append(_doubted(_node(flags, excess, compute, alike, by)))
+            for flags, by in doubts.apart(flagged, longer, "compute"):
+                found.append(doubted(_node(flags, excess, compute, alike, by)))
     else:
         late = _late_onset(relative)
         if late.any():
@@ -161,19 +165,6 @@ def _shared_data(line: Timeline, stage: Ints, replica: Ints) -> DataGroups:
     groups = data_groups(line, _like(stage), replica)
     told = line.work is not None and bool(np.isfinite(line.work).any())
     return DataGroups(groups.groups[:0], groups.stage) if told else groups
-
-
-def _apart(flagged: Bools, together: Bools, by: str) -> list[tuple[Bools, str]]:
-    """Ranks that are slow on their own, and those that are slow together with their replica, with what shows them."""
-    return [(flags, kind) for flags, kind in ((flagged & ~together, by), (together, REPLICA)) if flags.any()]
-
-
-def _doubted(slow: Diagnosis) -> Diagnosis:
-    """Nobody is named for what longer sequences in every step explain as well."""
-    if slow.evidence["by"] != REPLICA:
-        return slow
-    evidence = {**slow.evidence, "possible": sorted(slow.ranks)}
-    return replace(slow, cause=Cause.UNKNOWN, ranks=(), evidence=evidence)
 
 
 def _is_made_of(flagged: Bools, parts: Ints) -> bool:
@@ -223,7 +214,7 @@ def _worst_first(flagged: Bools, excess: Floats) -> tuple[tuple[int, ...], dict[
 
 
 def _from_lags(
-    lags: Floats, free: Floats | None, blame: WaitAttribution | None, stage: Ints, shared: DataGroups, period: float,
+    lags: Floats, free: Floats | None, blame: WaitAttribution | None, stage: Ints, doubts: Doubts, period: float,
     facts: dict[str, Any],
 ) -> list[Diagnosis]:  # fmt: skip
     """The rank that blocks least, for timelines whose compute times are missing or show no cause."""
@@ -241,8 +232,8 @@ def _from_lags(
         return [replace(slow, cause=Cause.STAGE, ranks=())]
     early = np.nanmean(lags / period if free is None else free, axis=1)
     return [
-        _doubted(_blocked_least(flags, excess, lags, blame, by))
-        for flags, by in _apart(flagged, shared.slow_together(flagged, early), "blocked_least")
+        doubted(_blocked_least(flags, excess, lags, blame, by))
+        for flags, by in doubts.apart(flagged, early, "blocked_least", excess)
     ]
 
 
@@ -291,7 +282,7 @@ def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
     return np.asarray(np.where(_alone(stage)[:, None], 0.0, -residuals_by_step(blocked, _like(stage)) / period))
 
 
-def _from_freedom(free: Floats, stage: Ints, shared: DataGroups, period: float) -> list[Diagnosis]:
+def _from_freedom(free: Floats, stage: Ints, doubts: Doubts, period: float) -> list[Diagnosis]:
     """The rank that blocks least over all groups that it belongs to."""
     flagged, excess = np.zeros(len(free), np.bool_), np.zeros(len(free))
     judged = ~_alone(stage)
@@ -299,12 +290,11 @@ def _from_freedom(free: Floats, stage: Ints, shared: DataGroups, period: float) 
     if not flagged.any() or _is_made_of(flagged, stage):
         return []
     found = []
-    together = shared.slow_together(flagged, np.nanmean(free, axis=1))
-    for flags, by in _apart(flagged, together, "blocked_least_in_all"):
+    for flags, by in doubts.apart(flagged, np.nanmean(free, axis=1), "blocked_least_in_all", excess):
         ranks, shares = _worst_first(flags, excess)
         lost = float(np.nanmean(np.nanmax(np.maximum(free[flags], 0.0), axis=0))) * period
         evidence = {"by": by, "excess_share_of_step": shares}
-        found.append(_doubted(Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)))
+        found.append(doubted(Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)))
     return found
 
 

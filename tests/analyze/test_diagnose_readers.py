@@ -240,6 +240,25 @@ def test_traces_name_the_rank_that_computes_longer(tmp_path: Path) -> None:
     assert (found["kind"], found["ranks"], found["evidence"]["by"]) == ("node", [LATE], "compute")
 
 
+def test_a_rank_that_is_longer_in_one_kind_of_kernels_only_is_not_named(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        value = trace(rank, None, compute=4600.0 if rank == LATE else 4000.0)
+        begins = [event["ts"] for event in value["traceEvents"] if event.get("name") == "sgemm"]
+        value["traceEvents"] += [
+            {"ph": "X", "cat": "kernel", "name": f"void flash_fwd<{rank}>(float)", "ts": at + 4700, "dur": 1000.0}
+            for at in begins
+        ]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(value))
+
+    found = ask("--kineto", str(tmp_path))[0]
+    table = CliRunner().invoke(main, ["diagnose", "--table", "--kineto", str(tmp_path)]).stdout
+
+    assert (found["kind"], found["ranks"], found["evidence"]["possible"]) == ("unknown", [], [LATE])
+    assert list(found["evidence"]["longer_in"][str(LATE)]) == ["sgemm"]
+    assert found["evidence"]["as_fast_as_peers_in"] == {str(LATE): ["flash_fwd"]}
+    assert table.startswith(f"rank {LATE} has more to do in sgemm")
+
+
 def gloo(rank: int, late: int = LATE) -> dict[str, Any]:
     """A rank of a job on processors: steps and gloo's operations, no kernels."""
     table = waits(late)
@@ -331,7 +350,7 @@ def test_traces_with_any_values_give_rows_or_a_refusal(events: Any, described: A
     for tree in ({"traceEvents": events, "distributedInfo": described, "host_name": described}, events, described):
         rows = OperationRows()
         try:
-            kineto.fill(rows, kineto.trace_of(tree, Path("rank3.json"), Problems()))
+            kineto.add_work(rows, [kineto.fill(rows, kineto.trace_of(tree, Path("rank3.json"), Problems()))])
         except SourceError:
             continue
         rows.recorded()

@@ -20,6 +20,8 @@ SENTENCES: Final = {
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "none": "no rank delays the job",
+    "operations": "rank {possible} has more to do in {ops}, or a fault shows there only; the rest it computes as "
+    "fast as its peers",
 }
 
 
@@ -225,7 +227,9 @@ def _show(lines: Sequence[str]) -> None:
 
 def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
     possible = ", ".join(map(str, finding.get("possible", ())))
-    return SENTENCES[kind].format(ranks=", ".join(map(str, ranks)), possible=possible)
+    ops = ", ".join(dict.fromkeys(op for longer in finding.get("longer_in", {}).values() for op in longer))
+    sentence = "operations" if kind == "unknown" and finding.get("by") == "operations" else kind
+    return SENTENCES[sentence].format(ranks=", ".join(map(str, ranks)), possible=possible, ops=ops)
 
 
 def _table(answer: dict[str, Any], console: Console) -> None:

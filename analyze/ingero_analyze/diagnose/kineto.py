@@ -27,7 +27,7 @@ from ingero_contract.json_values import number, text, whole
 
 CLAIMS: Final = Claims(
     can=(
-        "which rank works longer than others in a step, and which rank the others wait for in collectives",
+        "which rank works longer than others in a step, in which kernels, and which rank the others wait for",
         "that stages or sequences are uneven, where steps were recorded (profiler.step())",
     ),
     cannot=(
@@ -42,6 +42,14 @@ _STEP: Final = re.compile(r"ProfilerStep#(\d{1,12})$")
 _NCCL: Final = re.compile(r"^(?:nccl|rccl)(?:Dev)?Kernel_?([A-Za-z]+)|nccl|rccl")
 _PAIRS: Final = ("send", "recv", "sendrecv")
 
+WORK: Final = "compute"
+"""The operation of own work where kernels are not told apart."""
+
+SMALLEST_KERNEL: Final = 0.02
+"""Share of all own work below which a kernel is one of `OTHER_KERNELS`."""
+
+OTHER_KERNELS: Final = "other kernels"
+
 
 @dataclass
 class KinetoTrace:
@@ -52,7 +60,8 @@ class KinetoTrace:
     steps: list[tuple[int, float, float]] = field(default_factory=list)
     collectives: list[tuple[str, str, int, float, float]] = field(default_factory=list)
     """Operation, group, number or -1, start, duration."""
-    work: list[tuple[float, float]] = field(default_factory=list)
+    work: list[tuple[float, float, str]] = field(default_factory=list)
+    """Start, duration, and kernel without the parameters of its template."""
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -64,7 +73,9 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     """
     found = SourceData()
     files: dict[Rank, str] = {}
-    groups: dict[bool, tuple[OperationRows, list[str]]] = {kind: (OperationRows(), []) for kind in (True, False)}
+    groups: dict[bool, tuple[OperationRows, list[str], list[RankWork]]] = {
+        kind: (OperationRows(), [], []) for kind in (True, False)
+    }
     for file, data in sources.contents_of(paths, SUFFIXES, problems):
         try:
             trace = trace_of(sources.read_json(data), file, problems)
@@ -74,15 +85,16 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
                 raise SourceError("neither collectives nor kernels are in the trace")
             files[trace.rank] = str(file)
             found.left_out += trace.left_out
-            rows, names = groups[bool(trace.steps)]
-            fill(rows, trace)
+            rows, names, work = groups[bool(trace.steps)]
+            work.append(fill(rows, trace))
             names.append(str(file))
             if trace.host:
                 found.hosts[str(trace.rank)] = trace.host
         except SourceError as error:
             problems.add(str(file), str(error))
     stepped = len(groups[True][1]) >= len(groups[False][1])
-    found.rows, used = groups[stepped]
+    found.rows, used, work = groups[stepped]
+    add_work(found.rows, work)
     words = "no ProfilerStep is" if stepped else "steps are"
     for name in groups[not stepped][1]:
         problems.add(name, f"left out: {words} in this trace, unlike in {len(used)} others")
@@ -139,7 +151,7 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
     shape = _NCCL.search(name)
     named = text(args.get("Collective name"), 60)
     if not shape and not named:
-        trace.work.append((start, duration))
+        trace.work.append((start, duration, text(re.split(r"[<(]", name.removeprefix("void "))[0], 80) or WORK))
         return
     op = named or (shape[1] if shape and shape[1] else "collective")
     if op.lower() in _PAIRS:
@@ -154,7 +166,7 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
 
 def _rest_of_steps(
     steps: list[tuple[int, float, float]], collectives: list[tuple[str, str, int, float, float]]
-) -> list[tuple[float, float]]:
+) -> list[tuple[float, float, str]]:
     """By step: its start, and its time outside of collectives."""
     if not steps or not collectives:
         return []
@@ -164,12 +176,21 @@ def _rest_of_steps(
     for _, start, duration in steps:
         begin = np.maximum(spans[:, 0], np.concatenate([[-np.inf], reach[:-1]]))
         inside = np.minimum(reach, start + duration) - np.maximum(begin, start)
-        found.append((start, max(0.0, duration - float(np.maximum(inside, 0.0).sum()))))
+        found.append((start, max(0.0, duration - float(np.maximum(inside, 0.0).sum())), WORK))
     return found
 
 
-def fill(rows: OperationRows, trace: KinetoTrace) -> None:
-    """One rank's rows: every collective, and own work by step, or between collectives where there are no steps."""
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's own work: seconds by kernel and step, or between collectives where there are no steps (-1)."""
+
+    rank: str
+    cells: dict[tuple[str, int, float], float]
+    """By kernel, step and the step's start."""
+
+
+def fill(rows: OperationRows, trace: KinetoTrace) -> RankWork:
+    """Add one rank's collectives to the rows; returns its own work."""
     rank = str(trace.rank)
     begun: dict[int, float] = {}
     for number_of, start, _ in trace.steps:
@@ -181,16 +202,28 @@ def fill(rows: OperationRows, trace: KinetoTrace) -> None:
         if len(numbers) and place < 0:
             continue
         rows.add(rank, op, start, duration, group=group, seq=seq, step=numbers[place] if len(numbers) else -1)
-    if not trace.work:
-        return
+    cells: dict[tuple[str, int, float], float] = {}
     edges = starts if len(numbers) else np.sort([start for *_, start, _ in trace.collectives])
-    if not len(edges):
-        return
-    moments = np.array([start for start, _ in trace.work])
-    places = np.searchsorted(edges, moments, side="right") - 1
-    sums = np.bincount(
-        places[places >= 0], [spent for (_, spent), at in zip(trace.work, places, strict=True) if at >= 0]
-    )
-    for place in np.flatnonzero(sums > 0).tolist():
-        step = numbers[place] if len(numbers) else -1
-        rows.add(rank, "compute", float(edges[place]), float(sums[place]), step=step, collective=False)
+    places = np.searchsorted(edges, [start for start, *_ in trace.work], side="right") - 1
+    for (_, spent, kernel), place in zip(trace.work, places.tolist(), strict=True):
+        if place >= 0 and spent > 0:
+            # Without steps, the order of operations tells where steps end: one between two collectives.
+            key = (kernel, numbers[place], starts[place]) if len(numbers) else (WORK, -1, edges[place])
+            cells[key] = cells.get(key, 0.0) + spent
+    return RankWork(rank, cells)
+
+
+def add_work(rows: OperationRows, work: list[RankWork]) -> None:
+    """Add the own work of ranks. Kernels that take little of all the time are one operation."""
+    total: dict[str, float] = {}
+    for own in work:
+        for (kernel, _, _), seconds in own.cells.items():
+            total[kernel] = total.get(kernel, 0.0) + seconds
+    least = SMALLEST_KERNEL * sum(total.values())
+    for own in work:
+        sums: dict[tuple[str, int, float], float] = {}
+        for (kernel, step, start), seconds in own.cells.items():
+            key = (kernel if total[kernel] >= least else OTHER_KERNELS, step, start)
+            sums[key] = sums.get(key, 0.0) + seconds
+        for (kernel, step, start), seconds in sums.items():
+            rows.add(own.rank, kernel, float(start), seconds, step=step, collective=False)

@@ -19,12 +19,13 @@ WORK: Final = "work"
 
 @dataclass(frozen=True)
 class RecordedTimeline:
-    """A timeline and the names of its ranks and stages as the file has them."""
+    """A timeline and the names of its ranks, stages and operations as the file has them."""
 
     line: Timeline
     ranks: list[int | str]
     stages: list[int | str]
     rows: int
+    ops: list[str]
 
 
 def assemble(
@@ -58,7 +59,7 @@ def assemble(
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
         work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
     )  # fmt: skip
-    return RecordedTimeline(line, ranks, stages, rows)
+    return RecordedTimeline(line, ranks, stages, rows, list(vocabulary["op"]))
 
 
 def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
@@ -68,13 +69,8 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         warnings.simplefilter("ignore", RuntimeWarning)
         found = diagnose(recorded.line)
     evidence: dict[str, Any] = dict(found.evidence)
-    for name in ("excess_share_of_step", "lag_seconds"):
-        if name in evidence:
-            evidence[name] = {str(recorded.ranks[int(rank)]): value for rank, value in evidence[name].items()}
     for finding in (evidence, *evidence.get("also", ())):
-        for name in ("ranks", "possible"):
-            if isinstance(finding.get(name), list):
-                finding[name] = [recorded.ranks[rank] for rank in finding[name]]
+        _name_ranks_and_operations(finding, recorded)
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
     return {
@@ -84,6 +80,20 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         "seconds_lost_per_step": round(found.seconds_lost_per_step, 9),
         "evidence": evidence,
     }
+
+
+def _name_ranks_and_operations(finding: dict[str, Any], recorded: RecordedTimeline) -> None:
+    """Put the names of the file for the numbers of ranks and operations in a finding."""
+    for name in ("excess_share_of_step", "lag_seconds", "longer_in", "as_fast_as_peers_in"):
+        if name in finding:
+            finding[name] = {str(recorded.ranks[int(rank)]): value for rank, value in finding[name].items()}
+    for name in ("ranks", "possible"):
+        if isinstance(finding.get(name), list):
+            finding[name] = [recorded.ranks[rank] for rank in finding[name]]
+    for rank, seconds in finding.get("longer_in", {}).items():
+        finding["longer_in"][rank] = {recorded.ops[op]: value for op, value in seconds.items()}
+    for rank, ops in finding.get("as_fast_as_peers_in", {}).items():
+        finding["as_fast_as_peers_in"][rank] = [recorded.ops[op] for op in ops]
 
 
 def _ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], Ints]:

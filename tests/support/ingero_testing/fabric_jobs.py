@@ -217,7 +217,7 @@ def recorded(job: FabricJob) -> RecordedTimeline:
     """The job's rows as the CSV reader has them."""
     columns = job.columns
     collective = columns["kind"] == "collective"
-    _, op = np.unique(columns["op"], return_inverse=True)
+    ops, op = np.unique(columns["op"], return_inverse=True)
     _, group = np.unique(columns["group"], return_inverse=True)
     line = Timeline(
         ranks=NODES * GPUS, steps=int(columns["step"].max()) + 1, rank=columns["rank"], step=columns["step"], op=op,
@@ -225,7 +225,7 @@ def recorded(job: FabricJob) -> RecordedTimeline:
         instance=np.where(collective, group * 100_000 + columns["seq"], -1), stage=columns["stage"],
         data_parallel=columns["data_parallel"],
     )  # fmt: skip
-    return RecordedTimeline(line, list(range(NODES * GPUS)), list(range(STAGES)), len(op))
+    return RecordedTimeline(line, list(range(NODES * GPUS)), list(range(STAGES)), len(op), ops.tolist())
 
 
 def judged(job: FabricJob) -> tuple[str, dict[str, Any]]:
