@@ -59,6 +59,49 @@ def test_the_rank_that_did_not_come_is_named() -> None:
     assert (front.seq, front.ops, front.entered, front.missing) == (3, ("all_reduce",), (0, 1, 3), (2,))
 
 
+def at(seconds: float, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries, called so much later."""
+    return [{**one, "time_created_ns": one["time_created_ns"] + int(seconds * 1e9)} for one in entries]
+
+
+def test_a_dump_of_an_earlier_run_is_left_out_and_said(tmp_path: Path) -> None:
+    """Rank 1 let others wait in a run an hour before; now rank 3 does, and 1 has not dumped again."""
+    last = at(3600, [entry(1), entry(2)])
+    waiting = [*last, *at(3600, [entry(3, ended=False)])]
+    for rank, entries in enumerate([waiting, [entry(1)], waiting, last]):
+        (tmp_path / f"rank_{rank}").write_text(json.dumps(dump(entries)))
+
+    done = CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)])
+    found = json.loads(done.stdout)
+
+    assert (found["kind"], found["ranks"], list(found["evidence"]["possible"])) == ("unknown", [3], ["1"])
+    assert found["evidence"]["why"]["3"].startswith("its host calls nothing more")
+    assert "earlier run" in found["evidence"]["possible"]["1"]
+    assert found["evidence"]["earlier_run"] == {"1": "2023-11-14T22:13:20.010Z"}
+    assert "the dump of rank 1 is of an earlier run" in done.stderr
+
+
+def test_nobody_is_certain_where_most_dumps_are_not_of_the_last_run() -> None:
+    ended, later = [entry(1)], at(3600, [entry(1), entry(2, ended=False)])
+    hang = hang_of(*((rank, dump(later if rank < 2 else ended)) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks, hang.possible, set(hang.earlier)) == ("unknown", (), (0, 1, 2, 3), {2, 3})
+    assert "several runs" in hang.reason
+
+
+@pytest.mark.parametrize("shared", [{}, {"0xab": {}}], ids=["clocks of all hosts", "one host's clock"])
+def test_clocks_that_are_off_make_no_earlier_run(shared: dict[str, Any]) -> None:
+    """All hosts differ by hours, or one does and its communicator is that of the others."""
+    shift = [5e4, -2e4, 0, 9e4] if not shared else [0, 0, 0, -3600.0]
+    ended = [entry(1), entry(2)]
+    hang = hang_of(*(
+        (rank, dump(at(shift[rank], ended if rank == 3 else [*ended, entry(3, ended=False)]), nccl_comm_state=shared))
+        for rank in range(WORLD)
+    ))  # fmt: skip
+
+    assert (hang.kind, hang.ranks, hang.earlier) == ("hang", (3,), {})
+
+
 def test_a_rank_that_is_missing_because_it_waits_elsewhere_is_a_victim() -> None:
     """Rank 1 waits for 0 in their own group, and so does not come to the collective of 1 and 3."""
     groups = {"1": [0, 1], "2": [1, 3]}

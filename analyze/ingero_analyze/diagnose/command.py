@@ -176,6 +176,7 @@ def _others(
             if not dumps:
                 _end(problems)
             hang = hangs.find_hang(dumps)
+            hangs.report_earlier_runs(hang, problems)
             if hang.kind == hangs.HangKind.NONE and problems.count:
                 hang = replace(hang, kind=hangs.HangKind.UNKNOWN)
             timed = rows.recorded() if hang.kind == hangs.HangKind.NONE else None

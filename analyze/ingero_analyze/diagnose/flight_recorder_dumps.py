@@ -69,7 +69,8 @@ class Dump:
     `status` holds the last number called and ended by the group's handle on this rank, `names` the groups of handles,
     as far as entries show them; `full`: the ring buffer has dropped entries; `timed`: the recorder saw kernels start;
     `ended`: how many entries have ended; `calls`: group, number (0 for a send or receive), operation, and place among
-    all entries; `collectives`: places of collectives among all calls.
+    all entries; `collectives`: places of collectives among all calls; `first_ns`, `last_ns`: when the first and the
+    last entry were called, by the rank's clock; `communicators`: names of those of NCCL, which no other run has.
     """
 
     rank: Rank
@@ -82,6 +83,9 @@ class Dump:
     ended: int = 0
     calls: list[tuple[str, int, str, int]] = field(default_factory=list)
     collectives: dict[tuple[str, int], int] = field(default_factory=dict)
+    first_ns: int = 0
+    last_ns: int = 0
+    communicators: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,8 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
             elif members:
                 dump.members[text(key)] = members
     dump.status = _status(value.get("pg_status"))
+    state = value.get("nccl_comm_state")
+    dump.communicators = frozenset(text(name) for name in state if name) if isinstance(state, dict) else frozenset()
     between: list[_PeerEntry] = []
     batches: dict[tuple[str, int], tuple[bool, bool]] = {}
     for place, entry in enumerate(entries[:MAX_ENTRIES]):
@@ -186,6 +192,9 @@ def _take(
     sizes = f"{_elements(entry.get('input_sizes'))}{_words(entry.get('input_dtypes'))}"
     created = whole(entry.get("time_created_ns")) or 0
     call = Call(op, sizes, created, order, started)
+    if created > 0:
+        dump.first_ns = min(created, dump.first_ns or created)
+        dump.last_ns = max(created, dump.last_ns)
     if two or entry.get("is_p2p") is True:
         number_of_pair = whole(entry.get("p2p_seq_id")) or 0
         if two:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from ingero_analyze.diagnose.dump_runs import separate_runs
 from ingero_analyze.diagnose.flight_recorder_dumps import Dump, DumpPart
 from ingero_analyze.diagnose.hang_causes import Causes, Why, find_causes, operations_called, uncounted
 from ingero_analyze.diagnose.pending_operations import JobState, join_dumps
-from ingero_analyze.diagnose.sources import Claims
+from ingero_analyze.diagnose.sources import Claims, Problems
 from ingero_contract.identifiers import Rank
 from ingero_kit.clock import rfc3339
 
@@ -22,6 +23,7 @@ CLAIMS: Final = Claims(
         "which ranks are missing from which collective, and who waits for them",
         "that the GPU of a rank does not end what all others have ended",
         "that a dump was written before those of others, because others have ended since what needed the rank",
+        "that a dump is of an earlier run of the job: minutes lie between its calls and those of most others",
         "that ranks call different collectives, or with different sizes, under one number",
         "who is late, where timing was recorded (TORCH_NCCL_ENABLE_TIMING)",
     ),
@@ -42,6 +44,11 @@ HANGS: Final = {
     "none": "no collective is under way in these dumps",
 }
 """The verdicts as sentences."""
+
+MIXED: Final = (
+    "these are dumps of several runs: minutes lie between the calls of some and those of others, and no more than "
+    "half are of the last run; judge the dumps of each run by themselves"
+)
 
 
 class HangKind(StrEnum):
@@ -109,6 +116,8 @@ class Hang:
     """Ranks whose dumps were written before those of others: others have ended since what needed them."""
     reason: str = ""
     """Of an `unknown`: why the possible ranks are neither named nor excluded."""
+    earlier: dict[Rank, float] = field(default_factory=dict)
+    """Ranks whose dumps are of an earlier run, and when they called last, by their clocks."""
 
     def answer(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -130,12 +139,28 @@ class Hang:
                 "possible_count": len(self.possible),
                 "cycle": list(self.cycle[:SHOWN_RANKS]),
                 "early_dumps": list(self.early[:SHOWN_RANKS]),
+                "earlier_run": {
+                    str(rank): rfc3339(self.earlier[rank]) for rank in sorted(self.earlier)[:SHOWN_RANKS]
+                },
             },
         }
 
 
 def find_hang(dumps: list[Dump]) -> Hang:
-    """Where the job hangs, from all dumps together."""
+    """Where the job hangs, from all dumps of its last run together."""
+    runs = separate_runs(dumps)
+    earlier = {dump.rank: dump.last_ns / 1e9 for dump in runs.earlier}
+    if runs.unclear:
+        possible = tuple(dump.rank for dump in runs.judged)
+        return Hang(
+            HangKind.UNKNOWN, dumps=len(dumps), possible=possible, why=dict.fromkeys(possible, MIXED), reason=MIXED,
+            earlier=earlier,
+        )  # fmt: skip
+    return replace(_find_hang(list(runs.judged), set(earlier)), earlier=earlier)
+
+
+def _find_hang(dumps: list[Dump], earlier: set[Rank]) -> Hang:
+    """Where the job hangs, from the dumps of one run. `earlier`: ranks with a dump of an earlier one only."""
     state = join_dumps(dumps)
     causes = find_causes(state)
     fronts = tuple(
@@ -144,11 +169,21 @@ def find_hang(dumps: list[Dump]) -> Hang:
     pairs = tuple(sorted(_waiting_pairs(state)))
     hang = Hang(
         HangKind.NONE, tuple(sorted(causes.certain)), fronts, pairs, len(dumps), tuple(sorted(causes.possible)),
-        causes.cycle, {rank: str(why) for rank, why in sorted((causes.possible | causes.certain).items())},
-        tuple(sorted(state.early)),
+        causes.cycle, {}, tuple(sorted(state.early)),
     )  # fmt: skip
+    for rank, why in sorted((causes.possible | causes.certain).items()):
+        hang.why[rank] = str(Why.EARLIER_RUN if why is Why.NO_DUMP and rank in earlier else why)
     hang = replace(hang, kind=_kind(hang, causes, state))
     return _with_reason(hang, state) if hang.kind == HangKind.UNKNOWN else hang
+
+
+def report_earlier_runs(hang: Hang, problems: Problems) -> None:
+    """Count the dumps of earlier runs among what could not be used."""
+    for rank, last in sorted(hang.earlier.items()):
+        problems.add(
+            "", f"the dump of rank {rank} is of an earlier run: its last call was at {rfc3339(last)}, long before "
+            "all of the last run",
+        )  # fmt: skip
 
 
 def _with_reason(hang: Hang, state: JobState) -> Hang:
