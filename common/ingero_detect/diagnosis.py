@@ -31,6 +31,7 @@ from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.operation_excess import operation_excess
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.shared_data import DataGroups, data_groups
+from ingero_detect.stalls import few_stalls
 from ingero_detect.timeline import (
     FEWEST_STEPS,
     Timeline,
@@ -80,7 +81,11 @@ def diagnose(line: Timeline) -> Diagnosis:
             doubted = any(item.cause is Cause.UNKNOWN for item in found)
             found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
     if lags is not None and not single.all():
-        found = [_supported(item, lags if free is None else free * period) for item in found]
+        late = lags if free is None else free * period
+        found = [_supported(item, late) for item in found]
+        if not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
+            stalls = few_stalls(late, period, {rank for item in found for rank in item.ranks})
+            found += [stalls] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
         found.append(uneven)

@@ -10,6 +10,7 @@ import pytest
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.last_arrival import min_last_count
 from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.stalls import few_stalls
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -292,3 +293,30 @@ def test_two_steps_or_one_rank_are_unknown_with_the_reason() -> None:
     assert (str(two.cause), str(single.cause)) == ("unknown", "unknown")
     assert "8 are needed" in two.evidence["reason"]
     assert "one rank" in single.evidence["reason"]
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+@pytest.mark.parametrize("stalls", [6, 7])
+def test_a_rank_that_stands_still_in_too_few_steps_to_be_named_is_possible_with_what_that_costs(
+    tensor: int, stalls: int
+) -> None:
+    stall = tuple(np.linspace(3, 37, stalls).astype(int).tolist())
+    for seed in range(5):
+        found = diagnose(as_timeline(layered(np.random.default_rng(seed), tensor, 8, culprit=5, stall=stall)))
+
+        assert str(found.cause) in ("unknown", "node")
+        assert (found.ranks or tuple(found.evidence["possible"])) == (5,)
+        assert 0.5 < found.seconds_lost_per_step / (0.1 * stalls / 40) < 1.3
+
+
+def test_pauses_of_several_ranks_make_no_rank_possible() -> None:
+    for seed in range(20):
+        late = 0.01 * np.random.default_rng(seed).normal(size=(8, 40))
+        one = late.copy()
+        late[[1, 1, 4, 6], [3, 12, 20, 31]] += 1.0
+        one[1, [3, 12, 20, 31]] += 1.0
+
+        assert few_stalls(late, 1.0, set()) is None
+        assert few_stalls(one, 1.0, {1}) is None
+        assert few_stalls(one, 10.0, set()) is None, "it costs a hundredth of the time"
+        assert (found := few_stalls(one, 1.0, set())) is not None and found.evidence["possible"] == [1]

@@ -19,6 +19,7 @@ SENTENCES: Final = {
     "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
+    "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
     "none": "no rank delays the job",
     "operations": "rank {possible} has more to do in {ops}, or a fault shows there only; the rest it computes as "
     "fast as its peers",
@@ -229,8 +230,10 @@ def _show(lines: Sequence[str]) -> None:
 def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
     possible = ", ".join(map(str, finding.get("possible", ())))
     ops = ", ".join(dict.fromkeys(op for longer in finding.get("longer_in", {}).values() for op in longer))
-    sentence = "operations" if kind == "unknown" and finding.get("by") == "operations" else kind
-    return SENTENCES[sentence].format(ranks=", ".join(map(str, ranks)), possible=possible, ops=ops)
+    sentence = finding.get("by", kind) if kind == "unknown" else kind
+    return SENTENCES.get(sentence, SENTENCES[kind]).format(
+        ranks=", ".join(map(str, ranks)), possible=possible, ops=ops
+    )
 
 
 def _table(answer: dict[str, Any], console: Console) -> None:
