@@ -23,7 +23,7 @@ from ingero_detect.rank_outliers import (
     upper_quantiles,
 )
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, most_common_by_rank
+from ingero_detect.timeline import FEWEST_STEPS, Timeline
 
 FEWEST_PEERS: Final = 4
 """Groups of one operation, size and family that are needed to compare them."""
@@ -70,25 +70,20 @@ class GroupExcess:
 class SlowElements:
     """What is slow: one entry by cause, each with all elements that explain it equally well.
 
-    No causes although groups are slow: nothing in the topology explains them.
+    No causes although groups are slow: nothing in the topology explains them. `doubt`: why the causes are possible
+    only. `seconds_lost`: by which the slow groups lengthen a step, at most.
     """
 
     causes: tuple[tuple[Element, ...], ...] = ()
     slow: tuple[GroupExcess, ...] = ()
     compared: int = 0
+    doubt: str = ""
+    seconds_lost: float = 0.0
 
     @property
     def certain(self) -> bool:
-        """Whether every cause is one element."""
-        return bool(self.causes) and all(len(cause) == 1 for cause in self.causes)
-
-
-def slow_elements(line: Timeline, ports: Mapping[int, RankPort]) -> SlowElements:
-    """The slow elements that a job's collectives show. Groups with ranks that have no port are left out."""
-    groups = [group for group in group_excesses(line) if all(rank in ports for rank in group.ranks)]
-    stage, replica = most_common_by_rank(line, line.stage), most_common_by_rank(line, line.data_parallel)
-    slow = {group.op for group in groups if group.slow}
-    return explained(groups, ports, lambda group: work_elements(group, slow, ("stage", stage), ("replica", replica)))
+        """Whether every cause is one element, without a doubt."""
+        return bool(self.causes) and not self.doubt and all(len(cause) == 1 for cause in self.causes)
 
 
 def explained(
@@ -267,16 +262,25 @@ def work_elements(group: GroupExcess, slow: set[int], *partitions: tuple[str, In
 
 def explain(groups: Sequence[GroupExcess], paths: Sequence[frozenset[Element]]) -> tuple[tuple[Element, ...], ...]:
     """The causes of all slow groups: one, or else two; nothing if no one or two elements explain them all."""
+    healthy: set[Element] = set().union(*(paths[number] for number in healthy_groups(groups)))
+    return explained_by(groups, paths, healthy)
+
+
+def healthy_groups(groups: Sequence[GroupExcess]) -> list[int]:
+    """Groups that are certainly below a share of the smallest slow excess."""
+    least = HEALTHY_SHARE * min(group.excess for group in groups if group.slow)
+    return [n for n, group in enumerate(groups) if not group.slow and group.excess + 2 * group.error < least]
+
+
+def explained_by(
+    groups: Sequence[GroupExcess], paths: Sequence[frozenset[Element]], healthy: set[Element]
+) -> tuple[tuple[Element, ...], ...]:
+    """One or two elements that explain all slow groups and are not `healthy`."""
     slow = frozenset(number for number, group in enumerate(groups) if group.slow)
-    least = min(groups[number].excess for number in slow)
-    healthy: set[Element] = set()
     coverage: dict[Element, set[int]] = {}
-    for number, (group, path) in enumerate(zip(groups, paths, strict=True)):
-        if number in slow:
-            for element in path:
-                coverage.setdefault(element, set()).add(number)
-        elif group.excess + 2 * group.error < HEALTHY_SHARE * least:
-            healthy |= path
+    for number in slow:
+        for element in paths[number]:
+            coverage.setdefault(element, set()).add(number)
     alike: dict[frozenset[int], list[Element]] = {}
     for element, covered in coverage.items():
         if element not in healthy:

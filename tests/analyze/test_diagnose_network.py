@@ -41,7 +41,32 @@ def test_the_slow_nic_is_the_answer_of_the_command(tmp_path: Path) -> None:
     assert answer["network"]["elements"] == [{"kind": "nic", "name": job.name}]
     table = CliRunner().invoke(main, ["diagnose", timeline, "--topology", topology, "--table", "--quiet"])
     assert f"slow: nic {job.name}" in table.stdout
-    assert "network" not in diagnose(timeline)
+    assert "times as long as in like groups" in table.stdout
+    assert answer["slowdown"] > 1.02
+    assert answer["seconds_lost_per_step"] == answer["network"]["seconds_lost_per_step"] > 0
+
+
+def test_without_a_topology_slow_groups_are_unknown_and_said(tmp_path: Path) -> None:
+    timeline, topology = written(tmp_path, fabric_job(1, 5, "nic"))
+
+    answer = diagnose(timeline)
+    table = CliRunner().invoke(main, ["diagnose", timeline, "--table", "--quiet"]).stdout
+
+    assert (answer["kind"], answer["ranks"], answer["network"]["kind"]) == ("unknown", [], "unknown")
+    assert answer["network"]["slow_groups"] == diagnose(timeline, "--topology", topology)["network"]["slow_groups"]
+    assert answer["slowdown"] > 1.02
+    assert "--topology" in answer["network"]["reason"]
+    assert "some collectives last longer" in table and "--topology" in table
+
+
+@pytest.mark.parametrize("fault", ["nothing", "node"])
+def test_without_a_slow_network_nothing_is_said_of_it(tmp_path: Path, fault: str) -> None:
+    timeline, _ = written(tmp_path, fabric_job(1, 5, fault))
+
+    answer = diagnose(timeline)
+
+    assert answer["kind"] == ("none" if fault == "nothing" else "node")
+    assert "network" not in answer
 
 
 def test_ranks_without_a_nic_are_counted_and_the_others_judged(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Which part of a network explains the groups whose collectives are slow."""
 
 from collections.abc import Set
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ingero_detect.links import GroupExcess, RankPort, compared_groups, explain, path_elements, work_elements
+from ingero_detect.slow_links import explain_doubtfully
 
 PORTS = {
     node * 2 + rail: RankPort(f"node-{node}", f"nic-{rail}", (f"leaf-{node // 2}-{rail}", f"spine-{rail}"))
@@ -51,6 +53,41 @@ def test_elements_that_the_same_groups_use_stay_possible() -> None:
     assert causes(using("switch", "spine-0")) == [
         [("link", "leaf-0-0 - spine-0"), ("link", "leaf-1-0 - spine-0"), ("switch", "spine-0")]
     ]
+
+
+def doubtful(slow: dict[tuple[int, tuple[int, ...]], float], groups: list[tuple[int, tuple[int, ...]]]) -> Any:
+    """What is possible of groups by operation and ranks, of which some have an excess."""
+    excesses = [GroupExcess(op, ranks, slow.get((op, ranks), 0.0), 0.01, (op, ranks) in slow) for op, ranks in groups]
+    paths = [path_elements(ranks, PORTS) for _, ranks in groups]
+    assert not explain(excesses, paths)
+    return explain_doubtfully(excesses, paths)
+
+
+def test_one_slow_direction_of_a_pair_is_possible_although_the_other_one_is_healthy() -> None:
+    pairs = [(0, 2), (1, 3), (4, 6), (5, 7)]
+
+    causes, doubt = doubtful({(0, (0, 2)): 9.0}, [(op, pair) for op in (0, 1) for pair in pairs])
+
+    assert causes == ((("pair", "node-0/nic-0 - node-1/nic-0"),),)
+    assert "direction" in doubt
+
+
+def test_rings_that_all_cross_a_switch_do_not_clear_it() -> None:
+    rings = [(0, (0, 2, 4, 6)), (0, (6, 4, 2, 0)), (1, (0, 2)), (1, (2, 0)), (1, (4, 6)), (1, (6, 4))]
+
+    causes, doubt = doubtful({(1, (0, 2)): 4.0, (1, (2, 0)): 4.0}, rings)
+
+    assert ("switch", "leaf-0-0") in causes[0] and ("switch", "leaf-1-0") not in causes[0]
+    assert "alike" in doubt
+
+
+def test_the_slowest_groups_are_explained_where_nothing_explains_all_of_them() -> None:
+    slow = {(2, (0, 1)): 19.0, (3, (5, 7)): 0.8, (3, (0, 4)): 0.8, (3, (2, 6)): 0.8}
+
+    causes, doubt = doubtful(slow, [(2, ranks) for ranks in GROUPS[:4]] + [(3, ranks) for ranks in GROUPS[4:]])
+
+    assert causes == ((("interconnect", "node-0"),),)
+    assert "slowest" in doubt
 
 
 def test_two_causes_at_once_are_both_named() -> None:

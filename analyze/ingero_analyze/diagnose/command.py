@@ -20,10 +20,14 @@ SENTENCES: Final = {
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
+    "slow_groups": "no rank is proven to delay the job; some collectives last longer than those of like groups",
     "none": "no rank delays the job",
     "operations": "rank {possible} has more to do in {ops}, or a fault shows there only; the rest it computes as "
     "fast as its peers",
 }
+
+SHOWN_GROUPS: Final = 6
+"""Slow groups that the table lists."""
 
 
 @click.command("diagnose")
@@ -83,8 +87,8 @@ def command(
     --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
     what they cannot, and names whatever could not be read.
 
-    With --topology (FILE, --kineto or --nccl-inspector), the answer's `network` says which NIC, link or switch makes
-    collectives last longer after their last rank has arrived.
+    The answer's `network` says which groups have collectives that last longer after their last rank has arrived, and
+    with --topology (FILE, --kineto or --nccl-inspector) which NIC, link or switch makes them.
 
     Exit status 0 whatever is found, 2 when nothing can be used.
 
@@ -133,13 +137,9 @@ def _ports(file: str) -> dict[str, Any]:
 
 def _verdict(recorded: Any, ports: dict[str, Any] | None) -> dict[str, Any]:
     from ingero_analyze.diagnose.timeline_files import verdict
-
-    answer = verdict(recorded)
-    if ports is None:
-        return answer
     from ingero_analyze.diagnose.topology import with_network
 
-    return with_network(answer, recorded, ports)
+    return with_network(verdict(recorded), recorded, ports)
 
 
 def _timeline(files: tuple[str, ...], quiet: bool, ports: dict[str, Any] | None) -> dict[str, Any]:
@@ -231,6 +231,8 @@ def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
     possible = ", ".join(map(str, finding.get("possible", ())))
     ops = ", ".join(dict.fromkeys(op for longer in finding.get("longer_in", {}).values() for op in longer))
     sentence = finding.get("by", kind) if kind == "unknown" else kind
+    if kind == "unknown" and not possible:
+        sentence = "slow_groups"
     return SENTENCES.get(sentence, SENTENCES[kind]).format(
         ranks=", ".join(map(str, ranks)), possible=possible, ops=ops
     )
@@ -267,9 +269,11 @@ def _table(answer: dict[str, Any], console: Console) -> None:
         else:
             console.print(f"  {name}: {plain(str(value))}", style="dim")
     if "network" in answer:
-        from ingero_analyze.diagnose.topology import sentence
+        from ingero_analyze.diagnose.topology import sentence, slow_group_lines
 
         console.print(plain(sentence(answer["network"])))
+        for line in slow_group_lines(answer["network"], SHOWN_GROUPS):
+            console.print(f"  {plain(line)}")
     for gpu in answer.get("gpu", {}).get("throttled", []):
         console.print(f"  GPU {gpu['gpu']} of {gpu['node']}: {plain(', '.join(gpu['why']))}")
     for source, claims in answer.get("claims", {}).items():

@@ -5,12 +5,19 @@ from typing import Any, Final
 
 from ingero_analyze.diagnose.sources import SourceError, read_content
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
-from ingero_detect.links import WORK, Element, RankPort, SlowElements, slow_elements
+from ingero_detect.links import WORK, Element, RankPort, SlowElements
+from ingero_detect.rank_outliers import SMALLEST_EFFECT
+from ingero_detect.slow_links import slow_elements, slow_work
+from ingero_detect.timeline import step_period
 from ingero_detect.topology import TopologyError, ports_of
 from ingero_kit.yaml_documents import YamlError, load_yaml
 
 SHOWN: Final = 32
 """Slow groups that are listed."""
+
+NO_TOPOLOGY: Final = "which NIC, link or switch they share is known with --topology only"
+NOTHING: Final = "no part of the topology is used by the slow groups and by no healthy one"
+UNSURE: Final = "these parts are used by the same slow groups, and no healthy group tells them apart"
 
 
 def read_topology(file: str) -> dict[str, RankPort]:
@@ -32,46 +39,70 @@ def read_topology(file: str) -> dict[str, RankPort]:
     return ports
 
 
-def with_network(answer: dict[str, Any], recorded: RecordedTimeline, ports: dict[str, RankPort]) -> dict[str, Any]:
-    """The verdict with `network`.
+def with_network(
+    answer: dict[str, Any], recorded: RecordedTimeline, ports: dict[str, RankPort] | None
+) -> dict[str, Any]:  # fmt: skip
+    """The verdict with `network`; without a topology (`ports`), only if groups are slow.
 
-    A rank that others wait for because its own collectives are slow is not the cause: the verdict is then `network`.
-    A rank that computes longer stays named.
+    A rank that others wait for because its own collectives are slow is not the cause: the verdict is then `network`,
+    or `unknown` where nothing tells which part is slow. A rank that computes longer stays named.
     """
-    numbers = {number: ports[str(name)] for number, name in enumerate(recorded.ranks) if str(name) in ports}
-    found = slow_elements(recorded.line, numbers)
-    network = _network(found, recorded)
-    absent = [name for name in recorded.ranks if str(name) not in ports]
+    if ports is None:
+        found, absent = slow_work(recorded.line), []
+        if not found.slow:
+            return answer
+    else:
+        numbers = {number: ports[str(name)] for number, name in enumerate(recorded.ranks) if str(name) in ports}
+        found = slow_elements(recorded.line, numbers)
+        absent = [name for name in recorded.ranks if str(name) not in ports]
+    network = _network(found, recorded, topology=ports is not None)
     if absent:
         network["ranks_without_nic"] = {"count": len(absent), "first": absent[:SHOWN]}
+    answer = {**answer, "network": network}
     causes = [item for cause in found.causes for item in cause]
-    if causes and all(kind in WORK for kind, _ in causes):
-        return {**answer, "network": network}
+    if not found.slow or (causes and all(kind in WORK for kind, _ in causes)):
+        return answer
+    period = step_period(recorded.line)
+    known = ports is not None and bool(causes)
     waited_for = str(answer["evidence"].get("by", "")).startswith("blocked_least")
-    unnamed = answer["kind"] == "none" and bool(causes)
-    if found.slow and (unnamed or (answer["kind"] in ("node", "stage_imbalance") and waited_for)):
-        return {**answer, "kind": "network", "ranks": [], "network": network}
-    return {**answer, "network": network}
+    in_slow_groups = {recorded.ranks[rank] for group in found.slow for rank in group.ranks}
+    unnamed = answer["kind"] == "none" and (known or found.seconds_lost >= SMALLEST_EFFECT * period)
+    victims = answer["kind"] in ("node", "stage_imbalance") and waited_for
+    if not unnamed and not (victims and (ports is not None or in_slow_groups.issuperset(answer["ranks"]))):
+        return answer
+    lost = min(found.seconds_lost, 0.99 * period)
+    evidence = {**answer["evidence"], **({"possible": answer["ranks"]} if victims and not known else {})}
+    return {
+        **answer, "kind": "network" if ports is not None and (known or victims) else "unknown", "ranks": [],
+        "slowdown": round(period / (period - lost), 6), "seconds_lost_per_step": round(lost, 9), "evidence": evidence,
+    }  # fmt: skip
 
 
-def _network(found: SlowElements, recorded: RecordedTimeline) -> dict[str, Any]:
-    """What `network` of the answer says: `elements` if certain, else `possible`."""
+def _network(found: SlowElements, recorded: RecordedTimeline, topology: bool) -> dict[str, Any]:
+    """What `network` of the answer says: `elements` if certain, else `possible` with a `reason`."""
     causes = [[_element(item, recorded) for item in cause] for cause in found.causes]
     kind = "none"
     if found.slow:
         kinds = {item["kind"] for cause in causes for item in cause}
         kind = kinds.pop() if found.certain and len(kinds) == 1 else "several" if found.certain else "unknown"
     groups = [
-        {"ranks": [recorded.ranks[rank] for rank in group.ranks], "excess_share": round(group.excess, 4)}
+        {
+            "op": recorded.ops[group.op],
+            "ranks": [recorded.ranks[rank] for rank in group.ranks],
+            "excess_share": round(group.excess, 4),
+        }
         for group in sorted(found.slow, key=lambda group: -group.excess)[:SHOWN]
     ]
+    reason = found.doubt or (UNSURE if causes else NOTHING if topology else NO_TOPOLOGY)
     return {
         "kind": kind,
+        **({"reason": reason} if kind == "unknown" else {}),
         "elements": [cause[0] for cause in causes] if found.certain else [],
         "possible": [] if found.certain else causes,
         "slow_groups": groups,
         "slow_group_count": len(found.slow),
         "compared_groups": found.compared,
+        "seconds_lost_per_step": round(found.seconds_lost, 9),
     }
 
 
@@ -91,6 +122,16 @@ def sentence(network: dict[str, Any]) -> str:
     if network["elements"]:
         return "slow: " + " and ".join(f"{item['kind']} {item['name']}" for item in network["elements"])
     lists = [", ".join(f"{item['kind']} {item['name']}" for item in cause[:SHOWN]) for cause in network["possible"]]
-    return "collectives are slow; one of: " + "; and one of: ".join(lists) if lists else (
-        "collectives are slow, and nothing in the topology explains which"
-    )  # fmt: skip
+    words = "collectives are slow; one of: " + "; and one of: ".join(lists) if lists else "collectives are slow"
+    return f"{words} ({network['reason']})"
+
+
+def slow_group_lines(network: dict[str, Any], most: int) -> list[str]:
+    """The slowest groups as lines."""
+    lines = [
+        f"{group['op']} of ranks {', '.join(map(str, group['ranks'][:SHOWN]))} lasts {1 + group['excess_share']:.3g} "
+        "times as long as in like groups, after its last rank has arrived"
+        for group in network["slow_groups"][:most]
+    ]
+    rest = network["slow_group_count"] - len(lines)
+    return [*lines, f"and {rest} more slow groups"] if rest > 0 else lines
