@@ -1,4 +1,4 @@
-"""What is slow in the network of a job, what that costs, and what is only possible since nothing explains it. Pure."""
+"""What is slow in the network of a job, what it costs, and what is only possible since nothing explains it. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -259,6 +259,36 @@ def test_a_rank_that_is_longer_in_one_kind_of_kernels_only_is_not_named(tmp_path
     assert table.startswith(f"rank {LATE} has more to do in sgemm")
 
 
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_rank_without_a_trace_is_said_and_possible_if_the_others_wait_together(tmp_path: Path, slow: bool) -> None:
+    for rank in range(RANKS - 1):
+        value = trace(rank, None, compute=5000.0)
+        for event in value["traceEvents"]:
+            if "Seq" in event.get("args", {}):
+                event["dur"] = 3000.0 if slow else 300.0
+                event["args"]["Group size"] = RANKS
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(value))
+
+    found, errors, status = ask("--kineto", str(tmp_path))
+    table = CliRunner().invoke(main, ["diagnose", "--table", "--kineto", str(tmp_path)]).stdout
+
+    assert (status, found["kind"], found["ranks"]) == (0, "unknown" if slow else "none", [])
+    assert found["evidence"]["not_recorded"] == {"count": 1, "first": [RANKS - 1]}
+    assert found["evidence"].get("possible") == ([RANKS - 1] if slow else None)
+    assert f"1 of {RANKS} ranks were not recorded: {RANKS - 1}" in errors
+    assert ("they wait together" in table) == slow
+
+
+def test_a_late_rank_is_named_although_another_one_was_not_recorded(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        if rank != (LATE + 1) % RANKS:
+            (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace(rank)))
+
+    found = ask("--kineto", str(tmp_path))[0]
+
+    assert (found["kind"], found["ranks"], found["evidence"]["not_recorded"]["count"]) == ("node", [LATE], 1)
+
+
 def gloo(rank: int, late: int = LATE) -> dict[str, Any]:
     """A rank of a job on processors: steps and gloo's operations, no kernels."""
     table = waits(late)

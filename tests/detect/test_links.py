@@ -1,6 +1,6 @@
 """Which part of a network explains the groups whose collectives are slow."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def test_elements_that_the_same_groups_use_stay_possible() -> None:
     ]
 
 
-def doubtful(slow: dict[tuple[int, tuple[int, ...]], float], groups: list[tuple[int, tuple[int, ...]]]) -> Any:
+def doubtful(slow: dict[tuple[int, tuple[int, ...]], float], groups: Sequence[tuple[int, tuple[int, ...]]]) -> Any:
     """What is possible of groups by operation and ranks, of which some have an excess."""
     excesses = [GroupExcess(op, ranks, slow.get((op, ranks), 0.0), 0.01, (op, ranks) in slow) for op, ranks in groups]
     paths = [path_elements(ranks, PORTS) for _, ranks in groups]
@@ -82,7 +82,12 @@ def test_rings_that_all_cross_a_switch_do_not_clear_it() -> None:
 
 
 def test_the_slowest_groups_are_explained_where_nothing_explains_all_of_them() -> None:
-    slow = {(2, (0, 1)): 19.0, (3, (5, 7)): 0.8, (3, (0, 4)): 0.8, (3, (2, 6)): 0.8}
+    slow: dict[tuple[int, tuple[int, ...]], float] = {
+        (2, (0, 1)): 19.0,
+        (3, (5, 7)): 0.8,
+        (3, (0, 4)): 0.8,
+        (3, (2, 6)): 0.8,
+    }
 
     causes, doubt = doubtful(slow, [(2, ranks) for ranks in GROUPS[:4]] + [(3, ranks) for ranks in GROUPS[4:]])
 

@@ -20,6 +20,7 @@ SENTENCES: Final = {
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
+    "absent_ranks": "no rank that was recorded delays the job, but they wait together; not recorded: rank {possible}",
     "slow_groups": "no rank is proven to delay the job; some collectives last longer than those of like groups",
     "none": "no rank delays the job",
     "operations": "rank {possible} has more to do in {ops}, or a fault shows there only; the rest it computes as "
@@ -135,11 +136,11 @@ def _ports(file: str) -> dict[str, Any]:
         sys.exit(2)
 
 
-def _verdict(recorded: Any, ports: dict[str, Any] | None) -> dict[str, Any]:
+def _verdict(recorded: Any, ports: dict[str, Any] | None, comparable: Any = None) -> dict[str, Any]:
     from ingero_analyze.diagnose.timeline_files import verdict
     from ingero_analyze.diagnose.topology import with_network
 
-    return with_network(verdict(recorded), recorded, ports)
+    return with_network(verdict(recorded), comparable or recorded, ports)
 
 
 def _timeline(files: tuple[str, ...], quiet: bool, ports: dict[str, Any] | None) -> dict[str, Any]:
@@ -163,6 +164,7 @@ def _others(
     wait: float = 0.0,
 ) -> dict[str, Any]:
     """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
+    from ingero_analyze.diagnose import absent_ranks as absence
     from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto, ras_hangs, ras_status
     from ingero_analyze.diagnose.sources import Problems, SourceError
     from ingero_analyze.diagnose.timeline_files import verdict
@@ -196,7 +198,9 @@ def _others(
             recorded = found.rows.recorded()
             if recorded is None:
                 _end(problems)
-            answer, hosts = _verdict(recorded, ports), found.hosts
+            absent = absence.absent_ranks(recorded, found)
+            answer, hosts = _verdict(recorded, ports, absence.comparable(recorded, absent)), found.hosts
+            answer = absence.with_absent(answer, recorded, absent, problems)
             left_out = {name: count for name, count in found.left_out.items() if count}
             answer["evidence"] |= {"left_out": left_out} if left_out else {}
             named = {str(rank): hosts[str(rank)] for rank in answer["ranks"] if str(rank) in hosts}

@@ -136,7 +136,10 @@ def _fill(found: SourceData, spent: list[Spent]) -> None:
         process: str(rank) if taken[rank] == 1 and ranks == world else f"{process[0]}:{process[1]}"
         for process, (ranks, rank) in largest.items()
     }
+    if all(name.isdigit() for name in names.values()):
+        found.world = world
     for item in spent:
+        found.sizes[item.comm] = item.ranks
         name = names[_process(item)]
         found.rows.add(name, item.op, item.start, item.duration, group=item.comm, seq=item.seq, step=item.seq)
         if item.process[0]:

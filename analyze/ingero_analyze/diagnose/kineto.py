@@ -40,6 +40,7 @@ CLAIMS: Final = Claims(
 SUFFIXES: Final = (".json", ".json.gz")
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,12})$")
 _NCCL: Final = re.compile(r"^(?:nccl|rccl)(?:Dev)?Kernel_?([A-Za-z]+)|nccl|rccl")
+_RANKS: Final = re.compile(r"\[\d{1,7}(, ?\d{1,7}){0,9999}\]")
 _PAIRS: Final = ("send", "recv", "sendrecv")
 
 WORK: Final = "compute"
@@ -49,6 +50,9 @@ SMALLEST_KERNEL: Final = 0.02
 """Share of all own work below which a kernel is one of `OTHER_KERNELS`."""
 
 OTHER_KERNELS: Final = "other kernels"
+
+MAX_WORLD: Final = 1 << 20
+"""Most ranks of a job."""
 
 
 @dataclass
@@ -63,6 +67,10 @@ class KinetoTrace:
     work: list[tuple[float, float, str]] = field(default_factory=list)
     """Start, duration, and kernel without the parameters of its template."""
     left_out: Counter[str] = field(default_factory=Counter)
+    world: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of groups by name, as far as they are known."""
 
 
 def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
@@ -84,7 +92,11 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
             if not trace.collectives and not trace.work:
                 raise SourceError("neither collectives nor kernels are in the trace")
             files[trace.rank] = str(file)
+            found.read.add(trace.rank)
             found.left_out += trace.left_out
+            found.world = max(found.world, trace.world)
+            found.sizes |= trace.sizes
+            found.members |= trace.members
             rows, names, work = groups[bool(trace.steps)]
             work.append(fill(rows, trace))
             names.append(str(file))
@@ -107,11 +119,13 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
     if not isinstance(events, list):
         raise SourceError("no trace: there is no list of traceEvents")
     info = tree.get("distributedInfo") if isinstance(tree, dict) else None
-    stated = whole(info.get("rank")) if isinstance(info, dict) else None
+    info = info if isinstance(info, dict) else {}
+    stated = whole(info.get("rank"))
     rank = sources.rank_of(file) if stated is None or stated < 0 else Rank(stated)
     if rank is None:
         raise SourceError("neither distributedInfo.rank nor the file's name has a rank")
     trace = KinetoTrace(rank, text(tree.get("host_name"), 253) if isinstance(tree, dict) else "")
+    trace.world = min(max(whole(info.get("world_size")) or 0, 0), MAX_WORLD)
     on_gpu: list[tuple[int, float, float]] = []
     on_host: list[tuple[str, str, int, float, float]] = []
     for place, event in enumerate(events):
@@ -159,7 +173,12 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
         return
     group = text(args.get("Process Group Name"), 100)
     if group:
-        group += f" {str(args.get('Process Group Ranks', ''))[:200]}"
+        ranks = str(args.get("Process Group Ranks", ""))
+        group += f" {ranks[:200]}"
+        if group not in trace.sizes:
+            trace.sizes[group] = whole(args.get("Group size")) or 0
+            if _RANKS.fullmatch(ranks):
+                trace.members[group] = tuple(int(rank) for rank in re.findall(r"\d+", ranks))
     seq = whole(args.get("Seq"))
     trace.collectives.append((op, group, -1 if seq is None else seq, start, duration))
 

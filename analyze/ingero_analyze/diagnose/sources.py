@@ -108,11 +108,19 @@ class OperationRows:
 
 @dataclass
 class SourceData:
-    """The operations in files of one tool, the host of every rank, and counts of what was left out on purpose."""
+    """The operations in files of one tool, the host of every rank, and counts of what was left out on purpose.
+
+    `read`: ranks of files that were read; as far as the files say so, `world`: how many ranks the job has, and
+    `sizes` and `members` of groups by name.
+    """
 
     rows: OperationRows = field(default_factory=OperationRows)
     hosts: dict[str, str] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
+    read: set[int] = field(default_factory=set)
+    world: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 _TYPES: Final = {

@@ -19,13 +19,14 @@ WORK: Final = "work"
 
 @dataclass(frozen=True)
 class RecordedTimeline:
-    """A timeline and the names of its ranks, stages and operations as the file has them."""
+    """A timeline and the names of its ranks, stages, operations and groups as the file has them."""
 
     line: Timeline
     ranks: list[int | str]
     stages: list[int | str]
     rows: int
     ops: list[str]
+    groups: list[str]
 
 
 def assemble(
@@ -59,7 +60,7 @@ def assemble(
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
         work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
     )  # fmt: skip
-    return RecordedTimeline(line, ranks, stages, rows, list(vocabulary["op"]))
+    return RecordedTimeline(line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]))
 
 
 def verdict(recorded: RecordedTimeline) -> dict[str, Any]:

@@ -218,14 +218,15 @@ def recorded(job: FabricJob) -> RecordedTimeline:
     columns = job.columns
     collective = columns["kind"] == "collective"
     ops, op = np.unique(columns["op"], return_inverse=True)
-    _, group = np.unique(columns["group"], return_inverse=True)
+    groups, group = np.unique(columns["group"], return_inverse=True)
     line = Timeline(
         ranks=NODES * GPUS, steps=int(columns["step"].max()) + 1, rank=columns["rank"], step=columns["step"], op=op,
         collective=collective, start=columns["start"], duration=columns["duration"],
         instance=np.where(collective, group * 100_000 + columns["seq"], -1), stage=columns["stage"],
         data_parallel=columns["data_parallel"],
     )  # fmt: skip
-    return RecordedTimeline(line, list(range(NODES * GPUS)), list(range(STAGES)), len(op), ops.tolist())
+    ranks: list[int | str] = list(range(NODES * GPUS))
+    return RecordedTimeline(line, ranks, list(range(STAGES)), len(op), ops.tolist(), groups.tolist())
 
 
 def judged(job: FabricJob) -> tuple[str, dict[str, Any]]:
