@@ -141,6 +141,78 @@ def test_a_rank_that_leaves_its_loop_early_is_named_against_all_others_that_wait
     assert "alone" in hang.why[Rank(early)]
 
 
+def test_a_rank_that_alone_calls_two_collectives_in_another_order_than_before_is_named() -> None:
+    """Ranks 0 to 3 call group 1 and then group 2; in the second round rank 2 calls them the other way round."""
+    groups = {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3, 4]}
+    first, second = [entry(1, group="1"), entry(1, group="2")], entry(2, group="2", ended=False)
+    own = {rank: [*first, entry(2, group="1", ended=False)] for rank in range(4)}
+    own |= {2: [*first, second], 4: [entry(1, group="2"), second]}
+    hang = hang_of(*((rank, dump(entries, groups)) for rank, entries in own.items()))
+    anew = hang_of(*((rank, dump(entries[-1:], groups)) for rank, entries in own.items()))
+
+    assert (hang.kind, hang.ranks, hang.possible, hang.cycle) == ("order", (2,), (), ())
+    assert "another order" in hang.why[Rank(2)]
+    assert (anew.kind, anew.ranks) == ("order", ()), "nothing says in which order they called them before"
+
+
+def test_groups_of_one_name_are_told_apart_by_their_members() -> None:
+    """Rank 3 lets 2 wait in their group 1; ranks 0 and 1 have another group 1."""
+    both = [entry(1, group="1"), entry(2, group="1", ended=False)]
+    hang = hang_of(
+        *((rank, dump([entry(1, group="1"), entry(2, group="1")], {"1": [0, 1]})) for rank in (0, 1)),
+        (2, dump(both, {"1": [2, 3]})),
+        (3, dump(both[:1], {"1": [2, 3]})),
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("hang", (3,), ())
+    assert [front.group for front in hang.fronts] == ["1 (2 to 3)"]
+
+
+def test_dumps_of_jobs_of_different_sizes_are_not_judged_together() -> None:
+    small, large = {"0": [0, 1]}, {"0": [0, 1, 2, 3]}
+    ended, waits = [entry(1)], [entry(1), entry(2, ended=False)]
+    hang = hang_of((0, dump(ended, small)), (1, dump(ended, small)), (2, dump(waits, large)), (3, dump(waits, large)))
+
+    assert (hang.kind, hang.ranks) == ("unknown", ())
+    assert hang.reason == "these are dumps of jobs of 2 and 4 ranks; judge the dumps of each job by themselves"
+
+
+@pytest.mark.parametrize(("what", "words"), [("input_sizes", "another size"), ("input_dtypes", "another type")])
+def test_a_mismatch_says_what_differs_and_which_line_called_it(tmp_path: Path, what: str, words: str) -> None:
+    def frames(line: int) -> dict[str, Any]:
+        inside = {"filename": "/lib/torch/distributed/distributed_c10d.py", "line": 9, "name": "all_reduce"}
+        return {"frames": [inside, {"filename": "/app/train.py", "line": line, "name": "step"}]}
+
+    for rank in range(WORLD):
+        other: dict[str, Any] = {what: [[7, 2]] if what == "input_sizes" else ["BFloat16"]} if rank == 3 else {}
+        own = [entry(1), entry(2, ended=False, **frames(40 + (rank == 3)), **other)]
+        (tmp_path / f"rank_{rank}").write_text(json.dumps(dump(own)))
+
+    found = json.loads(CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)]).stdout)
+    front = found["evidence"]["collectives"][0]
+
+    assert (found["kind"], found["ranks"], front["op"]) == ("mismatch", [3], f"all_reduce/all_reduce of {words}")
+    assert [(call["ranks"], call["place"]) for call in front["calls"]] == [
+        ([0, 1, 2], "/app/train.py:40 in step"), ([3], "/app/train.py:41 in step")
+    ]  # fmt: skip
+    assert {(call["elements"], call["types"]) for call in front["calls"]} == {
+        ("[1000]", "Float"), ("[14]", "Float") if what == "input_sizes" else ("[1000]", "BFloat16")
+    }  # fmt: skip
+
+
+def test_the_last_call_of_a_rank_that_did_not_come_is_shown_with_its_line(tmp_path: Path) -> None:
+    at: dict[str, Any] = {"frames": [{"filename": "/app/train.py", "line": 12, "name": "step"}]}
+    for rank in range(WORLD):
+        (tmp_path / f"rank_{rank}").write_text(
+            json.dumps(dump([entry(1, **at)] if rank == 2 else [entry(1, **at), entry(2, ended=False)]))
+        )
+
+    found = json.loads(CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)]).stdout)
+
+    assert found["ranks"] == [2]
+    assert found["evidence"]["last_calls"]["2"]["place"] == "/app/train.py:12 in step"
+
+
 def test_one_of_two_halves_or_one_of_two_ranks_that_disagree_is_not_named() -> None:
     groups = {"0": [0, 1, 2, 3], "1": [0, 1, 2, 3]}
     halves = hang_of(*((rank, dump([entry(1, ended=False, group=str(rank // 2))], groups)) for rank in range(WORLD)))

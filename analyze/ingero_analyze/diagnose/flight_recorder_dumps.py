@@ -21,6 +21,9 @@ MAX_ENTRIES: Final = 1_000_000
 MAX_TENSORS: Final = 16
 """Most tensors, and dimensions, of one call that are compared."""
 
+MAX_FRAMES: Final = 64
+"""Most frames of one call that are looked at."""
+
 NEEDS_ALL: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|barrier")
 """Collectives that end on no rank before all members have entered them."""
 
@@ -29,13 +32,17 @@ _PAIR: Final = re.compile(r"(send|recv)\s+(\d{1,7})\s*(?:->|<-)\s*(\d{1,7})")
 
 @dataclass(frozen=True)
 class Call:
-    """An operation that was called. `order`: its place among all calls of the rank; `started`: its kernel runs."""
+    """An operation that was called. `order`: its place among all calls of the rank; `started`: its kernel runs.
+
+    `sizes`: numbers of elements and types, which are compared; `place`: the line of the program that called it.
+    """
 
     op: str
     sizes: str
     created_ns: int
     order: int = -1
     started: bool = False
+    place: str = ""
 
 
 @dataclass
@@ -86,6 +93,8 @@ class Dump:
     first_ns: int = 0
     last_ns: int = 0
     communicators: frozenset[str] = frozenset()
+    last: Call | None = None
+    """The last call."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,11 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Op
             problems.add(place, "its name has no rank (a number is expected, as in trace_12)")
             continue
         if rank in dumps:
-            problems.add(place, f"rank {rank} was read from {dumps[rank][1]} already")
+            problems.add(
+                place,
+                f"rank {rank} was read from {dumps[rank][1]} already; if these are two jobs, judge the dumps of each "
+                "by themselves",
+            )
             continue
         try:
             dumps[rank] = dump_of(parse(sources.read_content(file)), rank, place, problems, rows), place
@@ -189,9 +202,9 @@ def _take(
     started = entry.get("state") == "started" or (whole(entry.get("time_discovered_started_ns")) or 0) > 0
     dump.timed |= started
     op = op.split(":", 1)[-1]
-    sizes = f"{_elements(entry.get('input_sizes'))}{_words(entry.get('input_dtypes'))}"
+    sizes = f"{_elements(entry.get('input_sizes'))} {_words(entry.get('input_dtypes'))}"
     created = whole(entry.get("time_created_ns")) or 0
-    call = Call(op, sizes, created, order, started)
+    call = dump.last = Call(op, sizes, created, order, started, _place(entry.get("frames")))
     if created > 0:
         dump.first_ns = min(created, dump.first_ns or created)
         dump.last_ns = max(created, dump.last_ns)
@@ -235,6 +248,17 @@ def _add_between(
             peers.pending.append(replace(item.call, started=item.call.started or started))
 
 
+def _place(frames: Any) -> str:
+    """File, line and function of the innermost frame outside of PyTorch, or else of the innermost one."""
+    known = [
+        (text(frame.get("filename"), 200), whole(frame.get("line")) or 0, text(frame.get("name"), 80))
+        for frame in (frames[:MAX_FRAMES] if isinstance(frames, list | tuple) else ())
+        if isinstance(frame, dict) and text(frame.get("filename"), 200)
+    ]
+    own = [frame for frame in known if "/torch/" not in frame[0]] or known
+    return f"{own[0][0]}:{own[0][1]}" + (f" in {own[0][2]}" if own[0][2] else "") if own else ""
+
+
 def _elements(value: Any) -> str:
     """Numbers of elements of the first tensors as text; the transport does not see their shapes."""
     found = []
@@ -246,7 +270,7 @@ def _elements(value: Any) -> str:
 
 def _words(value: Any) -> str:
     """Types of the first tensors as text."""
-    return f"{[text(item) for item in value[:MAX_TENSORS]] if isinstance(value, list | tuple) else []}"
+    return ", ".join(text(item) for item in value[:MAX_TENSORS]) if isinstance(value, list | tuple) else ""
 
 
 def _ranks(value: Any) -> tuple[Rank, ...] | None:

@@ -44,6 +44,9 @@ class Why(StrEnum):
     ALONE = (
         "it alone called an operation while all others of it wait, through whichever ranks, for this one elsewhere"
     )
+    OUT_OF_ORDER = (
+        "it alone called two operations in another order than all others that wait for it, and than it did before"
+    )
 
 
 @dataclass
@@ -67,13 +70,15 @@ def find_causes(state: JobState) -> Causes:
             found.possible |= dict.fromkeys(sorted(stuck), Why.STUCK)
     edges = _edges(state, operations, found)
     for cycle, waits in _cycles(state, edges, found):
-        alone = _alone_against_all(state, cycle, waits)
+        alone, why = _alone_against_all(state, cycle, waits), Why.ALONE
+        if alone is None:
+            alone, why = _out_of_order(state, cycle), Why.OUT_OF_ORDER
         if alone is None:
             found.cycle = cycle
             found.possible |= dict.fromkeys(cycle, Why.CYCLE)
         else:
             found.cycle = ()
-            found.certain[alone] = Why.ALONE
+            found.certain[alone] = why
     _doubt(found, state, edges, {rank for operation in operations for rank in operation.unseen})
     for operation in operations:
         if operation.unseen and operation.waited_for() <= state.forgotten:
@@ -196,7 +201,8 @@ def operations_called(calls: Mapping[Rank, Call]) -> tuple[tuple[str, ...], tupl
     if len(most) > 1 and most[0][1] > most[1][1]:
         odd = tuple(sorted(rank for rank, call in calls.items() if call.op != most[0][0]))
     elif len(most) == 1 and most[0][0] in SAME_SIZES and len(sizes) > 1:
-        ops = (ops[0], f"{ops[0]} of another size")
+        types = {call.sizes.partition("] ")[2] for call in calls.values()}
+        ops = (ops[0], f"{ops[0]} of another {'size' if len(types) == 1 else 'type'}")
         if sizes[0][1] > sizes[1][1]:
             odd = tuple(sorted(rank for rank, call in calls.items() if call.sizes != sizes[0][0]))
     return ops, odd
@@ -279,6 +285,28 @@ def _alone_against_all(state: JobState, cycle: tuple[Rank, ...], waits: Mapping[
         return None
     others = (rank for rank in cycle if rank != alone[0])
     return alone[0] if all(_has_circle(waits, set(cycle) - {rank}) for rank in others) else None
+
+
+def _out_of_order(state: JobState, cycle: tuple[Rank, ...]) -> Rank | None:
+    """The only rank of a cycle that waits in another operation than all others, which it called after theirs before.
+
+    All of them, two others or more, are members of both operations, so they have the same two calls to make.
+    """
+    waits = {rank: state.pending[rank][0] for rank in cycle}
+    by_key: dict[OperationKey, list[Rank]] = {}
+    for rank, key in waits.items():
+        by_key.setdefault(key, []).append(rank)
+    if len(by_key) != 2 or any(key.source >= 0 for key in by_key):
+        return None
+    (own, alone), (theirs, others) = sorted(by_key.items(), key=lambda item: len(item[1]))
+    both = set(state.members[own.group]) & set(state.members[theirs.group])
+    if len(alone) != 1 or len(others) < 2 or not set(cycle) <= both:
+        return None
+    before = [
+        tuple(state.by_rank[rank].collectives.get((key.group, key.seq - 1), -1) for key in (theirs, own))
+        for rank in cycle
+    ]  # fmt: skip
+    return alone[0] if all(0 <= first < second for first, second in before) else None
 
 
 def _contradicted(state: JobState, rank: Rank, cycle: tuple[Rank, ...]) -> bool:

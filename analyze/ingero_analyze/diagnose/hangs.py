@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from ingero_analyze.diagnose.dump_groups import job_sizes, with_distinct_groups
 from ingero_analyze.diagnose.dump_runs import separate_runs
-from ingero_analyze.diagnose.flight_recorder_dumps import Dump, DumpPart
+from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
 from ingero_analyze.diagnose.hang_causes import Causes, Why, find_causes, operations_called, uncounted
 from ingero_analyze.diagnose.pending_operations import JobState, join_dumps
 from ingero_analyze.diagnose.sources import Claims, Problems
@@ -50,6 +51,8 @@ MIXED: Final = (
     "half are of the last run; judge the dumps of each run by themselves"
 )
 
+OTHER_JOBS: Final = "these are dumps of jobs of {sizes} ranks; judge the dumps of each job by themselves"
+
 
 class HangKind(StrEnum):
     """What the dumps show."""
@@ -81,6 +84,8 @@ class Front:
     """Ranks that called another operation under this number than most."""
     since: float | None = None
     """When the first of them entered, by its clock."""
+    calls: tuple[tuple[Call, tuple[Rank, ...]], ...] = ()
+    """What was called under this number, where that differs, and by whom; the most frequent first."""
 
     def answer(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -93,7 +98,17 @@ class Front:
             },
             "entered_count": len(self.entered), "missing_count": len(self.missing),
             "since": rfc3339(self.since) if self.since else None,
+            **({"calls": [_shown(call, ranks) for call, ranks in self.calls[:SHOWN]]} if self.calls else {}),
         }  # fmt: skip
+
+
+def _shown(call: Call, ranks: tuple[Rank, ...] = ()) -> dict[str, Any]:
+    """A call as the command prints it: `elements` of the first tensors, and their types."""
+    elements, _, types = call.sizes.partition("] ")
+    return {
+        "op": call.op, "elements": f"{elements}]", "types": types, "place": call.place or None,
+        **({"ranks": list(ranks[:SHOWN_RANKS]), "ranks_count": len(ranks)} if ranks else {}),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,8 @@ class Hang:
     """Ranks whose dumps were written before those of others: others have ended since what needed them."""
     reason: str = ""
     """Of an `unknown`: why the possible ranks are neither named nor excluded."""
+    last_calls: dict[Rank, Call] = field(default_factory=dict)
+    """The last call of each of `ranks` and `possible` that left a dump."""
     earlier: dict[Rank, float] = field(default_factory=dict)
     """Ranks whose dumps are of an earlier run, and when they called last, by their clocks."""
 
@@ -137,6 +154,11 @@ class Hang:
                 "why": {str(rank): self.why[rank] for rank in self.ranks[:SHOWN_RANKS]},
                 "possible": {str(rank): self.why[rank] for rank in self.possible[:SHOWN_RANKS]},
                 "possible_count": len(self.possible),
+                "last_calls": {
+                    str(rank): _shown(self.last_calls[rank])
+                    for rank in (*self.ranks, *self.possible)[:SHOWN_RANKS]
+                    if rank in self.last_calls
+                },
                 "cycle": list(self.cycle[:SHOWN_RANKS]),
                 "early_dumps": list(self.early[:SHOWN_RANKS]),
                 "earlier_run": {
@@ -156,7 +178,13 @@ def find_hang(dumps: list[Dump]) -> Hang:
             HangKind.UNKNOWN, dumps=len(dumps), possible=possible, why=dict.fromkeys(possible, MIXED), reason=MIXED,
             earlier=earlier,
         )  # fmt: skip
-    return replace(_find_hang(list(runs.judged), set(earlier)), earlier=earlier)
+    sizes = job_sizes(runs.judged)
+    if len(sizes) > 1:
+        possible = tuple(dump.rank for dump in runs.judged)
+        reason = OTHER_JOBS.format(sizes=" and ".join(map(str, sizes)))
+        return Hang(HangKind.UNKNOWN, dumps=len(dumps), possible=possible, why=dict.fromkeys(possible, reason),
+                    reason=reason, earlier=earlier)  # fmt: skip
+    return replace(_find_hang(with_distinct_groups(runs.judged), set(earlier)), earlier=earlier)
 
 
 def _find_hang(dumps: list[Dump], earlier: set[Rank]) -> Hang:
@@ -174,7 +202,9 @@ def _find_hang(dumps: list[Dump], earlier: set[Rank]) -> Hang:
     for rank, why in sorted((causes.possible | causes.certain).items()):
         hang.why[rank] = str(Why.EARLIER_RUN if why is Why.NO_DUMP and rank in earlier else why)
     hang = replace(hang, kind=_kind(hang, causes, state))
-    return _with_reason(hang, state) if hang.kind == HangKind.UNKNOWN else hang
+    hang = _with_reason(hang, state) if hang.kind == HangKind.UNKNOWN else hang
+    last = {rank: dump.last for rank in hang.why if (dump := state.by_rank.get(rank)) is not None}
+    return replace(hang, last_calls={rank: call for rank, call in last.items() if call is not None})
 
 
 def report_earlier_runs(hang: Hang, problems: Problems) -> None:
@@ -215,7 +245,7 @@ def _kind(hang: Hang, causes: Causes, state: JobState) -> HangKind:
         return HangKind.MISMATCH if reasons == {Why.DIFFERS} else HangKind.UNKNOWN
     if causes.certain:
         found = set(causes.certain.values())
-        if Why.ALONE in found:
+        if found & {Why.ALONE, Why.OUT_OF_ORDER}:
             return HangKind.ORDER
         if found == {Why.NO_DUMP}:
             return HangKind.NO_DUMP
@@ -231,6 +261,15 @@ def _waiting_pairs(state: JobState) -> set[tuple[Rank, Rank]]:
         for rank in operation.inside | operation.behind
         for other in operation.missing | operation.unseen
     }  # fmt: skip
+
+
+def _variants(calls: dict[Rank, Call]) -> tuple[tuple[Call, tuple[Rank, ...]], ...]:
+    """The different calls under one number, and the ranks of each; the most frequent first."""
+    found: dict[tuple[str, str], list[Rank]] = {}
+    for rank in sorted(calls):
+        found.setdefault((calls[rank].op, calls[rank].sizes), []).append(rank)
+    alike = sorted(found.values(), key=lambda ranks: (-len(ranks), ranks))
+    return tuple((calls[ranks[0]], tuple(ranks)) for ranks in alike)
 
 
 def _front(group: str, members: tuple[Rank, ...], state: JobState) -> Front | None:
@@ -260,5 +299,6 @@ def _front(group: str, members: tuple[Rank, ...], state: JobState) -> Front | No
         ended=tuple(sorted(rank for rank, part in parts.items() if part.completed >= seq)),
         unknown=unknown,
         odd=odd,
+        calls=_variants(calls) if len(ops) > 1 else (),
         since=min((call.created_ns for call in calls.values() if call.created_ns > 0), default=0) / 1e9 or None,
     )
