@@ -289,6 +289,16 @@ def test_a_late_rank_is_named_although_another_one_was_not_recorded(tmp_path: Pa
     assert (found["kind"], found["ranks"], found["evidence"]["not_recorded"]["count"]) == ("node", [LATE], 1)
 
 
+@pytest.mark.parametrize("option", ["--kineto", "--nccl-inspector"])
+def test_a_folder_without_files_of_the_kind_says_how_they_are_named(tmp_path: Path, option: str) -> None:
+    (tmp_path / "rank0.bin").write_text("junk")
+
+    done = CliRunner().invoke(main, ["diagnose", option, str(tmp_path)])
+
+    assert done.exit_code == 2
+    assert "nothing in these files that can be judged; files whose names end in ." in done.stderr
+
+
 def gloo(rank: int, late: int = LATE) -> dict[str, Any]:
     """A rank of a job on processors: steps and gloo's operations, no kernels."""
     table = waits(late)

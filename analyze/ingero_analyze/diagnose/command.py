@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
@@ -12,23 +12,6 @@ from rich.console import Console
 from ingero_analyze.flags import json_flag
 from ingero_analyze.terminal import plain
 from ingero_kit.flags import FiniteRange
-
-SENTENCES: Final = {
-    "node": "rank {ranks} delays the job",
-    "stage_imbalance": "no node is the cause: the pipeline's stages are uneven",
-    "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
-    "network": "no rank is the cause: collectives last longer after their last rank has arrived",
-    "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
-    "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
-    "absent_ranks": "no rank that was recorded delays the job, but they wait together; not recorded: rank {possible}",
-    "slow_groups": "no rank is proven to delay the job; some collectives last longer than those of like groups",
-    "none": "no rank delays the job",
-    "operations": "rank {possible} has more to do in {ops}, or a fault shows there only; the rest it computes as "
-    "fast as its peers",
-}
-
-SHOWN_GROUPS: Final = 6
-"""Slow groups that the table lists."""
 
 
 @click.command("diagnose")
@@ -197,7 +180,7 @@ def _others(
             found = module.read_events(given[used], problems)
             recorded = found.rows.recorded()
             if recorded is None:
-                _end(problems)
+                _end(problems, f"; files whose names end in {' or '.join(module.SUFFIXES)} are read")
             absent = absence.absent_ranks(recorded, found)
             answer, hosts = _verdict(recorded, ports, absence.comparable(recorded, absent)), found.hosts
             answer = absence.with_absent(answer, recorded, absent, problems)
@@ -221,8 +204,8 @@ def _others(
     return {**answer, "claims": claims, "problems": both}
 
 
-def _end(problems: Any) -> NoReturn:
-    _show(problems.shown or ["there is nothing in these files that can be judged"])
+def _end(problems: Any, expected: str = "") -> NoReturn:
+    _show(problems.shown or [f"there is nothing in these files that can be judged{expected}"])
     sys.exit(2)
 
 
@@ -231,68 +214,15 @@ def _show(lines: Sequence[str]) -> None:
         click.echo(f"ingero-fleet diagnose: {line}", err=True)
 
 
-def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
-    possible = ", ".join(map(str, finding.get("possible", ())))
-    ops = ", ".join(dict.fromkeys(op for longer in finding.get("longer_in", {}).values() for op in longer))
-    sentence = finding.get("by", kind) if kind == "unknown" else kind
-    if kind == "unknown" and not possible:
-        sentence = "slow_groups"
-    return SENTENCES.get(sentence, SENTENCES[kind]).format(
-        ranks=", ".join(map(str, ranks)), possible=possible, ops=ops
-    )
-
-
 def _table(answer: dict[str, Any], console: Console) -> None:
-    from ingero_analyze.diagnose.hangs import HANGS
-    from ingero_analyze.diagnose.ras_hangs import RAS_HANGS
+    from ingero_analyze.diagnose import table
 
-    ranks = ", ".join(map(str, answer["ranks"]))
-    if "gpu" in answer and not answer["evidence"] and not ranks:
-        headline = answer["gpu"]["reading"]
-    elif answer["evidence"].get("by") == "flight_recorder":
-        headline = HANGS[answer["kind"]].format(ranks=ranks or "none")
-    elif answer["evidence"].get("by") == "ras":
-        headline = RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
-    elif "reason" in answer["evidence"]:
-        headline = f"nobody can be judged: {answer['evidence']['reason']}"
-    else:
-        headline = _sentence(answer["kind"], answer["ranks"], answer["evidence"])
-    console.print(f"[bold]{plain(headline)}[/]")
-    lost = answer.get("seconds_lost_per_step")
-    if lost and answer["kind"] != "none":
-        console.print(
-            f"every step loses {lost:.4g} s; the job takes {answer['slowdown']:.3f} times as long as it could"
-        )
-    for other in answer["evidence"].get("also", ()):
-        if other["ranks"] or "possible" in other:
-            console.print(f"besides, {plain(_sentence(other['kind'], other['ranks'], other))}")
-    for name, value in answer["evidence"].items():
-        if name == "collectives":
-            for front in value:
-                console.print(f"  {plain(_front(front))}")
-        else:
-            console.print(f"  {name}: {plain(str(value))}", style="dim")
-    if "network" in answer:
-        from ingero_analyze.diagnose.topology import sentence, slow_group_lines
-
-        console.print(plain(sentence(answer["network"])))
-        for line in slow_group_lines(answer["network"], SHOWN_GROUPS):
-            console.print(f"  {plain(line)}")
-    for gpu in answer.get("gpu", {}).get("throttled", []):
-        console.print(f"  GPU {gpu['gpu']} of {gpu['node']}: {plain(', '.join(gpu['why']))}")
+    console.print(f"[bold]{plain(table.headline(answer))}[/]")
+    for line in table.lines(answer):
+        console.print(plain(line), style="dim" if line.startswith(" ") else None)
     for source, claims in answer.get("claims", {}).items():
         console.print(f"what {source} can show: {'; '.join(claims['can'])}", style="dim")
         console.print(f"what it cannot: {'; '.join(claims['cannot'])}", style="dim")
     count = answer.get("problems", {}).get("count", 0)
     if count:
-        console.print(f"{count} things could not be used; the first are named above")
-
-
-def _front(front: dict[str, Any]) -> str:
-    """A sentence on one collective that did not end."""
-    words = f"{front['op']} {front['seq']} of group {front['group']}"
-    words += f" ({front['description']})" if front["description"] else ""
-    words += f": entered by {front['entered_count']}"
-    words += f", missing: {', '.join(map(str, front['missing']))}" if front["missing"] else ""
-    words += f", without a dump: {', '.join(map(str, front['without_dump']))}" if "without_dump" in front else ""
-    return words + (f", differing: {', '.join(map(str, front['odd']))}" if "odd" in front else "")
+        console.print(f"{count} {'thing' if count == 1 else 'things'} could not be used; the first are named above")

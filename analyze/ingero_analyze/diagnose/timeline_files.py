@@ -72,6 +72,9 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
     evidence: dict[str, Any] = dict(found.evidence)
     for finding in (evidence, *evidence.get("also", ())):
         _name_ranks_and_operations(finding, recorded)
+    note = _unit_note(recorded.line, evidence.get("step_seconds"))
+    if note:
+        evidence["note"] = note
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
     return {
@@ -81,6 +84,20 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         "seconds_lost_per_step": round(found.seconds_lost_per_step, 9),
         "evidence": evidence,
     }
+
+
+LONGEST_STEP: Final = 120.0
+"""Seconds of a step from which times may be in another unit."""
+
+SHORTEST_OPERATION: Final = 0.1
+"""Seconds that no operation falls below where times may be in another unit: some of every step take less."""
+
+
+def _unit_note(line: Timeline, period: float | None) -> str:
+    """What to say where steps and all operations last so long that the times are hardly seconds."""
+    if period is None or period < LONGEST_STEP or float(np.quantile(line.duration, 0.05)) < SHORTEST_OPERATION:
+        return ""
+    return f"steps of {period:.4g} s: start and duration are read as seconds; are these milliseconds?"
 
 
 def _name_ranks_and_operations(finding: dict[str, Any], recorded: RecordedTimeline) -> None:
