@@ -541,6 +541,14 @@ def test_an_absent_dump_is_not_named_where_the_only_rank_that_waits_for_it_may_h
     assert "left no dump" in hang.reason
 
 
+def test_ranks_of_a_node_without_dumps_are_most_likely_where_only_their_partners_could_be_it_instead() -> None:
+    """Ranks 2 and 3 are gone; each of their partners 0 and 1 waits in a group of two."""
+    groups = {"1": [0, 2], "2": [1, 3], "3": [2, 3]}
+    hang = hang_of(*((rank, dump(collectives(3, str(rank + 1), pending=2), groups)) for rank in (0, 1)))
+
+    assert (hang.kind, hang.ranks, hang.possible, hang.likely) == ("unknown", (), (0, 1, 2, 3), (2, 3))
+
+
 def test_gpus_that_do_not_end_what_others_have_ended_are_not_all_named_when_one_may_have_waited_for_the_other() -> (
     None
 ):

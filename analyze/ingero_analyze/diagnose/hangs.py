@@ -131,6 +131,8 @@ class Hang:
     """Ranks whose dumps were written before those of others: others have ended since what needed them."""
     reason: str = ""
     """Of an `unknown`: why the possible ranks are neither named nor excluded."""
+    likely: tuple[Rank, ...] = ()
+    """Of the possible ranks, those that together are the simplest cause."""
     last_calls: dict[Rank, Call] = field(default_factory=dict)
     """The last call of each of `ranks` and `possible` that left a dump."""
     earlier: dict[Rank, float] = field(default_factory=dict)
@@ -154,6 +156,7 @@ class Hang:
                 "why": {str(rank): self.why[rank] for rank in self.ranks[:SHOWN_RANKS]},
                 "possible": {str(rank): self.why[rank] for rank in self.possible[:SHOWN_RANKS]},
                 "possible_count": len(self.possible),
+                "most_likely": list(self.likely[:SHOWN_RANKS]),
                 "last_calls": {
                     str(rank): _shown(self.last_calls[rank])
                     for rank in (*self.ranks, *self.possible)[:SHOWN_RANKS]
@@ -204,7 +207,8 @@ def _find_hang(dumps: list[Dump], earlier: set[Rank]) -> Hang:
     hang = replace(hang, kind=_kind(hang, causes, state))
     hang = _with_reason(hang, state) if hang.kind == HangKind.UNKNOWN else hang
     last = {rank: dump.last for rank in hang.why if (dump := state.by_rank.get(rank)) is not None}
-    return replace(hang, last_calls={rank: call for rank, call in last.items() if call is not None})
+    likely = _likely(causes) if hang.kind == HangKind.UNKNOWN else ()
+    return replace(hang, likely=likely, last_calls={rank: call for rank, call in last.items() if call is not None})
 
 
 def report_earlier_runs(hang: Hang, problems: Problems) -> None:
@@ -261,6 +265,13 @@ def _waiting_pairs(state: JobState) -> set[tuple[Rank, Rank]]:
         for rank in operation.inside | operation.behind
         for other in operation.missing | operation.unseen
     }  # fmt: skip
+
+
+def _likely(causes: Causes) -> tuple[Rank, ...]:
+    """Several ranks without a dump, if the only other explanation is that as many GPUs stopped at the same time."""
+    silent = tuple(sorted(rank for rank, why in causes.possible.items() if why is Why.NO_DUMP))
+    others = set(causes.possible.values()) - {Why.NO_DUMP}
+    return silent if len(silent) > 1 and others == {Why.GPU_INSTEAD} and not causes.certain else ()
 
 
 def _variants(calls: dict[Rank, Call]) -> tuple[tuple[Call, tuple[Rank, ...]], ...]:
