@@ -31,7 +31,7 @@ from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.operation_excess import operation_excess
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.shared_data import DataGroups, data_groups
-from ingero_detect.stalls import few_stalls
+from ingero_detect.stalls import stalling_rank
 from ingero_detect.timeline import (
     FEWEST_STEPS,
     Timeline,
@@ -84,7 +84,8 @@ def diagnose(line: Timeline) -> Diagnosis:
         late = lags if free is None else free * period
         found = [_supported(item, late) for item in found]
         if not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
-            stalls = few_stalls(late, period, {rank for item in found for rank in item.ranks})
+            waits = None if free is None else blocked_seconds(line, _like(stage))
+            stalls = stalling_rank(late, period, {rank for item in found for rank in item.ranks}, waits)
             found += [stalls] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})

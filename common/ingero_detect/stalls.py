@@ -1,32 +1,42 @@
-"""Finds the rank that stands still in some steps, too few to prove that it is the cause. Pure."""
+"""Finds the rank that stands still in some steps while the job waits, also where few peers prove nothing. Pure."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.grouped import Floats
+from ingero_detect.grouped import Bools, Floats
 from ingero_detect.imbalance import Cause, Diagnosis
-from ingero_detect.last_arrival import FAR_SIGMAS, min_last_count
-from ingero_detect.rank_outliers import SMALLEST_EFFECT
+from ingero_detect.last_arrival import FAR_SIGMAS, long_variance_inflation, min_last_count
+from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS
 
-STALLS: Final = "few_stalls"
-"""What shows a rank that is far behind in most of the steps in which any rank is."""
+STALLS: Final = "stalls"
+"""What shows a rank that is far behind in so many of the steps in which any rank is, that it is the cause."""
+
+FEW_STALLS: Final = "few_stalls"
+"""The same in too few steps to prove it."""
+
+WAITING: Final = 0.5
+"""Share of a stall that ranks must be blocked longer than usual to wait for it."""
 
 CHANCE_OF_STALLS: Final = 0.05
 """Chance with which pauses that strike any rank strike one so often that it is called possible."""
 
 
-def few_stalls(late: Floats, period: float, named: set[int]) -> Diagnosis | None:
+def stalling_rank(
+    late: Floats, period: float, named: set[int], blocked: Floats | None = None
+) -> Diagnosis | None:  # fmt: skip
     """The rank with most of the steps in which a single one is far behind, if that is hardly chance and costs enough.
 
     `late`: seconds by (rank, step) that each was blocked less than ranks with the same work; `period`: seconds of a
-    step. Ranks that are `named` are not looked at.
+    step. Ranks that are `named` are not looked at. With `blocked`, the seconds of each in all groups, it is named if
+    all others wait for it so often that pauses which strike any rank of the job are no reason.
     """
     ranks = np.array([rank for rank in range(len(late)) if rank not in named], np.int64)
     apart = late[ranks] - np.nanmedian(late[ranks], axis=1, keepdims=True)
-    apart = apart[:, np.isfinite(apart).mean(axis=0) >= 0.8]
+    known = np.isfinite(apart).mean(axis=0) >= 0.8
+    apart = apart[:, known]
     steps = apart.shape[1]
     if len(ranks) < 2 or steps < FEWEST_STEPS:
         return None
@@ -41,5 +51,22 @@ def few_stalls(late: Floats, period: float, named: set[int]) -> Diagnosis | None
     enough = max(min_last_count(total, len(ranks), CHANCE_OF_STALLS / len(ranks)), total // 2 + 1)
     if not total or counts[first] < enough or lost < SMALLEST_EFFECT * period:
         return None
-    evidence = {"by": STALLS, "possible": [int(ranks[first])], "odd_steps": int(counts[first]), "of_odd_steps": total}
+    evidence: dict[str, Any] = {"odd_steps": int(counts[first]), "of_odd_steps": total}
+    own, rank = far & (last == first), int(ranks[first])
+    if blocked is not None and _proven(own, total, len(ranks)) and _all_wait(blocked[:, known], rank, own, gap):
+        return Diagnosis(Cause.NODE, (rank,), seconds_lost_per_step=lost, evidence={"by": STALLS, **evidence})
+    evidence = {"by": FEW_STALLS, "possible": [rank], **evidence}
     return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def _proven(stalls: Bools, total: int, ranks: int) -> bool:
+    """Whether one of so many ranks is hardly by chance the one in these of all the odd steps."""
+    runs = long_variance_inflation(stalls)
+    return int(stalls.sum()) / runs >= min_last_count(max(1, int(total / runs)), ranks, SIGNIFICANCE / ranks)
+
+
+def _all_wait(blocked: Floats, rank: int, stalls: Bools, gap: Floats) -> bool:
+    """Whether all other ranks are blocked longer than usual in most of these steps, and this one in few of them."""
+    longer = blocked - np.nanmedian(blocked[:, ~stalls], axis=1, keepdims=True)
+    waits = (longer >= WAITING * gap)[:, stalls].mean(axis=1)
+    return bool((np.delete(waits, rank) > 0.5).all() and waits[rank] < 0.5)

@@ -8,9 +8,10 @@ import numpy.typing as npt
 import pytest
 
 from ingero_detect.diagnosis import diagnose
+from ingero_detect.imbalance import Diagnosis
 from ingero_detect.last_arrival import min_last_count
 from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
-from ingero_detect.stalls import few_stalls
+from ingero_detect.stalls import stalling_rank
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -316,7 +317,50 @@ def test_pauses_of_several_ranks_make_no_rank_possible() -> None:
         late[[1, 1, 4, 6], [3, 12, 20, 31]] += 1.0
         one[1, [3, 12, 20, 31]] += 1.0
 
-        assert few_stalls(late, 1.0, set()) is None
-        assert few_stalls(one, 1.0, {1}) is None
-        assert few_stalls(one, 10.0, set()) is None, "it costs a hundredth of the time"
-        assert (found := few_stalls(one, 1.0, set())) is not None and found.evidence["possible"] == [1]
+        assert stalling_rank(late, 1.0, set()) is None
+        assert stalling_rank(one, 1.0, {1}) is None
+        assert stalling_rank(one, 10.0, set()) is None, "it costs a hundredth of the time"
+        assert (found := stalling_rank(one, 1.0, set())) is not None and found.evidence["possible"] == [1]
+
+
+def stage_of_four(seed: int, stalls: dict[int, list[int]]) -> Diagnosis:
+    """The verdict on four stages of four ranks, some of which stand still for half a step before steps."""
+    steps, ranks = 30, np.arange(16)
+    rng, table, begin = np.random.default_rng(seed), Table(), 100.0
+    for step in range(steps):
+        own = np.maximum(0.4 + 0.005 * rng.normal(size=16), 0.01)
+        late = own + 0.5 * np.isin(ranks, [rank for rank, when in stalls.items() if step in when])
+        for part, (name, group, seconds) in enumerate(
+            [("stage", ranks // 4, 0.02), ("data", ranks % 4, 0.02), ("world", ranks * 0, 0.01)]
+        ):
+            end = np.array([late[group == one].max() for one in group]) + seconds
+            table.add(rank=ranks, op=f"reduce-{name}", kind="collective", start=begin + late, duration=end - late,
+                      step=step, group=np.char.add(name, group.astype(str)), seq=step, stage=ranks // 4)  # fmt: skip
+            if not part:
+                table.add(rank=ranks, op="compute", kind="compute", start=begin + late - own, duration=own, step=step,
+                          group="", seq="", stage=ranks // 4)  # fmt: skip
+            late = end
+        begin += float(late.max())
+    return diagnose(as_timeline(table))
+
+
+@pytest.mark.parametrize("count", [10, 12])
+def test_a_rank_for_which_the_whole_job_waits_now_and_then_is_named_although_its_stage_has_four_ranks(
+    count: int,
+) -> None:
+    for seed in range(10):
+        when = np.random.default_rng(seed).choice(30, count, replace=False).tolist()
+        found = stage_of_four(seed, {5: when})
+
+        assert (str(found.cause), found.ranks) == ("node", (5,))
+        assert found.seconds_lost_per_step == pytest.approx(0.5 * count / 30, rel=0.1)
+
+
+def test_pauses_that_strike_ranks_of_a_pipeline_in_turn_name_nobody() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        when: dict[int, list[int]] = {}
+        for step in rng.choice(30, 12, replace=False).tolist():
+            when.setdefault(int(rng.integers(16)), []).append(step)
+
+        assert stage_of_four(seed, when).ranks == ()

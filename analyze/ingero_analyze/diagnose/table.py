@@ -128,7 +128,7 @@ def _next(answer: dict[str, Any]) -> Iterable[str]:
         return (NEXT["unclear_hang" if kind == "unknown" else kind],)
     if "reason" in evidence:
         return ()
-    if kind == "node" and str(evidence.get("by")).startswith("blocked_least"):
+    if kind == "node" and str(evidence.get("by")).startswith(("blocked_least", "stalls")):
         return (NEXT["waited_for"],)
     found = _kind(kind, evidence)
     if found == "slow_groups" and answer.get("network", {}).get("possible"):
