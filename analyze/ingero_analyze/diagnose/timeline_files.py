@@ -77,11 +77,12 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         evidence["note"] = note
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
+    judged = "reason" not in evidence
     return {
         "kind": str(found.cause),
         "ranks": [recorded.ranks[rank] for rank in found.ranks],
-        "slowdown": round(found.slowdown, 6),
-        "seconds_lost_per_step": round(found.seconds_lost_per_step, 9),
+        "slowdown": round(found.slowdown, 6) if judged else None,
+        "seconds_lost_per_step": round(found.seconds_lost_per_step, 9) if judged else None,
         "evidence": evidence,
     }
 
