@@ -4,9 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+CHIP_NAMES: Final = (
+    "gpu uuid", "uuid", "gpu serial", "serial", "serial number", "gpu serial number", "device uuid", "chip uuid",
+)  # fmt: skip
+"""Names of columns that tell a GPU from all others; beside one of them, a number of the GPU is its place."""
+
 ROLES: Final[dict[str, tuple[str, ...]]] = {
     "gpu": (
-        "gpu", "gpu id", "gpuid", "gpu uuid", "uuid", "gpu serial", "serial", "serial number", "chip", "chip id",
+        "gpu", "gpu id", "gpuid", *CHIP_NAMES, "chip", "chip id",
         "device", "device id", "gpu index", "gpu number", "card", "accelerator", "local rank", "gcd",
     ),
     "node": (
@@ -17,12 +22,17 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "rack", "rack id", "cabinet", "group", "row", "chassis", "pod", "zone", "switch", "location", "enclosure",
         "scalable unit", "su", "cell",
     ),
+    "cluster": (
+        "cluster", "cluster name", "cluster id", "system", "site", "datacenter", "data center", "dc", "region",
+        "partition", "machine",
+    ),
     "value": (
         "value", "result", "score", "perf", "performance", "gflops", "tflops", "flops", "gflop s", "tflop s",
         "throughput", "bandwidth", "rate", "samples s", "samples per second", "tokens per second", "tokens s",
         "iterations per second", "busbw", "algbw", "gb s", "runtime", "run time", "kernel time", "kernel duration",
         "duration", "latency", "elapsed", "elapsed time", "time ms", "execution time", "exec time", "step time",
-        "step seconds", "iteration time", "seconds", "median time", "mean time", "avg time", "average time",
+        "step seconds", "step duration", "iteration time", "iteration duration", "iter time", "iter duration",
+        "kernel runtime", "wall time", "seconds", "median time", "mean time", "avg time", "average time",
     ),
     "run": (
         "run", "run id", "run number", "iteration", "iter", "trial", "job", "job id", "repetition", "rep", "repeat",
@@ -30,16 +40,28 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "time": ("timestamp", "date", "datetime", "start time", "started", "when", "day"),
     "clock": (
-        "clock", "sm clock", "gpu clock", "core clock", "graphics clock", "freq", "frequency", "sm freq", "gpu freq",
-        "clocks sm", "clocks current sm", "avg freq", "median freq", "avg clock", "median frequency", "core freq",
+        *(
+            f"{of}{clock}"
+            for of in ("", "sm ", "gpu ", "core ", "graphics ", "gfx ", "shader ")
+            for clock in ("clock", "clk", "freq", "frequency", "clock speed")
+        ),
+        "clocks sm", "clocks current sm", "clocks gr", "clocks current graphics", "sclk", "gfxclk",
     ),
     "power": (
-        "power", "power draw", "gpu power", "avg power", "power usage", "power average", "median power",
-        "board power", "watts",
+        *(
+            f"{of}{power}"
+            for of in ("", "gpu ", "board ", "socket ", "chip ", "device ", "package ")
+            for power in ("power", "power draw", "power usage", "power consumption")
+        ),
+        "watts",
     ),
     "temperature": (
-        "temperature", "temp", "gpu temp", "gpu temperature", "temperature gpu", "core temp", "max temp", "avg temp",
-        "median temp", "celsius",
+        *(
+            f"{of}{temperature}"
+            for of in ("", "gpu ", "core ", "chip ", "die ", "junction ", "hotspot ", "hot spot ", "edge ")
+            for temperature in ("temperature", "temp")
+        ),
+        "temperature gpu", "celsius",
     ),
     "model": ("model", "gpu model", "gpu name", "gpu type", "product", "product name", "sku", "name", "device name"),
     "benchmark": (
@@ -50,23 +72,36 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Names of columns by what they hold, in lower case, words separated by one space."""
 
+MEASURED_ROLES: Final = ("value", "clock", "power", "temperature")
+"""Roles whose names may have a statistic at the start or the end: `med_freq`, `power_avg`."""
+
+STATISTICS: Final = ("median", "med", "p50", "mean", "avg", "average", "max", "maximum", "peak", "min", "minimum")
+"""Of several statistics of the same, the first one here is used."""
+
+PLACES: Final = (
+    "gpu", "gpu id", "gpuid", "gpu index", "gpu number", "device", "device id", "card", "local rank", "gcd", "slot",
+    "gpu slot", "pci bus id", "bus id", "rank", "global rank", "process rank",
+)  # fmt: skip
+"""Names of the place of a GPU in its node, where another column names the GPU."""
+
+NO_VALUES: Final = re.compile(r"\b(?:timestamp|start|started|end|ended|uptime|epoch|created|age|date|timeout|when)\b")
+"""Times that are no results."""
+
 PARAMETERS: Final = frozenset(
     (
         "size", "message size", "msg size", "data size", "buffer size", "problem size", "matrix size", "block size",
         "bytes", "size bytes", "batch size", "micro batch size", "global batch size", "seq len", "seqlen",
         "sequence length", "context length", "shape", "dim", "dims", "dimension", "dimensions", "mnk", "dtype",
         "data type", "datatype", "precision", "op", "operation", "collective", "redop", "algorithm", "algo",
-        "protocol", "parameters", "params", "config", "configuration", "mode",
+        "protocol", "parameters", "params", "config", "configuration", "mode", "power cap", "power limit", "cap",
+        "power mode", "tdp", "clock limit", "clock cap", "frequency limit", "frequency cap", "locked clock",
     )
 )  # fmt: skip
 """Names of columns whose values are parameters of the benchmark."""
 
-RANKS: Final = ("rank", "global rank", "process rank")
-"""Names of the GPU beside a node, if nothing else names it."""
-
 LOWER: Final = re.compile(r"\b(time|duration|latency|elapsed|runtime|seconds|ms|us|ns|sec|secs|s|msec|usec|min)\b")
 HIGHER: Final = re.compile(
-    r"\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|throughput|bandwidth|rate|score|perf|performance|busbw|algbw|"
+    r"\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|throughput|bandwidth|rate|score|busbw|algbw|"
     r"speed|ops|ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
     r"|^(?!.*(?:time|duration|latency|elapsed|runtime)).+ (?:s|sec|second)$"
 )
@@ -93,7 +128,11 @@ UNITS: Final = frozenset(
         *("mhz", "ghz", "khz", "hz", "gb", "gib", "mb", "flops", "gflops", "tflops", "pct", "percent"),
     )
 )
-RATES: Final = re.compile(r"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|samples s|tokens s|it s)$")
+_COUNTED: Final = "tokens|toks|samples|images|its|iterations|steps|requests|frames|records"
+RATES: Final = re.compile(
+    rf"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|it s|(?:{_COUNTED}) (?:s|sec|second))$"
+)
+_PER_SECOND: Final = re.compile(r"/\s*(?:s|sec|second)\b", re.IGNORECASE)
 MEASURED: Final = re.compile(
     r"(?:.+ )?(?:[kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|busbw|algbw|throughput|bandwidth|"
     r"per (?:s|sec|second)|"
@@ -138,7 +177,7 @@ def split_unit(column: str) -> tuple[str, str]:
         return words_of(_BRACKETS.sub(" ", column)), words_of(bracketed.group(1))
     name = words_of(column)
     head, _, tail = name.rpartition(" ")
-    if head and tail in UNITS and not RATES.match(name):
+    if head and tail in UNITS and not RATES.match(name) and not _PER_SECOND.search(column):
         return head, tail
     return name, ""
 
@@ -166,35 +205,92 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     `ValueError` when two columns could be the value and none is chosen.
     """
     found = dict(chosen)
-    names = {column: split_unit(column)[0] for column in columns}
-    for role, known in ROLES.items():
-        if role in found:
-            continue
-        fitting = [column for column in columns if names[column] in known and column not in found.values()]
-        whole = [column for column in columns if words_of(column) in known and column not in found.values()]
-        rank = {column: _rank(column, names[column], known) for column in (*fitting, *whole)}
-        fitting = sorted(rank, key=lambda column: (rank[column], columns.index(column)))
-        if role == "value":
-            fitting += [
-                column for column in columns
-                if column not in (*fitting, *found.values()) and MEASURED.fullmatch(words_of(column))
-            ]  # fmt: skip
-        if role == "value" and len(fitting) > 1:
-            raise ValueError(f"the columns {', '.join(fitting)} could all be the value; choose one with --value")
-        if fitting:
-            found[role] = fitting[0]
+    for role in ROLES:
+        if role not in found:
+            fitting = _fitting(role, [column for column in columns if column not in found.values()])
+            if role == "value" and len(fitting) > 1:
+                raise ValueError(_several(fitting))
+            found |= {role: fitting[0]} if fitting else {}
+    free = [column for column in columns if column not in found.values()]
     if "value" not in found:
-        times = [column for column in columns if names[column] in ("time", "t") and column not in found.values()]
-        if len(times) == 1:
-            found["value"] = times[0]
+        times = [column for column in free if split_unit(column)[0] in ("time", "t")]
+        times = times or [column for column in free if _is_duration(column)]
+        if len(times) > 1:
+            raise ValueError(_several(times))
+        found |= {"value": times[0]} if times else {}
     elif "time" not in found:
-        times = [column for column in columns if words_of(column) == "time" and column not in found.values()]
+        times = [column for column in free if words_of(column) == "time"]
         found |= {"time": times[0]} if times else {}
-    if "gpu" not in found and "node" in found:
-        ranks = [column for name in RANKS for column in columns if words_of(column) == name]
-        found |= {"gpu": ranks[0]} if ranks else {}
+    if "gpu" not in chosen:
+        _name_by_chip(found, columns)
+    elif "slot" not in chosen and words_of(chosen["gpu"]) in CHIP_NAMES:
+        _add_place(found, columns)
     used = set(found.values())
     return found, [column for column in columns if column not in used]
+
+
+def _several(columns: Sequence[str]) -> str:
+    return f"the columns {', '.join(columns)} could all be the value; choose one with --value"
+
+
+def _fitting(role: str, columns: Sequence[str]) -> list[str]:
+    """The columns that have a name of this role, the best one first; of several statistics of one value, one."""
+    ranks = {column: rank for column in columns if (rank := _rank(column, role)) is not None}
+    fitting = sorted(ranks, key=lambda column: (ranks[column], columns.index(column)))
+    if role != "value":
+        return fitting
+    best: dict[int, str] = {}
+    for column in fitting:
+        best.setdefault(ranks[column][1], column)
+    rates = [column for column in columns if column not in fitting and MEASURED.fullmatch(words_of(column))]
+    return [*best.values(), *rates]
+
+
+def _rank(column: str, role: str) -> tuple[int, int] | None:
+    """How well a name fits: place of its statistic (0: none), and place in the list; None if it does not."""
+    known, whole = ROLES[role], words_of(column)
+    name, unit = split_unit(column)
+    names = [(0, whole)]
+    if role in (*MEASURED_ROLES, "time") or unit not in SECONDS:
+        names.append((0, name))
+    if role in MEASURED_ROLES:
+        names.append(_without_statistic(name.removeprefix("dcgm fi dev ")))
+    return min(((place, known.index(text)) for place, text in names if text in known), default=None)
+
+
+def _without_statistic(name: str) -> tuple[int, str]:
+    """The place of the statistic in a name, from 1, and the name without it."""
+    first, _, rest = name.partition(" ")
+    before, _, last = name.rpartition(" ")
+    if rest and first in STATISTICS:
+        return 1 + STATISTICS.index(first), rest
+    if before and last in STATISTICS:
+        return 1 + STATISTICS.index(last), before
+    return 0, name
+
+
+def _is_duration(column: str) -> bool:
+    """Whether a column whose name is not known has a unit of time, such as `sgemm_ms`."""
+    name, unit = split_unit(column)
+    return unit in SECONDS and not NO_VALUES.search(name) and name not in PARAMETERS
+
+
+def _name_by_chip(found: dict[str, str], columns: Sequence[str]) -> None:
+    """Where a column names every GPU (a UUID), it is the GPU, and a number of the GPU its place in the node."""
+    names = [column for name in CHIP_NAMES for column in columns if words_of(column) == name]
+    if "gpu" in found and names:
+        found["gpu"] = names[0]
+        _add_place(found, columns)
+    elif "gpu" not in found and "node" in found:
+        _add_place(found, columns, "gpu")
+
+
+def _add_place(found: dict[str, str], columns: Sequence[str], role: str = "slot") -> None:
+    used = found.values()
+    places = (column for name in PLACES for column in columns if words_of(column) == name and column not in used)
+    place = next(places, None)
+    if place is not None:
+        found[role] = place
 
 
 def parameters_of(unused: Sequence[str]) -> list[str]:
@@ -204,10 +300,6 @@ def parameters_of(unused: Sequence[str]) -> list[str]:
     return [
         column for column in unused if split_unit(column)[0] in PARAMETERS or names[column] in PARAMETERS | matrix
     ]
-
-
-def _rank(column: str, name: str, known: tuple[str, ...]) -> int:
-    return min(known.index(one) for one in (name, words_of(column)) if one in known)
 
 
 def lower_is_better(*hints: str) -> bool | None:

@@ -54,6 +54,8 @@ def likely_cause(states: Mapping[str, str]) -> str:
     if temperature == "high":
         return "hot, though not at a low clock: check cooling"
     given = ", ".join(states)
+    if clock is None:
+        return f"{given} as usual, no clock given: a low clock, or memory, ECC, PCIe and host"
     return f"{given} as usual: check memory, ECC, PCIe and host"
 
 
