@@ -121,6 +121,8 @@ def test_rows_that_cannot_be_used_are_counted_with_their_line(tmp_path: Path) ->
         ("gpu,gflops,runtime\n1,2,3\n", "could all be the value"),
         ("gpu,duration_s,tokens_per_s\n1,2,3\n", "duration_s, tokens_per_s could all be the value"),
         ("gpu,gemm_gflops,hbm_gbps,latency_ms\n1,2,3,4\n", "choose one with --value"),
+        ("gpu,perf\n1,2\n", "use --higher-is-better or --lower-is-better"),
+        ("gpu,a_ms,b_ms\n1,2,3\n", "a_ms, b_ms could all be the value"),
         ("gpu,value\n1,2\n", "use --higher-is-better or --lower-is-better"),
         ("gpu,gflops\n1,x\n", "nothing can be used"),
         ("gpu,gflops\n", "there are no rows"),
@@ -269,7 +271,8 @@ def test_runs_are_in_the_order_of_their_numbers_or_dates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "apart"), [("size", True), ("Batch Size", True), ("dtype", True), ("note", False)]
+    ("column", "apart"),
+    [("size", True), ("Batch Size", True), ("dtype", True), ("power_cap_w", True), ("note", False)],
 )
 def test_parameters_of_a_benchmark_are_judged_apart_and_others_noted(
     tmp_path: Path, column: str, apart: bool
@@ -322,6 +325,83 @@ def test_other_names_are_not_taken_apart(tmp_path: Path, name: str) -> None:
     lines = ["gpu,run,time_ms", *(f"{name if chip == 7 else chip},0,{2 if chip == 7 else 1}" for chip in range(40))]
 
     assert [one["name"] for one in answer(written(tmp_path, lines))["findings"]] == [name]
+
+
+def moved(replaced: bool) -> list[str]:
+    """Three of six runs of 24 nodes, in which GPU 5 is 20 % slower, then another three after it was moved."""
+    draw, lines = random.Random(4), ["uuid,hostname,gpu_id,run,kernel_time_ms"]
+    effect = {gpu: draw.gauss(0, 0.01) + (0.2 if gpu == 5 else 0) for gpu in range(97)}
+    for run, place in ((run, place) for run in range(6) for place in range(96)):
+        gpu = ({5: 96} if replaced else {5: 70, 70: 5}).get(place, place) if run >= 3 else place
+        time = 2500 * math.exp(effect[gpu] + draw.gauss(0, 0.003))
+        lines.append(f"GPU-{gpu:04x},h{place // 4:02d},{place % 4},{run},{time:.2f}")
+    return lines
+
+
+@pytest.mark.parametrize(("replaced", "place"), [(True, ("h01", "1", [])), (False, ("h17", "2", ["h01/1"]))])
+def test_a_chip_that_was_moved_or_replaced_is_known_by_its_uuid(
+    tmp_path: Path, replaced: bool, place: tuple[str, str, list[str]]
+) -> None:
+    file = written(tmp_path, moved(replaced))
+    (one,) = answer(file)["findings"]
+
+    assert (one["name"], (one["node"], one["slot"], one["before"])) == ("GPU-0005", place)
+    assert "/".join(place[:2]) in run(file).stdout
+
+
+def test_a_chip_without_a_uuid_in_some_rows_is_known_by_its_place(tmp_path: Path) -> None:
+    lines = ["uuid,host,gpu_id,run,time_ms"]
+    for node, gpu, number, value in short({(4, 2): 0.15}):
+        lines.append(f"{'' if node == 'node-4' else f'GPU-{node}-{gpu}'},{node},{gpu},{number},{value}")
+    found = answer(written(tmp_path, lines))
+
+    assert found["summary"]["populations"][0]["chips"] == 96
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+
+
+@pytest.mark.parametrize("serial", ["{node}", "{node}-{gpu}-{number}"])
+def test_names_of_nodes_and_of_rows_are_no_names_of_chips(tmp_path: Path, serial: str) -> None:
+    lines = ["serial,host,gpu_id,run,time_ms"]
+    for node, gpu, number, value in short({(4, 2): 0.15}):
+        lines.append(f"{serial.format(node=node, gpu=gpu, number=number)},{node},{gpu},{number},{value}")
+
+    assert [one["name"] for one in answer(written(tmp_path, lines))["findings"]] == ["node-4/2"]
+
+
+def clusters(column: str, prefix: str = "") -> list[str]:
+    """Results of two clusters with the same names of hosts, of which one is 14 % faster."""
+    lines = [f"{column},host,gpu,run,time_ms"]
+    lines += [f"east,{node},{gpu},{number},{value}" for node, gpu, number, value in short({(7, 1): 0.15})]
+    for node, gpu, number, value in short({(4, 2): 0.15}, seed=2):
+        if int(node[5:]) < 6:
+            lines.append(f"west,{prefix}{node},{gpu},{number},{0.86 * value}")
+    return lines
+
+
+@pytest.mark.parametrize("column", ["cluster", "system", "Site", "machine"])
+def test_clusters_are_judged_apart_and_their_hosts_of_one_name_are_different(tmp_path: Path, column: str) -> None:
+    found = answer(written(tmp_path, clusters(column)))
+
+    assert [(one["name"], one["chips"]) for one in found["summary"]["populations"]] == [("east", 96), ("west", 48)]
+    assert {one["name"] for one in found["findings"]} == {"node-7/1", "west/node-4/2"}
+
+
+def test_a_partition_is_a_cluster_only_if_no_node_is_in_several(tmp_path: Path) -> None:
+    apart = answer(written(tmp_path, clusters("partition", "w-")))
+    joint = answer(written(tmp_path, clusters("partition")))
+
+    assert {one["name"] for one in apart["findings"]} == {"node-7/1", "w-node-4/2"}
+    assert len(joint["summary"]["populations"]) == 1
+    assert joint["summary"]["unknown_columns"] == ["partition"]
+
+
+def test_a_column_of_many_clusters_is_none(tmp_path: Path) -> None:
+    lines = ["system,host,gpu,run,time_ms"]
+    lines += [f"s-{node},{node},{gpu},{number},{value}" for node, gpu, number, value in short({(7, 1): 0.15})]
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-7/1"]
+    assert found["summary"]["unknown_columns"] == ["system"]
 
 
 def test_a_rank_beside_a_node_is_its_gpu(tmp_path: Path) -> None:
@@ -467,10 +547,53 @@ def test_a_rate_at_the_end_of_a_name_is_its_unit() -> None:
 @pytest.mark.parametrize(
     ("hints", "lower"),
     [(("ms",), True), (("GB/s",), False), (("it/s",), False), (("step time",), True), (("higher", "ms"), False),
-     (("colour",), None), (("tokens per second",), False)],
+     (("colour",), None), (("tokens per second",), False), (("perf",), None), (("performance",), None)],
 )  # fmt: skip
 def test_units_and_names_say_which_direction_is_better(hints: tuple[str, ...], lower: bool | None) -> None:
     assert lower_is_better(*hints) is lower
+
+
+@pytest.mark.parametrize(
+    ("column", "lower"),
+    [("perf_ms", True), ("Performance (ms)", True), ("steps_s", False), ("images/s", False), ("step/s", False),
+     ("step_s", True), ("tokens_sec", False), ("sgemm_ms", True)],
+)  # fmt: skip
+def test_a_time_in_a_name_is_told_from_a_rate(column: str, lower: bool) -> None:
+    assert recognised(["gpu", column], {})[0]["value"] == column
+    assert lower_is_better(unit_in_name(column), " ".join(split_unit(column))) is lower
+
+
+@pytest.mark.parametrize(
+    ("role", "columns"),
+    [("clock", "freq med_freq avg_sm_clock_mhz gfx_clock DCGM_FI_DEV_SM_CLOCK clocks.sm freq_mean sclk"),
+     ("power", "power_w med_power socket_power avg_power_w DCGM_FI_DEV_POWER_USAGE power.draw.average max_power"),
+     ("temperature", "temp_c med_temp junction_temperature max_temp_c DCGM_FI_DEV_GPU_TEMP temperature.gpu"),
+     ("value", "median_kernel_duration_us median_perf_ms avg_runtime iter_time iteration_duration kernel_ms "
+               "mean_time_ms max_duration_s iteration_ms")],
+)  # fmt: skip
+def test_columns_are_recognised_with_statistics_and_units(role: str, columns: str) -> None:
+    for column in columns.split():
+        assert recognised(["gpu", column], {})[0] == {"gpu": "gpu", role: column}
+
+
+def test_of_several_statistics_of_a_value_one_is_used() -> None:
+    found, unused = recognised(["gpu", "max_time_ms", "median_time_ms", "freq", "med_freq"], {})
+
+    assert (found["value"], found["clock"], unused) == ("median_time_ms", "freq", ["max_time_ms", "med_freq"])
+
+
+def test_other_times_are_no_results() -> None:
+    assert recognised(["gpu", "uptime_s", "start_ms", "timeout_s", "sgemm_ms"], {})[0]["value"] == "sgemm_ms"
+
+
+def test_a_uuid_names_the_chip_and_a_number_is_its_place() -> None:
+    for names in (["uuid", "hostname", "gpu_id"], ["host", "GPU Index", "gpu_serial"], ["node", "slot", "GPU UUID"]):
+        found = recognised([*names, "gflops"], {})[0]
+        assert {found["gpu"], found["slot"], found["node"]} == set(names)
+        assert found["gpu"].lower() in ("uuid", "gpu_serial", "gpu uuid")
+    assert recognised(["host", "slot", "gflops"], {})[0]["gpu"] == "slot"
+    assert recognised(["uuid", "gpu_id", "gflops"], {"gpu": "gpu_id"})[0] == {"gpu": "gpu_id", "value": "gflops"}
+    assert recognised(["uuid", "gpu_id", "gflops"], {"gpu": "uuid"})[0]["slot"] == "gpu_id"
 
 
 def test_a_rate_of_anything_is_the_value_if_it_is_the_only_one() -> None:
@@ -537,7 +660,8 @@ def test_a_column_of_units_with_prefixes_is_one_population(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("states", "says"),
-    [({}, "no physical evidence"), ({"clock": "low", "power": "low"}, "power limit"),
+    [({"power": "usual"}, "no clock given"), ({}, "no physical evidence"),
+     ({"clock": "low", "power": "low"}, "power limit"),
      ({"clock": "low", "temperature": "high"}, "hot: throttled"), ({"clock": "usual", "power": "usual"}, "as usual"),
      ({"temperature": "high", "clock": "usual"}, "hot, though")],
 )  # fmt: skip

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingero_analyze.audit.chips import Coded, Places, is_cluster, places, where_seen
 from ingero_analyze.audit.columns import (
+    CHIP_NAMES,
     SCALES,
     lower_is_better,
     parameters_of,
@@ -28,7 +30,7 @@ from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
 from ingero_detect.grouped import Floats, Ints, grouped_median
 
-KINDS: Final = ("model", "benchmark", "parameters", "unit")
+KINDS: Final = ("cluster", "model", "benchmark", "parameters", "unit")
 """What rows that are compared with each other share."""
 
 PHYSICAL: Final = ("clock", "power", "temperature")
@@ -60,7 +62,10 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class AuditInput:
-    """One population, the names of its chips, nodes, groups and runs, and medians of physical values by chip."""
+    """One population, the names of its chips, nodes, groups and runs, and medians of physical values by chip.
+
+    `seen`: by chip the nodes and places in them where it was, the last one last. `lower`: smaller values are better.
+    """
 
     population: Population
     chips: Sequence[str]
@@ -68,6 +73,8 @@ class AuditInput:
     groups: Sequence[str]
     physical: Mapping[str, Floats]
     by: str
+    seen: Sequence[Sequence[tuple[str, str]]]
+    lower: bool
     notes: tuple[str, ...] = ()
     runs: Sequence[str] = ()
 
@@ -90,6 +97,11 @@ class _Texts:
         return np.array(self.column, np.int64)
 
     @property
+    def coded(self) -> Coded:
+        """The column as numbers, with their texts."""
+        return Coded(self.codes, self.names)
+
+    @property
     def names(self) -> list[str]:
         """Texts by number."""
         return list(self.numbers)
@@ -104,10 +116,9 @@ class Measurements:
         self.unused: Counter[str] = Counter()
         self.rows = self.repeated = 0
         self.latest: float | None = None
-        self._texts = {
-            name: _Texts()
-            for name in ("gpu", "node", "group", "model", "benchmark", "parameters", "unit", "run", "time")
-        }
+        self._texts = {name: _Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
+        self._clusters: Counter[str] = Counter()
+        self._by_name = False
         self._slowness = array("d")
         self._file = array("q")
         self._files = 0
@@ -142,6 +153,8 @@ class Measurements:
             )
         used, before = 0, self.problems.count
         self._files += 1
+        self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
+        self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
         for line, row in rows:
             self.rows += 1
             if self.rows > MAX_ROWS:
@@ -226,46 +239,34 @@ class Measurements:
             self.latest = max(found, self.latest or 0.0)
 
     def populations(self) -> list[AuditInput]:
-        """What can be compared: rows of one model, benchmark (with its parameters) and unit each."""
-        kinds = [self._texts[name].codes for name in KINDS]
-        if len(self._texts["parameters"].names) > MOST_PARAMETERS:
-            kinds[KINDS.index("parameters")][:] = -1
-        chip, chips, node, nodes = self._places()
+        """What can be compared: rows of one cluster, model, benchmark (with its parameters) and unit each."""
+        texts = {name: self._texts[name].coded for name in (*KINDS, "gpu", "slot", "node", "group")}
+        if len(texts["parameters"].names) > MOST_PARAMETERS:
+            texts["parameters"] = _without(texts["parameters"])
+        of_nodes = any(words_of(name) == "partition" for name in self._clusters)
+        if texts["cluster"].names and not is_cluster(texts["cluster"], texts["gpu"], texts["node"], of_nodes):
+            texts["cluster"] = _without(texts["cluster"])
+            self.unused.update(self._clusters)
+        found = places(texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"], self._by_name)
         run, runs = self._runs()
-        found = []
-        kind, first = numbered(*kinds)
-        for number, row in enumerate(first.tolist()):
-            here = np.flatnonzero(kind == number)
-            name = self._name([int(codes[row]) for codes in kinds])
-            found.append(self._population(name, here, chip, chips, node, nodes, run, runs))
-        return found
+        kind, first = numbered(*(texts[name].codes for name in KINDS))
+        return [
+            self._population(np.flatnonzero(kind == number), row, texts, found, run, runs)
+            for number, row in enumerate(first.tolist())
+        ]
 
-    def _name(self, key: Sequence[int]) -> str:
-        parts = [self._texts[name].names[number] for name, number in zip(KINDS[:2], key, strict=False) if number >= 0]
-        parameters = self._texts["parameters"].names
-        parts += [parameters[key[2]]] if len(parameters) > 1 and key[2] >= 0 else []
-        unit, _, direction = self._texts["unit"].names[key[3]].partition("\0")
-        if len(self._texts["unit"].names) > 1:
+    def _name(self, row: int, texts: Mapping[str, Coded]) -> str:
+        """What tells the population of a row from others."""
+        parts = []
+        for name in ("cluster", "model", "benchmark", "parameters"):
+            column = texts[name]
+            several = len(column.names) > 1 or name in ("model", "benchmark")
+            parts += [column.names[column.codes[row]]] if several and column.codes[row] >= 0 else []
+        units = texts["unit"]
+        unit, _, direction = units.names[units.codes[row]].partition("\0")
+        if len(units.names) > 1:
             parts.append(f"{unit or direction}")
         return ", ".join(parts)
-
-    def _places(self) -> tuple[Ints, list[str], Ints, list[str]]:
-        """By row: chip and node, with their names. GPU names that several nodes have are numbers within a node."""
-        gpu, node = self._texts["gpu"], self._texts["node"]
-        pairs = {pair for pair in zip(gpu.column, node.column, strict=True) if pair[0] >= 0}
-        local = len({one for one, _ in pairs}) < 0.8 * len(pairs)
-        numbers: dict[str, int] = {}
-        gpus, nodes = gpu.names, node.names
-        chip = np.zeros(len(self._slowness), np.int64)
-        for place, (one, where) in enumerate(zip(gpu.column, node.column, strict=True)):
-            if one < 0:
-                name = nodes[where]
-            elif local and where >= 0:
-                name = f"{nodes[where]}/{gpus[one]}"
-            else:
-                name = gpus[one]
-            chip[place] = numbers.setdefault(name, len(numbers))
-        return chip, list(numbers), np.where(gpu.codes < 0, -1, node.codes), nodes
 
     def _runs(self) -> tuple[Ints, list[str]]:
         """By row, the run, and the names of runs; times are runs if several chips share them."""
@@ -277,41 +278,33 @@ class Measurements:
         return runs.codes, runs.names
 
     def _population(
-        self,
-        name: str,
-        here: Ints,
-        chip: Ints,
-        chips: list[str],
-        node: Ints,
-        nodes: list[str],
-        run: Ints,
-        runs: list[str],
+        self, here: Ints, row: int, texts: Mapping[str, Coded], found: Places, run: Ints, runs: list[str]
     ) -> AuditInput:
-        known, unit = np.unique(chip[here], return_inverse=True)
+        known, unit = np.unique(found.chip.codes[here], return_inverse=True)
+        chip = unit
         slowness = np.array(self._slowness)[here]
-        number, rounds = runs_of_rows(run[here], chip[here], np.array(self._file)[here], runs)
+        number, rounds = runs_of_rows(run[here], found.chip.codes[here], np.array(self._file)[here], runs)
+        seen = where_seen(chip, len(known), number, found, here)
         rounding = rounding_of(np.exp(np.abs(slowness)))
         slowness, unit, number, apart = joined(slowness, unit, number, len(known))
-        of_chip = _most_frequent(np.unique(chip[here], return_inverse=True)[1], node[here], len(known))
-        some, place = np.unique(of_chip, return_inverse=True)
+        some, place = np.unique(_most_frequent(chip, found.node.codes[here], len(known)), return_inverse=True)
         offset = int(some[0] < 0)
-        names = [nodes[one] for one in some[offset:].tolist()]
-        group = self._texts["group"].codes[here]
-        of_node = _most_frequent(place[np.unique(chip[here], return_inverse=True)[1]] - offset, group, len(names))
+        names = [found.node.names[one] for one in some[offset:].tolist()]
+        of_node = _most_frequent(place[chip] - offset, found.group.codes[here], len(names))
         kinds, rank = np.unique(of_node, return_inverse=True)
         lowest = int(len(kinds) > 0 and kinds[0] < 0)
-        labels = self._texts["group"].names
         physical = {
-            role: _medians(np.array(values)[here], np.unique(chip[here], return_inverse=True)[1], len(known))
-            for role, values in self._physical.items()
+            role: _medians(np.array(values)[here], chip, len(known)) for role, values in self._physical.items()
         }
-        population = Population(name, slowness, unit, number, place - offset, rank - lowest, rounding)
-        groups = [labels[one] for one in kinds[lowest:].tolist()]
-        by = "gpu" if self._texts["gpu"].names else "node"
-        notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
-        return AuditInput(
-            population, [chips[one] for one in known.tolist()], names, groups, physical, by, notes, rounds
+        population = Population(
+            self._name(row, texts), slowness, unit, number, place - offset, rank - lowest, rounding
         )
+        groups = [found.group.names[one] for one in kinds[lowest:].tolist()]
+        by = "gpu" if self._texts["gpu"].names or self._texts["slot"].names else "node"
+        notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
+        lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
+        chips = [found.chip.names[one] for one in known.tolist()]
+        return AuditInput(population, chips, names, groups, physical, by, seen, lower, notes, rounds)
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""
@@ -321,6 +314,11 @@ class Measurements:
         }  # fmt: skip
 
 
+def _without(column: Coded) -> Coded:
+    """The column as if it were empty."""
+    return Coded(np.full(len(column.codes), -1), [])
+
+
 def _whole(text: str) -> str:
     """A whole number without its decimal places: pandas writes them where some cells are empty."""
     found = _WHOLE.fullmatch(text)
@@ -328,7 +326,7 @@ def _whole(text: str) -> str:
 
 
 def _tidy(role: str, text: str) -> str:
-    return _whole(text) if role in ("gpu", "node", "group", "run") else text
+    return _whole(text) if role in ("gpu", "slot", "node", "group", "run") else text
 
 
 def _parameters(row: Row, names: Sequence[str]) -> dict[str, str]:

@@ -65,10 +65,11 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
     healthy = np.setdiff1d(np.arange(len(given.chips)), named)
     evidence = compared(given.physical, members, healthy)
     name = identity(one, given)
-    node = given.population.node[one.number] if one.level is AuditLevel.CHIP else -1
+    seen = given.seen[one.number] if one.level is AuditLevel.CHIP else ()
+    node, slot = seen[-1] if seen else ("", "")
     return {
         "kind": name.partition(" ")[0], "name": name.partition(" ")[2],
-        "node": given.nodes[node] if node >= 0 else None,
+        "node": node or None, "slot": slot or None, "before": ["/".join(filter(None, place)) for place in seen[:-1]],
         "population": given.population.name, "loss": round(one.loss, 4),
         "loss_low": round(one.loss_low, 4), "loss_high": round(one.loss_high, 4),
         "p_value": float(f"{one.chance:.3g}"), "adjusted_p_value": float(f"{one.adjusted:.3g}"),
@@ -110,6 +111,7 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     return {
         "name": given.population.name, "chips": found.units, "nodes": found.nodes, "groups": found.groups,
         "measurements": int(count.sum()), "runs_of_a_chip": runs, "refused": found.refused or None,
+        "better": "lower" if given.lower else "higher",
         "spread": round(found.spread, 5), "noise": None if math.isnan(found.fit.noise) else round(found.fit.noise, 5),
         "run_spread": round(found.fit.run_spread, 5), "run_effects_removed": found.fit.runs > 0, "notes": notes,
     }  # fmt: skip
@@ -130,7 +132,7 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
             right = name in ("loss", "95 %", "slow in", "p")
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for one in findings[:MOST_ROWS]:
-            where = ", ".join(filter(None, (one["node"], one["population"])))
+            where = ", ".join(filter(None, (_where(one), one["population"])))
             share = "one run" if one["slow_share"] is None else f"{100 * one['slow_share']:.0f} % of runs"
             table.add_row(
                 plain(f"{one['kind']} {one['name']}"), plain(where), _percent(one["loss"]),
@@ -151,6 +153,11 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def _where(one: Mapping[str, Any]) -> str:
+    where = "/".join(filter(None, (one["node"], one["slot"])))
+    return f"{where} (before: {', '.join(one['before'])})" if one["before"] else where
 
 
 def _cause(one: Mapping[str, Any]) -> str:
@@ -177,4 +184,5 @@ def _sentence(found: Mapping[str, Any]) -> str:
     text += f" on {found['nodes']} nodes" if found["nodes"] else ""
     text += f", {found['measurements']} measurements; healthy chips spread by {_percent(found['spread'])}"
     text += f", one measurement by {_percent(found['noise'])}" if found["noise"] is not None else ""
-    return text + (f", runs by {_percent(found['run_spread'])} (removed)" if found["run_effects_removed"] else "")
+    text += f", runs by {_percent(found['run_spread'])} (removed)" if found["run_effects_removed"] else ""
+    return f"{text}; {found['better']} values are better"

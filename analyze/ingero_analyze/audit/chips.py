@@ -1,0 +1,138 @@
+"""Which chip, node and group every row is about, and where chips were. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_analyze.audit.runs import numbered
+from ingero_detect.grouped import Bools, Ints
+
+LOCAL: Final = 0.8
+"""Share of names among pairs of name and node below which the names of GPUs are numbers within a node."""
+
+ROWS: Final = 0.5
+TIMES: Final = 2.0
+"""Names that are more than this share of the rows, and this many times the places, are those of rows."""
+
+LEAST_CHIPS: Final = 12
+"""Chips of a cluster on average; with fewer, a column is not taken for a cluster."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column: by row the place of its text in `names`, -1 where it is missing."""
+
+    codes: Ints
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Places:
+    """By row chip, node and group with their names, and the place in the node (slot)."""
+
+    chip: Coded
+    node: Coded
+    group: Coded
+    slot: Coded
+
+
+def places(gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, by_name: bool) -> Places:
+    """Put names together. `by_name`: the column of the GPU holds names that no two chips have (a UUID).
+
+    Names of nodes, groups and GPUs that several clusters have are those of different ones. A GPU without a name, or
+    one whose name is none, is known by its node and slot.
+    """
+    node, group = _within(node, cluster), _within(group, cluster)
+    if slot.names and node.names:
+        gpu = _by_place(gpu, slot, node)
+    local = not by_name and _local(gpu, node)
+    gpu = gpu if by_name or local else _within(gpu, cluster)
+    chip, numbers = np.empty(len(gpu.codes), np.int64), dict[str, int]()
+    for row, (one, where) in enumerate(zip(gpu.codes.tolist(), node.codes.tolist(), strict=True)):
+        name = node.names[where] if one < 0 else gpu.names[one]
+        if local and one >= 0 and where >= 0:
+            name = f"{node.names[where]}/{name}"
+        chip[row] = numbers.setdefault(name, len(numbers))
+    of_chip = Coded(np.where(gpu.codes < 0, -1, node.codes), node.names)
+    return Places(Coded(chip, list(numbers)), of_chip, group, slot)
+
+
+def is_cluster(cluster: Coded, gpu: Coded, node: Coded, of_nodes: bool) -> bool:
+    """Whether a column that has the name of one tells clusters: their chips are enough to be compared.
+
+    `of_nodes`: it may also be a group of nodes, such as a partition; then no node is in several.
+    """
+    known = (node.codes >= 0) & (cluster.codes >= 0)
+    node_of, cluster_of = _rows(node, known), _rows(cluster, known)
+    if of_nodes and _combinations(node_of) < _combinations(node_of, cluster_of):
+        return False
+    return LEAST_CHIPS * len(cluster.names) <= _combinations(cluster, gpu, node)
+
+
+def where_seen(chip: Ints, chips: int, order: Ints, found: Places, rows: Ints) -> list[list[tuple[str, str]]]:
+    """By chip the nodes and slots in which it was (in these `rows`), by `order`; "" for what is not known."""
+    latest = np.lexsort((np.arange(len(rows)), order))[::-1]
+    chip, node, slot = chip[latest], found.node.codes[rows[latest]], found.slot.codes[rows[latest]]
+    first = np.sort(numbered(chip, node, slot)[1])[::-1]
+    seen: list[list[tuple[str, str]]] = [[] for _ in range(chips)]
+    for one, where, place in zip(chip[first].tolist(), node[first].tolist(), slot[first].tolist(), strict=True):
+        if where >= 0:
+            seen[one].append((found.node.names[where], found.slot.names[place] if place >= 0 else ""))
+    return seen
+
+
+def _combinations(*columns: Coded) -> int:
+    """How many different rows the columns have."""
+    return len(numbered(*(column.codes for column in columns))[1])
+
+
+def _rows(column: Coded, asked: Bools) -> Coded:
+    return Coded(column.codes[asked], column.names)
+
+
+def _local(gpu: Coded, node: Coded) -> bool:
+    """Whether several nodes have the same names of GPUs."""
+    known = gpu.codes >= 0
+    gpu, node = _rows(gpu, known), _rows(node, known)
+    return _combinations(gpu) < LOCAL * _combinations(gpu, node)
+
+
+def _within(column: Coded, cluster: Coded) -> Coded:
+    """The column with different names for what several clusters have."""
+    known = (column.codes >= 0) & (cluster.codes >= 0)
+    pairs = column.codes[known][numbered(column.codes[known], cluster.codes[known])[1]]
+    shared = np.bincount(pairs, minlength=len(column.names) + 1) > 1
+    return _joined(column, cluster, shared[column.codes] & known) if shared.any() else column
+
+
+def _joined(column: Coded, before: Coded, asked: Bools) -> Coded:
+    """The column with the text of `before` in front where it is `asked`."""
+    numbers = {name: place for place, name in enumerate(column.names)}
+    codes = column.codes.copy()
+    for row in np.flatnonzero(asked).tolist():
+        name = f"{before.names[before.codes[row]]}/{column.names[column.codes[row]]}"
+        codes[row] = numbers.setdefault(name, len(numbers))
+    return Coded(codes, list(numbers))
+
+
+def _by_place(gpu: Coded, slot: Coded, node: Coded) -> Coded:
+    """The names of GPUs; their nodes and slots where they have none, or where the names are of something else.
+
+    Names of nodes or racks are fewer than places, and names of rows are more.
+    """
+    known = (gpu.codes >= 0) & (node.codes >= 0) & (slot.codes >= 0)
+    asked = (node.codes >= 0) & (slot.codes >= 0)
+    names = _combinations(_rows(gpu, known))
+    where = _combinations(_rows(node, known), _rows(slot, known))
+    if LOCAL * where <= names <= max(TIMES * where, ROWS * np.count_nonzero(known)):
+        asked &= gpu.codes < 0
+    if not asked.any():
+        return gpu
+    placed = _joined(slot, node, asked)
+    numbers = {name: number for number, name in enumerate(gpu.names)}
+    codes = gpu.codes.copy()
+    for row in np.flatnonzero(asked).tolist():
+        codes[row] = numbers.setdefault(placed.names[placed.codes[row]], len(numbers))
+    return Coded(codes, list(numbers))
