@@ -4,7 +4,7 @@ The model is additive on the log scale: a measurement is the effect of its unit,
 Both effects are Huber's M-estimates, so that a bad run of a unit or a few slow units in a run move neither far.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -84,6 +84,12 @@ class UnitEffects:
     apart: int
     by_run: RunValues
 
+    def relative_to(self, level: Floats) -> "UnitEffects":
+        """The effects as if every unit were faster by its level."""
+        effect, found = self.effect - level, self.by_run
+        by_run = replace(found, values=found.values - level[found.of])
+        return replace(self, effect=effect, by_run=by_run, chronic=_chronic(effect, by_run))
+
 
 def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects:
     """Fit the additive model. `slowness` is logarithmic, larger is slower; `run` is -1 where it is not known.
@@ -111,11 +117,15 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     residual = y - effect[i] - of_run[j]
     noise = _noise(residual, count, max(runs, 1), i)
     error = _errors(residual, i, count, noise)
-    centre = float(np.nanmedian(effect))
     by_run = RunValues(y - of_run[j], i, run[used], count)
-    chronic = by_run.share_above(0.5 * (effect + centre))
+    chronic = _chronic(effect, by_run)
     spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
     return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run)
+
+
+def _chronic(effect: Floats, by_run: RunValues) -> Floats:
+    """By unit, the share of its measurements that are nearer to its effect than to the usual one."""
+    return by_run.share_above(0.5 * (effect + float(np.nanmedian(effect))))
 
 
 def _comparable(unit: Ints, run: Ints, units: int) -> tuple[Bools, int]:

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ingero_detect.audit import AuditLevel, AuditResult, Population, audit, two_levels
+from ingero_detect.audit import AuditResult, Population, audit
+from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
+from ingero_detect.chip_levels import two_levels
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.healthy_spread import normal_upper_tail, outlier_chances
 from ingero_testing.audit_fleets import BAD_VALUES, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
@@ -210,7 +212,52 @@ def test_healthy_fleets_have_one_level(noise: str) -> None:
     for runs in (2, 10):
         assert audit([replace(FLEET, noise=noise, runs=runs).draw(random)[0]]).populations[0].notes == ()
     for draw in (random.uniform, random.normal, random.exponential, random.laplace):
-        assert two_levels(draw(size=400)) == (0, 0.0)
+        assert two_levels(draw(size=400)) == 0
+
+
+def bins(share: float, distance: float, chips: int = 200, seed: int = 1) -> np.ndarray:
+    """Effects of chips of which a share, placed at random, is slower, and differs no more than the others."""
+    random = np.random.default_rng(seed)
+    effect = 0.01 * random.normal(size=chips)
+    effect[random.choice(chips, round(share * chips), replace=False)] += distance
+    return np.asarray(effect)
+
+
+@pytest.mark.parametrize("runs", [1, 4])
+@pytest.mark.parametrize(("share", "fewer"), [(0.16, 32), (0.25, 50), (0.5, 100), (0.7, 60)])
+def test_chips_of_a_level_of_their_own_are_not_named_nor_nodes_that_have_many_of_them(
+    share: float, fewer: int, runs: int
+) -> None:
+    for seed in range(6):
+        found = audit([population(bins(share, 0.12, seed=seed), runs, seed, per_node=4)])
+
+        assert named(found) == set()
+        (note,) = found.populations[0].notes
+        assert abs(int(note.split(" of 200 chips are 1")[0]) - fewer) <= 2
+        assert ("% faster, at a level" in note) == (share == 0.7)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.3, 0.4])
+def test_slow_chips_behind_two_levels_are_named_with_their_loss(share: float) -> None:
+    effect = bins(share, 0.06)
+    effect[[7, 60, 130]] = 0.01 * np.array([-1, 0, 1]) + 0.3
+
+    found = audit([population(effect, per_node=4)])
+
+    assert {("chip", 7), ("chip", 60), ("chip", 130)} <= named(found)
+    assert len(found.findings) <= 4
+    assert found.findings[0].loss == pytest.approx(1 - np.exp(-0.31), abs=0.03)
+    assert any("level of their own" in note for note in found.populations[0].notes)
+
+
+@pytest.mark.parametrize(("share", "names"), [(0.1, True), (0.26, False), (0.4, False)])
+def test_slow_chips_that_are_a_quarter_of_all_are_not_named_however_slow_each_is(share: float, names: bool) -> None:
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        effect = 0.01 * random.normal(size=200)
+        effect[random.choice(200, round(share * 200), replace=False)] += random.uniform(0.06, 0.3, round(share * 200))
+
+        assert bool(named(audit([population(effect, 4, seed, per_node=4)]))) is names
 
 
 def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:

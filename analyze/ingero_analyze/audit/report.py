@@ -11,7 +11,8 @@ from rich.table import Table
 from ingero_analyze.audit.evidence import compared, likely_cause, says
 from ingero_analyze.audit.measurements import AuditInput
 from ingero_analyze.terminal import plain
-from ingero_detect.audit import AuditLevel, AuditResult, PopulationResult, SlowUnit
+from ingero_detect.audit import AuditResult, PopulationResult, SlowUnit
+from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.grouped import Ints
 
 MOST_ROWS: Final = 200
