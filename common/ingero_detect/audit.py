@@ -27,6 +27,7 @@ from ingero_detect.chip_effects import UnitEffects, unit_effects
 from ingero_detect.chip_levels import chip_levels, in_whole_nodes
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.healthy_spread import Shape
 from ingero_detect.slowdowns import Slowdown, slowdowns
 
 IMPLAUSIBLE_SPEED: Final = np.log(1.5)
@@ -108,6 +109,8 @@ class PopulationResult:
     """Nodes and groups that are not named, but far slower than the rest: level, number and loss."""
     implausible: tuple[tuple[int, float], ...] = ()
     """Chips that are left out because they are too fast: number and by what share."""
+    unsteady: tuple[tuple[int, float, float], ...] = ()
+    """Chips whose values scatter far more than those of others: number, by what share, and loss."""
     later: tuple[tuple[AuditLevel, int, Slowdown], ...] = ()
     """Those that are not named, but have become slower: level, number and since when."""
 
@@ -169,7 +172,7 @@ class _Judged:
             few = bool(np.median(fit.count[usable]) < 3)
             chips = Tier(
                 AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, fit.by_run, fit.chronic,
-                True, single, few, rounding,
+                True, single, few, rounding, fit.own.freedom,
             )  # fmt: skip
             self.tiers = [chips]
             for level, count, above in ((AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)):
@@ -283,10 +286,11 @@ class _Judged:
         centre = float(np.median(effects)) if len(effects) else self.centre
         effects = (self.fit.effect - self._levels.offset)[quiet]
         nodes = len(np.unique(self.population.node[self.usable & (self.population.node >= 0)]))
+        later = self._later(fdr, smallest) if self.fit.runs else ()
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
             robust_spread(effects), self.fit, centre, self.refused, self.notes + self._of_many(smallest),
-            self.apart(), self._implausible, self._later(fdr, smallest) if self.fit.runs else (),
+            self.apart(), self._implausible, self._unsteady(smallest, later), later,
         )  # fmt: skip
 
     def _of_many(self, smallest: float) -> tuple[str, ...]:
@@ -307,6 +311,19 @@ class _Judged:
                 "many to be outliers, so none is named; faults, or of another kind that no column tells"
             )
         return tuple(found)
+
+    def _unsteady(
+        self, smallest: float, later: tuple[tuple[AuditLevel, int, Slowdown], ...]
+    ) -> tuple[tuple[int, float, float], ...]:
+        """Chips whose values scatter far more than those of others, but for those that have become slower."""
+        if not self.tiers:
+            return ()
+        found = self.usable & self.fit.own.far & (self.fit.own.spread >= smallest)
+        found[[number for level, number, _ in later if level is AuditLevel.CHIP]] = False
+        return tuple(
+            (number, float(self.fit.own.spread[number]), float(-np.expm1(-self.tiers[0].below[number])))
+            for number in np.flatnonzero(found).tolist()
+        )
 
     def _later(self, fdr: float, smallest: float) -> tuple[tuple[AuditLevel, int, Slowdown], ...]:
         """What has become slower and is not named, without members of what has."""
@@ -343,7 +360,9 @@ class _Judged:
             error = spread
         count = int(self.fit.count[members].sum())
         chronic = float(tier.chronic[item]) if tier.by_run.count[item] >= CHRONIC_RUNS else None
-        low, middle, high = (1 - np.exp(-(below + side * INTERVAL * error)) for side in (-1, 0, 1))
+        freedom = float(self.fit.own.freedom[item]) if level is AuditLevel.CHIP else np.inf
+        within = Shape(freedom, 0.0).value(INTERVAL) * error
+        low, middle, high = (1 - np.exp(-(below + side * within)) for side in (-1, 0, 1))
         return SlowUnit(
             number, level, item, float(middle), float(low), float(high), float(tier.chance[item]),
             float(self.adjusted[place][item]), tuple(members.tolist()), count, chronic,

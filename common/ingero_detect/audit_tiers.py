@@ -9,7 +9,7 @@ import numpy as np
 
 from ingero_detect.chip_effects import RunValues, bad_value_chances
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.healthy_spread import outlier_chances
+from ingero_detect.healthy_spread import normal_deviate, outlier_chances
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST_UNITS: Final = 12
@@ -85,7 +85,8 @@ class Tier:
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
     `by_run`: values in single runs, of which the share `chronic` is as slow. `tested`: whether there are enough to
     compare them with each other. `single`: whether chips have one value. `few`: whether they are chips with one or
-    two. `rounding`: half of the step of values that is as large as their noise.
+    two. `rounding`: half of the step of values that is as large as their noise. `freedom` of the errors, if
+    not all of them are known.
     """
 
     level: AuditLevel
@@ -101,6 +102,7 @@ class Tier:
     single: bool = False
     few: bool = False
     rounding: float = 0.0
+    freedom: Floats | None = None
     chance: Floats = field(default_factory=lambda: np.ones(0))
     below: Floats = field(default_factory=lambda: np.ones(0))
     """Distance by which a member is slower than what it is compared with."""
@@ -154,8 +156,12 @@ class Tier:
         errors, compared = self.error[self.judged], compared[self.judged]
         spread = float(np.sqrt(max(robust_spread(compared) ** 2 - float(np.median(errors**2)), 0.0)))
         found = np.ones(len(self.effect))
-        deviates = compared / np.hypot(max(spread, SMALLEST_SPREAD), errors)
-        healthy = unrounded(compared, self.rounding) / np.hypot(max(spread, SMALLEST_SPREAD), np.median(errors))
+        spread = max(spread, SMALLEST_SPREAD)
+        deviates = compared / np.hypot(spread, errors)
+        if self.freedom is not None:  # of the sum of both variances (Satterthwaite 1946)
+            known = self.freedom[self.judged] * (1 + (spread / np.maximum(errors, SMALLEST_SPREAD)) ** 2) ** 2
+            deviates = normal_deviate(deviates, known)
+        healthy = unrounded(compared, self.rounding) / np.hypot(spread, np.median(errors))
         found[self.judged] = outlier_chances(healthy if self.rounding else deviates, 1e-3, self.few, deviates)
         return found
 

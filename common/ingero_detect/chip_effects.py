@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.own_noise import OwnNoise, own_noise
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 HUBER: Final = 1.5
@@ -17,6 +18,9 @@ HUBER: Final = 1.5
 
 HUBER_VARIANCE: Final = 1.04
 """Variance of Huber's estimate relative to the mean, for normal noise."""
+
+OWN_VARIANCE: Final = 1.4
+"""The same for a unit with far more noise than the others: with their noise, its estimate is near the median."""
 
 SHARED_UNITS: Final = 3
 """Fewest units of a run whose effect can be separated from theirs."""
@@ -71,7 +75,8 @@ class UnitEffects:
 
     `noise` is the standard deviation of one measurement, NaN if no unit has two. `run_spread` is the spread of the
     effects of runs, 0 if these were not removed. `apart`: measurements of runs that connect too few units, left out.
-    `by_run`: every measurement that is used, without the effect of its run.
+    `by_run`: every measurement that is used, without the effect of its run. `own`: how much units scatter that do so
+    more than the others; their errors have its freedom.
     """
 
     effect: Floats
@@ -83,6 +88,7 @@ class UnitEffects:
     runs: int
     apart: int
     by_run: RunValues
+    own: OwnNoise
 
     def relative_to(self, level: Floats) -> "UnitEffects":
         """The effects as if every unit were faster by its level."""
@@ -116,11 +122,14 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
             break
     residual = y - effect[i] - of_run[j]
     noise = _noise(residual, count, max(runs, 1), i)
-    error = _errors(residual, i, count, noise)
+    own = own_noise(y - of_run[j], i, count, noise)
+    error = np.where(
+        own.spread > 0, own.spread * np.sqrt(OWN_VARIANCE / np.maximum(count, 1)), _errors(residual, i, count, noise)
+    )
     by_run = RunValues(y - of_run[j], i, run[used], count)
     chronic = _chronic(effect, by_run)
     spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
-    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run)
+    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run, own)
 
 
 def _chronic(effect: Floats, by_run: RunValues) -> Floats:

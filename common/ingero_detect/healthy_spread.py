@@ -71,6 +71,14 @@ def normal_upper_tail(z: Floats) -> Floats:
     return found
 
 
+def normal_deviate(t: Floats, freedom: Floats) -> Floats:
+    """The standard normal deviate that is as likely as a Student value (Wallace 1959); the value if all is known."""
+    known = np.isinf(freedom)
+    nu = np.where(known, 1.0, freedom)
+    found: Floats = np.sign(t) * (8 * nu + 1) / (8 * nu + 3) * np.sqrt(nu * np.log1p(t * t / nu))
+    return np.where(known, t, found)
+
+
 def _outlier_density(beyond: Floats) -> Floats:
     """Density of outliers by their distance from where outliers begin, in spreads of the bulk."""
     near = np.exp(-beyond / OUTLIER_REACH) / OUTLIER_REACH

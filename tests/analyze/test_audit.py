@@ -432,6 +432,19 @@ def test_a_chip_that_has_become_slower_is_noted_with_the_run(tmp_path: Path) -> 
     assert note.endswith("since run 2026-08)")
 
 
+def test_an_unsteady_chip_is_noted_and_not_named(tmp_path: Path) -> None:
+    lines = ["host,gpu,run,time_ms"]
+    for node, gpu, number, value in short({}, 5):
+        factor = (1.3, 1.2, 0.75, 1.35, 0.8)[number] if (node, gpu) == ("node-4", "2") else 1
+        lines.append(f"{node},{gpu},{number},{factor * value}")
+    found = answer(written(tmp_path, lines))
+
+    assert found["findings"] == []
+    (note,) = found["summary"]["populations"][0]["notes"]
+    assert note.startswith("unsteady")
+    assert "gpu node-4/2 (by 2" in note
+
+
 @pytest.mark.parametrize(
     ("values", "rounding"),
     [([40.0, 41.0, 41.0, 43.0], 0.5 / 41), ([2.2, 2.3, 2.4], 0.05 / 2.3), ([999.123, 1000.456, 1001.001], 0.0),

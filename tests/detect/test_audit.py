@@ -153,6 +153,53 @@ def test_chips_with_several_values_are_named_beside_chips_with_one() -> None:
     assert named(audit([given])) == {("chip", chip)}
 
 
+def unsteady(runs: int, seed: int, loss: float = 0.0) -> tuple[Population, np.ndarray]:
+    """400 chips with noise of 1 %, of which 20 have one of 8 %; which these are."""
+    random = np.random.default_rng(seed)
+    effect, chosen = spread(400, seed), random.choice(400, 20, replace=False)
+    effect[chosen[:3]] += loss
+    given = population(effect, runs, seed)
+    given.slowness[:] += np.isin(given.unit, chosen) * 0.08 * random.normal(size=len(given.unit))
+    return given, chosen
+
+
+@pytest.mark.parametrize("runs", [4, 5, 7, 10])
+def test_chips_whose_values_scatter_far_more_are_said_to_be_unsteady_and_not_slow(runs: int) -> None:
+    wrong, noted, others = 0, 0, 0
+    for seed in range(8):
+        given, chosen = unsteady(runs, seed)
+        found = audit([given])
+        wrong += bool(found.findings)
+        said = {number for number, _, _ in found.populations[0].unsteady}
+        noted, others = noted + len(said & set(chosen.tolist())), others + len(said - set(chosen.tolist()))
+
+    assert wrong <= 1
+    assert noted > (0.6 if runs < 7 else 0.8) * 160
+    assert others == 0
+
+
+def test_an_unsteady_chip_that_is_far_slower_is_named_with_a_wide_interval() -> None:
+    hits = 0
+    for seed in range(4):
+        given, chosen = unsteady(10, seed, 0.4)
+        findings = {one.number: one for one in audit([given]).findings}
+        for number in set(chosen[:3].tolist()) & set(findings):
+            hits += findings[number].loss_low < 1 - np.exp(-0.4) < findings[number].loss_high
+            assert findings[number].loss_high - findings[number].loss_low > 0.04
+
+    assert hits >= 10
+
+
+def test_one_bad_value_does_not_make_a_slow_chip_unsteady() -> None:
+    given = population(spread(160), runs=5)
+    given.slowness[given.unit == 9] += 0.1 + 0.6 * (given.run[given.unit == 9] == 2)
+
+    found = audit([given])
+
+    assert named(found) == {("chip", 9)}
+    assert found.populations[0].unsteady == ()
+
+
 def test_chips_and_nodes_that_have_become_slower_are_said_and_not_named() -> None:
     given = population(spread(200), runs=12)
     given.slowness[(given.unit == 100) & (given.run >= 7)] += 0.15

@@ -87,9 +87,8 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     if not found.refused:
         notes += [SINGLE] if runs == 1 else _few_single(count)
     if found.implausible:
-        fast = ", ".join(
-            f"{_named(AuditLevel.CHIP, number, given)} ({_percent(gain)})"
-            for number, gain in found.implausible[:MOST_NAMES]
+        fast = _listed(
+            [f"{_named(AuditLevel.CHIP, number, given)} ({_percent(gain)})" for number, gain in found.implausible]
         )
         notes.append(
             f"{len(found.implausible)} so much faster than the others that the value or the model is wrong, "
@@ -102,6 +101,16 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
             f"slower than the others, not named: {names}; faults, slow in some runs only, or of another kind that no "
             "column tells"
         )
+    if found.unsteady:
+        unsteady = sorted(found.unsteady, key=lambda one: -one[1])
+        names = _listed(
+            [
+                f"{_named(AuditLevel.CHIP, number, given)} (by {_percent(spread)}"
+                + (f", {_percent(loss)} slower)" if loss >= 0.01 else ")")
+                for number, spread, loss in unsteady
+            ]
+        )
+        notes.append(f"unsteady, single values differ far more than those of others: {names}")
     if found.later:
         later = sorted(found.later, key=lambda one: -one[2].loss)
         names = ", ".join(
@@ -116,6 +125,11 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         "spread": round(found.spread, 5), "noise": None if math.isnan(found.fit.noise) else round(found.fit.noise, 5),
         "run_spread": round(found.fit.run_spread, 5), "run_effects_removed": found.fit.runs > 0, "notes": notes,
     }  # fmt: skip
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _few_single(count: Ints) -> list[str]:
