@@ -111,6 +111,8 @@ class PopulationResult:
     """Chips that are left out because they are too fast: number and by what share."""
     unsteady: tuple[tuple[int, float, float], ...] = ()
     """Chips whose values scatter far more than those of others: number, by what share, and loss."""
+    alone: tuple[tuple[int, float], ...] = ()
+    """Chips that are slow in their only value, which proves too little: number and loss."""
     later: tuple[tuple[AuditLevel, int, Slowdown], ...] = ()
     """Those that are not named, but have become slower: level, number and since when."""
 
@@ -169,10 +171,13 @@ class _Judged:
             error = np.hypot(np.nan_to_num(np.where(usable, fit.error, 0.0)), rounding * UNIFORM)
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
-            few = bool(np.median(fit.count[usable]) < 3)
+            several = usable & (fit.count >= CHRONIC_RUNS)
+            few = not several.any() or bool(np.median(fit.count[several]) < 3)
+            distance = np.abs(fit.by_run.values - fit.effect[fit.by_run.of])
+            away = (distance * (fit.count / np.maximum(fit.count - 1, 1))[fit.by_run.of])[several[fit.by_run.of]]
             chips = Tier(
                 AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, fit.by_run, fit.chronic,
-                True, single, few, rounding, fit.own.freedom,
+                True, single, few, rounding, fit.own.freedom, float(away.max(initial=0.0)),
             )  # fmt: skip
             self.tiers = [chips]
             for level, count, above in ((AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)):
@@ -250,7 +255,7 @@ class _Judged:
         for place, (tier, found) in enumerate(zip(self.tiers, adjusted, strict=True)):
             self.adjusted[place][tier.judged] = found
             if place >= top:
-                enough = tier.judged & (self.adjusted[place] <= fdr) & (tier.below >= max(smallest, tier.mirrored()))
+                enough = tier.judged & (self.adjusted[place] <= fdr) & (tier.below >= smallest)
                 most = tier.level is AuditLevel.CHIP or tier.least >= 0.5 * tier.loss
                 self.named[place] = enough & most & tier.chronically_slow()
         if not top and self.tiers:
@@ -290,7 +295,7 @@ class _Judged:
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
             robust_spread(effects), self.fit, centre, self.refused, self.notes + self._of_many(smallest),
-            self.apart(), self._implausible, self._unsteady(smallest, later), later,
+            self.apart(), self._implausible, self._unsteady(smallest, later), self._alone(fdr, smallest), later,
         )  # fmt: skip
 
     def _of_many(self, smallest: float) -> tuple[str, ...]:
@@ -311,6 +316,15 @@ class _Judged:
                 "many to be outliers, so none is named; faults, or of another kind that no column tells"
             )
         return tuple(found)
+
+    def _alone(self, fdr: float, smallest: float) -> tuple[tuple[int, float], ...]:
+        """Chips that would be named if their only value were certain."""
+        if not self.tiers:
+            return ()
+        chips, covered = self.tiers[0], self._known[0]
+        found = chips.alone & ~self.named[0] & (chips.unusual * chips.judged.sum() <= fdr) & (chips.below >= smallest)
+        found &= ~covered if covered is not None else True
+        return tuple((number, float(-np.expm1(-chips.below[number]))) for number in np.flatnonzero(found).tolist())
 
     def _unsteady(
         self, smallest: float, later: tuple[tuple[AuditLevel, int, Slowdown], ...]

@@ -84,9 +84,9 @@ class Tier:
 
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
     `by_run`: values in single runs, of which the share `chronic` is as slow. `tested`: whether there are enough to
-    compare them with each other. `single`: whether chips have one value. `few`: whether they are chips with one or
-    two. `rounding`: half of the step of values that is as large as their noise. `freedom` of the errors, if
-    not all of them are known.
+    compare them with each other. `single`: whether most chips have one value. `few`: whether those with several have
+    two. `rounding`: half of the step of values that is as large as their noise. `freedom` of the errors, if not all
+    of them are known. `apart`: largest distance of a value from the others of its chip.
     """
 
     level: AuditLevel
@@ -103,9 +103,12 @@ class Tier:
     few: bool = False
     rounding: float = 0.0
     freedom: Floats | None = None
+    apart: float = 0.0
     chance: Floats = field(default_factory=lambda: np.ones(0))
     below: Floats = field(default_factory=lambda: np.ones(0))
     """Distance by which a member is slower than what it is compared with."""
+    unusual: Floats = field(default_factory=lambda: np.ones(0))
+    """Chances if single values are not bad."""
 
     @cached_property
     def below_siblings(self) -> Floats:
@@ -147,23 +150,48 @@ class Tier:
         """Spread of some of the effects, at least their typical error."""
         return max(robust_spread(self.effect[rows]), float(np.median(self.error[rows])), SMALLEST_SPREAD)
 
-    def mirrored(self) -> float:
-        """Least loss where chips have one value: more than the gain of the fastest, which is by chance."""
-        gain = float(np.median(self.loss[self.judged]) - self.loss[self.judged].min()) if self.single else 0.0
-        return MIRROR * gain
+    @cached_property
+    def alone(self) -> Bools:
+        """Chips with one value; nodes where most chips have one."""
+        one = self.by_run.count == 1 if self.level is AuditLevel.CHIP else np.full(len(self.effect), self.single)
+        return one & self.judged
+
+    def _too_near(self) -> Bools:
+        """One value has to be farther away than the gains, which are by chance, and than the bad values of others."""
+        gain = float(np.median(self.loss[self.judged]) - self.loss[self.judged].min())
+        return self.alone & (self.below < MIRROR * max(gain, self.apart))
 
     def _chances(self, compared: Floats) -> Floats:
+        found = np.ones(len(self.effect))
+        several = self.judged & ~self.alone if self.level is AuditLevel.CHIP else self.judged
+        if several.any():
+            found[several] = self._by_error(compared)[several[self.judged]]
+        if not several.all() and self.level is AuditLevel.CHIP and self.alone.any():
+            found[self.alone] = self._of_one_value(compared)
+        return found
+
+    def _by_error(self, compared: Floats) -> Floats:
+        """Chances of those that are judged, by how far they are in spreads that contain their errors."""
         errors, compared = self.error[self.judged], compared[self.judged]
         spread = float(np.sqrt(max(robust_spread(compared) ** 2 - float(np.median(errors**2)), 0.0)))
-        found = np.ones(len(self.effect))
         spread = max(spread, SMALLEST_SPREAD)
         deviates = compared / np.hypot(spread, errors)
         if self.freedom is not None:  # of the sum of both variances (Satterthwaite 1946)
             known = self.freedom[self.judged] * (1 + (spread / np.maximum(errors, SMALLEST_SPREAD)) ** 2) ** 2
             deviates = normal_deviate(deviates, known)
         healthy = unrounded(compared, self.rounding) / np.hypot(spread, np.median(errors))
-        found[self.judged] = outlier_chances(healthy if self.rounding else deviates, 1e-3, self.few, deviates)
-        return found
+        return outlier_chances(healthy if self.rounding else deviates, 1e-3, self.few, deviates)
+
+    def _of_one_value(self, compared: Floats) -> Floats:
+        """Chances of chips with one value among single values of all: of chips with several, any one of theirs."""
+        found, count = self.by_run, np.maximum(self.by_run.count, 1)
+        order = np.argsort(found.of, kind="stable")
+        place = np.searchsorted(found.of[order], np.arange(len(count))) + np.arange(len(count)) % count
+        one = found.values[order][np.minimum(place, len(order) - 1)]
+        values = np.where(self.alone, compared, compared + one - self.effect)[self.judged]
+        spread = max(robust_spread(values), SMALLEST_SPREAD)
+        healthy = unrounded(values, self.rounding) if self.rounding else values
+        return outlier_chances(healthy / spread, 1e-3, True, compared[self.alone] / spread)
 
     def of_parents(self, parents: int) -> Floats:
         """Chance that most members of a parent are as slow as they are, whatever they share (Rueger 1978)."""
@@ -186,7 +214,9 @@ class Tier:
         self.below = self.loss - float(np.median(self.loss[self.judged]))
         self.below[inside] = np.where(np.isfinite(siblings), siblings, 0.0)[inside]
         self.chance = self._chances_by_spread(inside, members) if self.tested else np.where(inside, 1.0, members)
+        self.unusual = self.chance.copy()
         self._allow_for_bad_values(inside)
+        self.chance[self._too_near()] = 1.0
 
     def _chances_by_spread(self, inside: Bools, members: Floats) -> Floats:
         siblings, compared = self.below_siblings, self._shrunken()
@@ -200,15 +230,17 @@ class Tier:
         """Raise chances to those of single bad values; those `inside` are compared with their siblings' level.
 
         How often values are bad is told by those with several. Where most have one value, they are too few to tell
-        more than what they show about those with one; and those with one tell about the few with several.
+        more than what they show about those with one; and those with one tell about the few with several. Chips with
+        one value have to be slower than any bad value instead (`_too_near`).
         """
         one, several = self.by_run.count == 1, self.by_run.count >= CHRONIC_RUNS
-        prior = PRIOR if self.level is AuditLevel.CHIP else PARENTS_PRIOR
-        if self.single:
-            self._allow_for(several, inside, one | several, prior)
+        if self.level is AuditLevel.CHIP:
+            self._allow_for(several, inside, one | several if self.single else several, PRIOR)
+        elif self.single:
+            self._allow_for(several, inside, one | several, PARENTS_PRIOR)
             self._allow_for(one, inside, several, 0.0)
         else:
-            self._allow_for(one | several, inside, several, prior)
+            self._allow_for(one | several, inside, several, PARENTS_PRIOR)
 
     def _allow_for(self, asked: Bools, inside: Bools, telling: Bools, prior: float) -> None:
         likely = np.flatnonzero(self.judged & asked & (self.chance < LIKELY))

@@ -219,6 +219,20 @@ def test_chips_with_one_run_among_others_are_noted(tmp_path: Path) -> None:
     assert any(note.startswith("16 chips have one measurement") for note in notes)
 
 
+def test_chips_that_are_slow_in_their_only_value_are_noted(tmp_path: Path) -> None:
+    lines = [line for line in results({(4, 2): 0.4}) if not line.startswith("node-4,") or ",60,0,550" in line]
+    bad = next(number for number, line in enumerate(lines) if line.startswith("node-1,1,"))
+    lines[bad] = "node-1,1,1900,1380,300,60,0,550"
+
+    found = answer(written(tmp_path, lines))
+
+    assert found["findings"] == []
+    notes = found["summary"]["populations"][0]["notes"]
+    assert any(
+        note.startswith("slow in their only value, repeat the run for them: gpu node-4/2 (3") for note in notes
+    )
+
+
 def short(slow: dict[tuple[int, int], float], runs: int = 4, seed: int = 1) -> list[tuple[str, str, int, float]]:
     """The results as node, GPU, run and milliseconds."""
     rows = [line.split(",") for line in results(slow, runs, seed)[1:]]

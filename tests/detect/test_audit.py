@@ -145,6 +145,42 @@ def test_a_single_value_is_no_proof_where_the_other_chips_have_bad_ones() -> Non
     assert sum(bool(audit([with_single_values(0.05, seed)[0]]).findings) for seed in range(10)) <= 1
 
 
+def partly_single(share: float, seed: int, bad_share: float = 0.0) -> tuple[Population, np.ndarray]:
+    """200 chips with four runs, a share of which has only one of them; four of either kind are slow; which ones."""
+    random = np.random.default_rng(seed)
+    alone = random.permutation(200) < share * 200
+    slow = np.concatenate([random.choice(np.flatnonzero(some), 4, replace=False) for some in (alone, ~alone)])
+    effect = spread(200, seed)
+    effect[slow] += 0.3
+    given = population(effect, runs=4, seed=seed)
+    kept = ~alone[given.unit] | (given.run == given.unit % 4)
+    given.slowness[:] += (random.random(800) < bad_share) * ~np.isin(given.unit, slow) * random.uniform(0.1, 0.4, 800)
+    return replace(given, slowness=given.slowness[kept], unit=given.unit[kept], run=given.run[kept]), slow
+
+
+@pytest.mark.parametrize("share", [0.1, 0.45, 0.55, 0.8])
+def test_a_chip_with_one_value_is_named_whatever_the_share_of_such_chips(share: float) -> None:
+    missed = 0
+    for seed in range(4):
+        given, slow = partly_single(share, seed)
+        found = {number for level, number in named(audit([given])) if level == "chip"}
+        missed += len(set(slow.tolist()) - found)
+        assert len(found - set(slow.tolist())) <= 1
+
+    assert missed <= 1
+
+
+def test_a_value_no_worse_than_bad_ones_of_other_chips_is_said_and_not_named() -> None:
+    given, slow = partly_single(0.4, 1, 0.02)
+
+    found = audit([given])
+
+    assert named(found) & {("chip", number) for number in slow.tolist()} == {
+        ("chip", one) for one in slow[4:].tolist()
+    }
+    assert set(slow[:4].tolist()) <= {number for number, _ in found.populations[0].alone}
+
+
 def test_chips_with_several_values_are_named_beside_chips_with_one() -> None:
     given, alone = with_single_values(0.01, 3)
     chip = int(np.setdiff1d(np.arange(200), alone)[0])

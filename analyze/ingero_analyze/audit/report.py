@@ -28,7 +28,8 @@ SINGLE: Final = (
 )
 
 ALONE: Final = (
-    "which names them only where the others show that a single value is hardly ever as bad; repeat the run for them"
+    "which names them only where it is 1.25 times as far away as any bad value of the others and any gain; repeat "
+    "the run before acting on them"
 )
 
 
@@ -85,7 +86,7 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     runs = float(np.median(count)) if len(count) else 0.0
     notes = [*given.notes, *found.notes]
     if not found.refused:
-        notes += [SINGLE] if runs == 1 else _few_single(count)
+        notes += [SINGLE] if count.max(initial=0) == 1 else _few_single(count)
     if found.implausible:
         fast = _listed(
             [f"{_named(AuditLevel.CHIP, number, given)} ({_percent(gain)})" for number, gain in found.implausible]
@@ -101,6 +102,10 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
             f"slower than the others, not named: {names}; faults, slow in some runs only, or of another kind that no "
             "column tells"
         )
+    if found.alone:
+        alone = sorted(found.alone, key=lambda one: -one[1])
+        names = _listed([f"{_named(AuditLevel.CHIP, number, given)} ({_percent(loss)})" for number, loss in alone])
+        notes.append(f"slow in their only value, repeat the run for them: {names}")
     if found.unsteady:
         unsteady = sorted(found.unsteady, key=lambda one: -one[1])
         names = _listed(
