@@ -55,6 +55,8 @@ SAME_LEVEL: Final = 2.0
 TOO_MANY: Final = 0.25
 """Share of chips that are no outliers any more, if they lose half as much as the least one that is named, or more."""
 
+TOGETHER: Final = ": judge them together with a file of the whole fleet"
+
 INTERVAL: Final = 1.96
 
 
@@ -163,7 +165,9 @@ class _Judged:
         if fit.apart:
             notes.append(f"{fit.apart} measurements of runs that connect too few chips, left out")
         if usable.sum() < FEWEST_UNITS:
-            self.refused = f"{usable.sum()} comparable chips; fewer than {FEWEST_UNITS} show no usual spread"
+            self.refused = (
+                f"{usable.sum()} comparable chips; fewer than {FEWEST_UNITS} show no usual spread" + TOGETHER
+            )
         else:
             rounding = 0.0 if fit.noise > population.rounding else population.rounding
             self._levels = chip_levels(fit.effect, usable, population.node, rounding)
@@ -184,7 +188,7 @@ class _Judged:
                 tier = parents_of(self.tiers[-1], level, count, np.full(count, -1) if above is None else above)
                 if not tier.judged.any():
                     break
-                if not tier.tested:
+                if not tier.tested and tier.judged.sum() > 1:
                     notes.append(f"{tier.judged.sum()} {level}s, too few to compare: named if most members are slow")
                 self.tiers.append(tier)
         self.notes = tuple(notes)

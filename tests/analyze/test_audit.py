@@ -202,6 +202,7 @@ def test_models_are_judged_apart_and_few_of_one_are_refused(tmp_path: Path) -> N
     refused = {one["name"]: one["refused"] for one in found["summary"]["populations"]}
     assert refused["H100"] is None
     assert "3 comparable chips" in refused["V100"]
+    assert "together with a file of the whole fleet" in refused["V100"]
 
 
 def test_a_single_run_says_what_it_cannot_separate(tmp_path: Path) -> None:
@@ -431,6 +432,54 @@ def test_no_name_is_cut_where_the_output_is_no_terminal(tmp_path: Path) -> None:
     lines = [line.replace("node-", longer) for line in results({(4, 2): 0.15})]
 
     assert f"gpu {longer}4/2 " in run(written(tmp_path, lines)).stdout
+
+
+def test_causes_are_lines_below_the_table_and_the_ledger_is_a_column_if_there_is_one(tmp_path: Path) -> None:
+    file = written(tmp_path, results({(4, 2): 0.15, (7, 1): 0.2}))
+
+    lines = run(file).stdout.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("low clock at usual power"))
+
+    assert [line.split(":")[0] for line in lines[place + 1 : place + 3]] == ["  gpu node-7/1", "  gpu node-4/2"]
+    assert "(usual 138" in lines[place + 1]
+    assert "ledger" not in "".join(lines)
+    assert "ledger" in run(file, "--ledger", tmp_path / "lemons.jsonl").stdout
+
+
+def test_findings_of_one_chip_in_several_benchmarks_name_each_other(tmp_path: Path) -> None:
+    lines = ["host,gpu,run,app,time_ms"]
+    for app in ("gemm", "copy"):
+        lines += [f"{node},{gpu},{number},{app},{value}" for node, gpu, number, value in short({(4, 2): 0.15})]
+    file = written(tmp_path, lines)
+
+    assert [one["also"] for one in answer(file)["findings"]] == [["gpu node-4/2 in copy"], ["gpu node-4/2 in gemm"]]
+    assert "  gpu node-4/2 in gemm: also gpu node-4/2 in copy" in run(file).stdout
+
+
+@pytest.mark.parametrize("days", [2, 12])
+def test_nodes_that_are_all_that_was_measured_on_a_slow_day_are_said_to_be(tmp_path: Path, days: int) -> None:
+    draw, lines = random.Random(6), ["host,gpu,date,run,time_ms"]
+    for node in range(48):
+        for gpu, repeat in ((gpu, repeat) for gpu in range(4) for repeat in range(3)):
+            value = 1000 * math.exp(draw.gauss(0, 0.01) + (0.15 if node // 4 == 5 else 0))
+            day = node // 4 if days == 12 or node // 4 == 5 else 0
+            lines.append(f"node-{node},{gpu},2026-03-{day + 1:02d}T08:{repeat:02d}:00,{repeat},{value}")
+    found = answer(written(tmp_path, lines))
+
+    assert {"node-20", "node-21", "node-22", "node-23"} <= {one["name"] for one in found["findings"]}
+    (note,) = found["summary"]["populations"][0]["notes"]
+    assert note.endswith("measured on 2026-03-06 only, when hardly any others were: the day may be slow, not they")
+
+
+def test_slow_nodes_of_different_days_have_no_such_note(tmp_path: Path) -> None:
+    lines = ["host,gpu,date,run,time_ms"]
+    slow = {(node, gpu): 0.15 for node in (4, 8) for gpu in range(8)}
+    for node, gpu, number, value in short(slow):
+        lines.append(f"{node},{gpu},2026-03-{int(node[5:]) // 2 + 1:02d},{number},{value}")
+    found = answer(written(tmp_path, lines))
+
+    assert {one["name"] for one in found["findings"]} == {"node-4", "node-8"}
+    assert found["summary"]["populations"][0]["notes"] == []
 
 
 def test_a_chip_that_has_become_slower_is_noted_with_the_run(tmp_path: Path) -> None:

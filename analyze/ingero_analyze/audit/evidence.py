@@ -14,6 +14,8 @@ DEVIATIONS: Final = 3.0
 SMALLEST: Final = {"clock": 0.01, "power": 0.03, "temperature": 4.0}
 """Smallest unusual distance: a share of the median, for the temperature in its own unit."""
 
+NO_EVIDENCE: Final = "no physical evidence given"
+
 FEWEST: Final = 5
 """Healthy chips whose values have to be known."""
 
@@ -38,7 +40,7 @@ def likely_cause(states: Mapping[str, str]) -> str:
     """A sentence on the likely cause, from the states of clock, power and temperature."""
     clock, power, temperature = (states.get(name) for name in ("clock", "power", "temperature"))
     if not states:
-        return "no physical evidence given"
+        return NO_EVIDENCE
     if temperature == "high" and (clock == "low" or power == "low" or clock is None):
         return "hot: throttled by its temperature, check cooling and airflow"
     if clock == "low" and power == "low":

@@ -48,6 +48,7 @@ MIXED_VALUES: Final = (
 )
 _NODE_WITH_GPU: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?::|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
 _GPU_OF_NODE: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?:[:/]|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _WHOLE: Final = re.compile(r"(\d+)\.0+")
 
 
@@ -65,6 +66,7 @@ class AuditInput:
     """One population, the names of its chips, nodes, groups and runs, and medians of physical values by chip.
 
     `seen`: by chip the nodes and places in them where it was, the last one last. `lower`: smaller values are better.
+    `only_day`: by chip the day, or else the run, of all of its rows; "" if these are several.
     """
 
     population: Population
@@ -75,6 +77,7 @@ class AuditInput:
     by: str
     seen: Sequence[Sequence[tuple[str, str]]]
     lower: bool
+    only_day: Sequence[str]
     notes: tuple[str, ...] = ()
     runs: Sequence[str] = ()
 
@@ -248,6 +251,7 @@ class Measurements:
             texts["cluster"] = _without(texts["cluster"])
             self.unused.update(self._clusters)
         found = places(texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"], self._by_name)
+        texts["day"] = _days(self._texts["time"].coded if self._texts["time"].names else self._texts["run"].coded)
         run, runs = self._runs()
         kind, first = numbered(*(texts[name].codes for name in KINDS))
         return [
@@ -304,7 +308,9 @@ class Measurements:
         notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
         lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
         chips = [found.chip.names[one] for one in known.tolist()]
-        return AuditInput(population, chips, names, groups, physical, by, seen, lower, notes, rounds)
+        days = _only(chip, texts["day"].codes[here], len(known))
+        only_day = [texts["day"].names[day] if day >= 0 else "" for day in days.tolist()]
+        return AuditInput(population, chips, names, groups, physical, by, seen, lower, only_day, notes, rounds)
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""
@@ -312,6 +318,22 @@ class Measurements:
             "rows": self.rows, "repeated_rows": self.repeated, "unknown_columns": sorted(self.unused),
             "problems": self.problems.answer(),
         }  # fmt: skip
+
+
+def _days(times: Coded) -> Coded:
+    """The dates of times; what is no date stays as it is."""
+    numbers: dict[str, int] = {}
+    day = [numbers.setdefault(name[:10] if _DATE.match(name) else name, len(numbers)) for name in times.names]
+    return Coded(np.where(times.codes < 0, -1, np.array([*day, -1])[times.codes]), list(numbers))
+
+
+def _only(item: Ints, value: Ints, items: int) -> Ints:
+    """By item, the value that all of its rows have; -1 if there is none."""
+    first = numbered(item, value)[1]
+    several = np.bincount(item[first], minlength=items) > 1
+    found = np.full(items, -1)
+    found[item[first]] = value[first]
+    return np.where(several, -1, found)
 
 
 def _without(column: Coded) -> Coded:

@@ -34,9 +34,9 @@ def draw(result: AuditResult, inputs: Sequence[AuditInput], file: Path) -> None:
             named[list(one.members)] = True
         place = np.empty(len(loss))
         place[order] = np.arange(len(order))
-        axis.axhspan(
-            -200 * found.spread, 200 * found.spread, color="tab:green", alpha=0.12, label="healthy spread, ±2"
-        )
+        usual = 200 * found.spread
+        label = f"healthy chips: ±{usual:.1f} % (two standard deviations)"
+        axis.axhspan(-usual, usual, color="tab:green", alpha=0.12, label=label)
         axis.scatter(place[order], loss[order], s=6, color=np.where(named[order], "tab:red", "0.5"))
         for one in mine[:MOST_LABELS]:
             names = {"chip": given.chips, "node": given.nodes, "group": given.groups}[one.level]

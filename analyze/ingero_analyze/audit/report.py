@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ingero_analyze.audit.evidence import compared, likely_cause, says
+from ingero_analyze.audit.evidence import NO_EVIDENCE, compared, likely_cause, says
 from ingero_analyze.audit.measurements import AuditInput
 from ingero_analyze.terminal import plain
 from ingero_detect.audit import AuditResult, PopulationResult, SlowUnit
@@ -17,6 +17,9 @@ from ingero_detect.grouped import Ints
 
 MOST_ROWS: Final = 200
 """Most findings in the table; JSON has all of them."""
+
+OF_ONE_DAY: Final = 0.8
+"""Share of the chips of a day that are named, from which it may be the day that is slow."""
 
 MOST_NAMES: Final = 20
 """Most names in a note."""
@@ -28,8 +31,8 @@ SINGLE: Final = (
 )
 
 ALONE: Final = (
-    "which names them only where it is 1.25 times as far away as any bad value of the others and any gain; repeat "
-    "the run before acting on them"
+    "which names one only where it is 1.25 times as far away as any bad value of the others and any gain; repeat "
+    "the run before acting on it"
 )
 
 
@@ -56,7 +59,16 @@ def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_l
         for number in range(len(inputs))
     ]
     findings = [_finding(one, inputs[one.population], named[one.population]) for one in result.findings]
+    for one in findings:
+        one["also"] = [
+            f"{other['kind']} {other['name']} in {other['population']}"
+            for other in findings
+            if other["population"] != one["population"] and not set(one["chips"]).isdisjoint(other["chips"])
+        ]
     populations = [_population(found, given) for found, given in zip(result.populations, inputs, strict=True)]
+    for number, population in enumerate(populations):
+        mine = [one for one in result.findings if one.population == number]
+        population["notes"] += _of_one_day(mine, inputs[number])
     summary = {"fdr": fdr, "min_loss": min_loss, "findings": len(findings), "hypotheses": result.hypotheses,
                "populations": populations}  # fmt: skip
     return {"findings": findings, "summary": summary}
@@ -79,6 +91,21 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
         "slow_share": None if one.chronic is None else round(one.chronic, 3),
         "cause": likely_cause(says(evidence)), "evidence": evidence,
     }  # fmt: skip
+
+
+def _of_one_day(findings: Sequence[SlowUnit], given: AuditInput) -> list[str]:
+    """Notes on days (or runs) of which nearly all chips are named, and of which these alone are."""
+    notes = []
+    for day in sorted(set(given.only_day) - {""}):
+        there = {chip for chip, its in enumerate(given.only_day) if its == day}
+        mine = [one for one in findings if there.issuperset(one.members)]
+        named = {chip for one in mine for chip in one.members}
+        if len(mine) > 1 and len(named) >= OF_ONE_DAY * len(there):
+            names = ", ".join(identity(one, given) for one in mine[:MOST_NAMES])
+            notes.append(
+                f"{names}: measured on {day} only, when hardly any others were: the day may be slow, not they"
+            )
+    return notes
 
 
 def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
@@ -140,7 +167,8 @@ def _listed(names: Sequence[str]) -> str:
 def _few_single(count: Ints) -> list[str]:
     """What is said where most chips have several measurements, by number of measurements."""
     alone = int((count == 1).sum())
-    return [f"{alone} chips have one measurement, {ALONE}"] if alone else []
+    chips = "1 chip has" if alone == 1 else f"{alone} chips have"
+    return [f"{chips} one measurement, {ALONE}"] if alone else []
 
 
 def print_table(answer: Mapping[str, Any], console: Console) -> None:
@@ -148,7 +176,8 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
     findings = answer["findings"]
     if findings:
         table = Table()
-        for name in ("slow", "on", "loss", "95 %", "slow in", "p", "likely cause", "ledger"):
+        stories = any("ledger" in one for one in findings)
+        for name in ("slow", "on", "loss", "95 %", "slow in", "p", *(["ledger"] if stories else [])):
             right = name in ("loss", "95 %", "slow in", "p")
             table.add_column(name, justify="right" if right else "left", overflow="fold")
         for one in findings[:MOST_ROWS]:
@@ -157,9 +186,11 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
             table.add_row(
                 plain(f"{one['kind']} {one['name']}"), plain(where), _percent(one["loss"]),
                 f"{_percent(one['loss_low'])} to {_percent(one['loss_high'])}", share, f"{one['p_value']:.1g}",
-                plain(_cause(one)), plain(_story(one.get("ledger"))),
+                *([plain(_story(one.get("ledger")))] if stories else []),
             )  # fmt: skip
         console.print(table)
+        for line in _causes(findings[:MOST_ROWS]):
+            console.print(plain(line))
         if len(findings) > MOST_ROWS:
             console.print(f"and {len(findings) - MOST_ROWS} more; --json has them all")
     judged = any(not found["refused"] for found in answer["summary"]["populations"])
@@ -180,9 +211,17 @@ def _where(one: Mapping[str, Any]) -> str:
     return f"{where} (before: {', '.join(one['before'])})" if one["before"] else where
 
 
-def _cause(one: Mapping[str, Any]) -> str:
-    values = [f"{name} {found['value']:g} (usual {found['usual']:g})" for name, found in one["evidence"].items()]
-    return "; ".join((str(one["cause"]), *values))
+def _causes(findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines with every cause, the findings that have it and their physical values."""
+    by_cause: dict[str, list[str]] = {}
+    for one in findings:
+        about = [f"{name} {found['value']:g} (usual {found['usual']:g})" for name, found in one["evidence"].items()]
+        about += [f"also {', '.join(one['also'])}"] if one["also"] else []
+        name = f"{one['kind']} {one['name']}" + (f" in {one['population']}" if one["also"] else "")
+        by_cause.setdefault(one["cause"], []).append(f"{name}: {', '.join(about)}" if about else name)
+    if list(by_cause) == [NO_EVIDENCE] and not any(one["also"] for one in findings):
+        return [NO_EVIDENCE]
+    return [line for cause, names in by_cause.items() for line in (f"{cause}:", *(f"  {name}" for name in names))]
 
 
 def _story(story: Mapping[str, Any] | None) -> str:
