@@ -45,6 +45,9 @@ LEAST_SHARE: Final = 0.2
 FAR: Final = 6.0
 """Spreads of the other nodes by which one is at another level, although nobody is named."""
 
+NEARLY: Final = 0.1
+"""Share of healthy fleets in which a node that is said to be slower is so by chance."""
+
 KIND_SHARE: Final = 0.15
 KIND_MEMBERS: Final = 3
 """Share and number of nodes that are no faults, but of another kind, if they are slow by the same."""
@@ -108,7 +111,7 @@ class PopulationResult:
     refused: str = ""
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[AuditLevel, int, float], ...] = ()
-    """Nodes and groups that are not named, but far slower than the rest: level, number and loss."""
+    """Nodes and groups that are not named, but slower than the rest: level, number and loss."""
     implausible: tuple[tuple[int, float], ...] = ()
     """Chips that are left out because they are too fast: number and by what share."""
     unsteady: tuple[tuple[int, float, float], ...] = ()
@@ -246,12 +249,22 @@ class _Judged:
         far = tier.effect - np.median(tier.effect[free]) > FAR * tier.spread_of(free)
         return free & far & (loss >= smallest) & (tier.least >= 0.5 * tier.loss)
 
-    def apart(self) -> tuple[tuple[AuditLevel, int, float], ...]:
-        """Nodes and groups, not named, at another level than most: faults, or of a kind that no label tells."""
+    def _nearly(self, place: int, smallest: float) -> Bools:
+        """Of a level above chips: not named, but so slow that chance makes one of them in few fleets."""
+        tier, known = self.tiers[place], self._known[place]
+        if not tier.tested or known is None:
+            return np.zeros(len(tier.effect), np.bool_)
+        seldom = tier.chance * tier.judged.sum() <= NEARLY
+        slow = tier.judged & (tier.below >= smallest) & (tier.least >= 0.5 * tier.loss) & tier.chronically_slow()
+        nearly: Bools = slow & seldom & ~self.named[place] & ~known
+        return nearly
+
+    def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
+        """Nodes and groups, not named, that are slower than most: faults, or of a kind that no label tells."""
         return tuple(
             (tier.level, number, float(-np.expm1(float(np.median(tier.loss[tier.judged])) - tier.loss[number])))
             for place, tier in enumerate(self.tiers[1:], 1)
-            for number in np.flatnonzero(self._set_apart[place]).tolist()
+            for number in np.flatnonzero(self._set_apart[place] | self._nearly(place, smallest)).tolist()
         )
 
     def accept(self, adjusted: Sequence[Floats], fdr: float, smallest: float, top: int) -> None:
@@ -299,7 +312,8 @@ class _Judged:
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
             robust_spread(effects), self.fit, centre, self.refused, self.notes + self._of_many(smallest),
-            self.apart(), self._implausible, self._unsteady(smallest, later), self._alone(fdr, smallest), later,
+            self.apart(smallest), self._implausible, self._unsteady(smallest, later), self._alone(fdr, smallest),
+            later,
         )  # fmt: skip
 
     def _of_many(self, smallest: float) -> tuple[str, ...]:

@@ -411,6 +411,21 @@ def test_two_slow_nodes_of_eight_are_not_named_but_said_to_be_at_another_level()
     assert audit([population(spread(64))]).populations[0].apart == ()
 
 
+def test_a_node_that_is_nearly_slow_enough_is_said_to_be_slower() -> None:
+    said = named_too = healthy = 0
+    for seed in range(10):
+        effect = 1.5 * spread(200, seed)
+        healthy += bool(audit([population(effect, 4, seed, per_node=4)]).populations[0].apart)
+        effect[40:44] += 0.048
+        found = audit([population(effect, 4, seed, per_node=4)])
+        named_too += ("node", 10) in named(found)
+        said += any(number == 10 for _, number, _ in found.populations[0].apart)
+
+    assert said + named_too >= 7
+    assert said >= 1
+    assert healthy <= 1
+
+
 def test_a_quarter_of_the_nodes_that_are_slow_by_the_same_are_of_another_kind() -> None:
     effect = spread(256)
     effect[192:] += 0.35
