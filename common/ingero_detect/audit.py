@@ -56,7 +56,9 @@ SAME_LEVEL: Final = 2.0
 """Spreads of the other nodes that those of one kind differ by at most."""
 
 TOO_MANY: Final = 0.25
-"""Share of chips that are no outliers any more, if they lose half as much as the least one that is named, or more."""
+CLEAR: Final = 2.0
+"""Share of chips that are no outliers any more, if they lose at least half as much as the least one that is named, and
+so many spreads."""
 
 TOGETHER: Final = ": judge them together with a file of the whole fleet"
 
@@ -288,7 +290,8 @@ class _Judged:
         if not self.named[0].any():
             return
         loss = chips.effect - float(np.median(chips.effect[chips.judged]))
-        slow = chips.judged & (loss >= 0.5 * loss[self.named[0]].min())
+        least = max(0.5 * float(loss[self.named[0]].min()), CLEAR * robust_spread(loss[chips.judged]))
+        slow = chips.judged & (loss >= least)
         free = chips.judged & ~in_whole_nodes(slow, chips.judged, chips.parent)
         if slow[free].sum() < TOO_MANY * free.sum():
             return
