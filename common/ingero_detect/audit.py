@@ -57,8 +57,8 @@ SAME_LEVEL: Final = 2.0
 
 TOO_MANY: Final = 0.25
 CLEAR: Final = 2.0
-"""Share of chips that are no outliers any more, if they lose at least half as much as the least one that is named, and
-so many spreads."""
+"""Share of chips that are no outliers any more, if they lose half as much as the least one that is named, and so many
+spreads."""
 
 TOGETHER: Final = ": judge them together with a file of the whole fleet"
 
