@@ -82,8 +82,9 @@ def find_reference(
     deep, wide = level < -HALF, (spread > APART) & (count > 2)
     for number in np.flatnonzero(moved).tolist():
         values = np.sort(residuals[cohort == number])[: others[number]]
-        near = values[np.abs(values) <= tolerance[number]]
-        if len(near) >= needed[number]:
+        inside = np.abs(values) <= tolerance[number]
+        near, far = values[inside], values[~inside]
+        if len(near) >= needed[number] and abs(np.median(far) - np.median(near)) > tolerance[number]:
             common[number], partial[number] = False, True
             members = near
         else:

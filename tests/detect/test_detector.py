@@ -904,3 +904,13 @@ def test_a_straggler_that_drags_all_others_along_is_named_at_once(lost: float, o
 
     assert node == "n3"
     assert tick <= 303
+
+
+@pytest.mark.parametrize("seed", [2, 7])
+def test_a_fleet_whose_load_falls_to_a_tenth_every_night_accuses_nobody(seed: int) -> None:
+    """Noise of 15 % and 288 ticks a day: at dusk the level moves on while some nodes are still near the old one."""
+    load = 1 - 0.9 * (0.5 + 0.5 * np.cos(2 * np.pi * np.arange(288 * 3) / 288))
+
+    assert (
+        play(load[:, None] * healthy(len(load), 12, seed, noise=0.15), baseline_hours=30 * 5 / 3600).accused() == []
+    )

@@ -170,7 +170,7 @@ def test_medians_of_standing_groups_are_medians(members: list[tuple[float, int, 
     assert not len(group) or not groups.still(group + np.int32(1), 8)
 
 
-def reference(*residuals: float, accused: Sequence[int] = ()) -> tuple[float, bool, bool]:
+def reference(*residuals: float, accused: Sequence[int] = (), tolerance: float = 0.05) -> tuple[float, bool, bool]:
     values, alone = np.array(residuals, np.float32), np.zeros(len(residuals), np.int32)
     groups, count = Groups(alone, 1), np.array([len(residuals)])
 
@@ -178,7 +178,7 @@ def reference(*residuals: float, accused: Sequence[int] = ()) -> tuple[float, bo
         return groups.median_and_upper_quartile(of, slice(None), members)
 
     known = np.isin(np.arange(len(values)), accused)
-    found = find_reference(values, alone.astype(np.int64), count, known, median, np.array([0.05]))
+    found = find_reference(values, alone.astype(np.int64), count, known, median, np.array([tolerance]))
     return float(found.level[0]), bool(found.common[0]), bool(found.partial[0])
 
 
@@ -238,3 +238,12 @@ def test_evidence_from_correlated_steps_decays_slower() -> None:
 
     assert alone == pytest.approx(2.0, abs=0.1), "the exponent of independent normal steps"
     assert correlated == pytest.approx(alone / 4)
+
+
+def test_nodes_of_one_level_that_crosses_the_tolerance_are_not_two_parts() -> None:
+    """Noise of 10 % around a level that has moved: the part within the tolerance is the upper end of all."""
+    residuals = np.linspace(-0.45, -0.15, 12)
+
+    level, common, partial = reference(*residuals, tolerance=0.25)
+
+    assert (level, common, partial) == (pytest.approx(-0.3, abs=0.03), True, False)
