@@ -1,9 +1,9 @@
 """In which compute operations a rank needs longer than ranks with the same work. Pure.
 
 A slow chip is slow in about all kernels. A rank that is as fast as its peers in a good part of its compute, and
-slower in the rest, has more to do there: a hot expert, an uneven share of an optimizer's step, a longer part of a
-sequence. A fault of one kind of kernels would look the same. A host that stands still lengthens what it interrupts in
-some steps only, whatever that is.
+slower in several other operations, has more to do there: a hot expert, or a longer part of a sequence, forward and
+backward. A fault of some kinds of kernels would look the same. A host that stands still lengthens what it interrupts
+in some steps only, whatever that is; one that is slow (its data loader, another process) lengthens one operation.
 """
 
 from dataclasses import dataclass
@@ -34,6 +34,10 @@ FEWEST_CHANGES: Final = 4
 
 EXPLAINED: Final = 0.5
 """Share of a rank's lateness from which its compute explains it."""
+
+SEVERAL: Final = 2
+LARGE_SHARE: Final = 0.2
+"""Operations, each with so much of a rank's excess at least, in which a rank with more to do needs longer."""
 
 MOST_OPERATIONS: Final = 256
 
@@ -98,7 +102,10 @@ def operation_excess(line: Timeline, alike: Ints) -> OperationExcess:
     partial &= (excess[:, 0] > 0) & ~alone & (~usual & ~told & (means > 0)).any(axis=1)
     for rank in np.flatnonzero(partial).tolist():
         chosen = np.flatnonzero(~usual[rank]).tolist()
-        partial[rank] = not _in_single_steps(np.sum([apart[place] for place in chosen], axis=0), rank)
+        large = means[rank, chosen] >= LARGE_SHARE * means[rank, chosen].sum()
+        partial[rank] = np.count_nonzero(large) >= SEVERAL and not _in_single_steps(
+            np.sum([apart[place] for place in chosen], axis=0), rank
+        )
     return OperationExcess(ops, means, usual, partial)
 
 

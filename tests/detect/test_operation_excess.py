@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,37 +14,62 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from timelines import Table, as_timeline, pipeline
 
-OPS = ["backward", "forward", "grads-sync"]
-"""Operations of `pipeline` in the order of their numbers."""
+OPS = ["backward-attention", "backward-experts", "forward-attention", "forward-experts", "grads-sync"]
+"""Operations of `lengthened` in the order of their numbers."""
 
 
-def lengthened(seed: int, factors: dict[tuple[int, str], float | npt.NDArray[np.float64]], **extra: Any) -> Diagnosis:
-    """The verdict on a pipeline of two stages by eight replicas, some of whose ranks need longer in an operation.
+def lengthened(
+    seed: int, factors: dict[tuple[int, str], float | npt.NDArray[np.float64]], work: bool = False
+) -> Diagnosis:
+    """The verdict on a pipeline of two stages by eight replicas, some of whose ranks need longer in operations.
 
-    A factor for each of the 50 steps, or one for all.
+    Its passes are two operations each, of half the time. Factors are by rank and by the beginning of the operations'
+    names: one for each of the 50 steps, or one for all. With `work` it is known, and the same for all.
     """
     columns = pipeline(np.random.default_rng(seed), stages=2, replicas=8, heavy=0.0, jitter=0.01).arrays()
-    waits = columns["kind"] == "collective"
-    for (rank, op), factor in factors.items():
-        rows = (columns["rank"] == rank) & (columns["op"] == op)
-        before = columns["duration"][rows].astype(float)
-        columns["duration"] = columns["duration"].astype(float)
-        columns["duration"][rows] = before * factor
-        more = columns["duration"][rows] - before
-        columns["duration"][waits & (columns["rank"] != rank)] += np.repeat(more, 15)
-    table = Table({name: [column] for name, column in {**columns, **extra}.items()})
-    return diagnose(as_timeline(table))
+    passes = columns["kind"] == "compute"
+    columns["duration"] = np.where(passes, 0.5, 1.0) * columns["duration"].astype(float)
+    second = {name: column[passes] for name, column in columns.items()}
+    second["start"] = second["start"].astype(float) + second["duration"].astype(float)
+    names = columns["op"].astype(str)
+    second["op"] = np.char.add(names[passes], "-experts")
+    columns["op"] = np.where(passes, np.char.add(names, "-attention"), names)
+    columns = {name: np.concatenate([column, second[name]]) for name, column in columns.items()}
+    waits, duration = columns["kind"] == "collective", columns["duration"].astype(float)
+    for (rank, begin), factor in factors.items():
+        rows = (columns["rank"] == rank) & np.char.startswith(columns["op"].astype(str), begin)
+        more = duration[rows].reshape(-1, 50) * (np.asarray(factor) - 1)
+        duration[rows] += more.ravel()
+        duration[waits & (columns["rank"] != rank)] += np.repeat(more.sum(axis=0), 15)
+    columns["duration"] = duration
+    if work:
+        columns["work"] = np.where(waits, np.nan, 4096.0)
+    return diagnose(as_timeline(Table({name: [column] for name, column in columns.items()})))
+
+
+EXPERTS = [OPS.index("backward-experts"), OPS.index("forward-experts")]
+ATTENTION = [OPS.index("backward-attention"), OPS.index("forward-attention")]
 
 
 @pytest.mark.parametrize("factor", [1.15, 1.3, 1.6])
-def test_a_rank_that_is_longer_in_one_operation_is_possible_and_the_operation_is_said(factor: float) -> None:
+def test_a_rank_with_more_to_do_in_some_operations_is_possible_and_they_are_said(factor: float) -> None:
     for seed in range(5):
-        found = lengthened(seed, {(5, "backward"): factor})
+        found = lengthened(seed, {(5, "backward-experts"): factor, (5, "forward-experts"): factor})
 
         assert (str(found.cause), found.ranks) == ("unknown", ())
         assert found.evidence["possible"] == [5]
-        assert list(found.evidence["longer_in"]["5"]) == [OPS.index("backward")]
-        assert found.evidence["as_fast_as_peers_in"] == {"5": [OPS.index("forward")]}
+        assert sorted(found.evidence["longer_in"]["5"]) == EXPERTS
+        assert sorted(found.evidence["as_fast_as_peers_in"]["5"]) == ATTENTION
+
+
+@pytest.mark.parametrize("factor", [1.3, 1.6])
+def test_a_rank_that_is_longer_in_one_operation_is_named_and_the_operation_is_said(factor: float) -> None:
+    """A host that waits for its data in every step lengthens one operation as well."""
+    for seed in range(5):
+        found = lengthened(seed, {(5, "forward-experts"): factor})
+
+        assert (str(found.cause), found.ranks) == ("node", (5,))
+        assert list(found.evidence["longer_in"]["5"]) == [OPS.index("forward-experts")]
 
 
 @pytest.mark.parametrize("factor", [1.05, 1.3])
@@ -54,24 +78,23 @@ def test_a_rank_that_is_longer_in_all_it_computes_is_named(factor: float) -> Non
         found = lengthened(seed, {(5, "backward"): factor, (5, "forward"): factor})
 
         assert (str(found.cause), found.ranks) == ("node", (5,))
-        assert set(found.evidence["longer_in"]["5"]) == {OPS.index("backward"), OPS.index("forward")}
+        assert sorted(found.evidence["longer_in"]["5"]) == sorted(EXPERTS + ATTENTION)
 
 
 def test_a_slow_rank_is_named_beside_one_that_has_more_to_do() -> None:
-    found = lengthened(1, {(5, "backward"): 1.3, (6, "backward"): 1.4, (6, "forward"): 1.4})
+    more = {(5, "backward-experts"): 1.3, (5, "forward-experts"): 1.3}
+    found = lengthened(1, {**more, (6, "backward"): 1.4, (6, "forward"): 1.4})
 
     assert found.ranks == (6,)
     assert [item["possible"] for item in found.evidence["also"] if item["kind"] == "unknown"] == [[5]]
 
 
-def test_a_host_that_stands_still_within_one_operation_in_some_steps_is_named() -> None:
+def test_a_host_that_stands_still_within_operations_in_some_steps_is_named() -> None:
     for seed in range(5):
         stalls = np.where(np.random.default_rng(seed).random(50) < 0.5, 1.6, 1.0)
 
         assert lengthened(seed, {(5, "backward"): stalls}).ranks == (5,)
 
 
-def test_a_rank_that_needs_longer_for_the_same_work_is_named_although_it_does_in_one_operation_only() -> None:
-    same = np.where(pipeline(np.random.default_rng(0), 2, 8).arrays()["kind"] == "compute", 4096.0, np.nan)
-
-    assert lengthened(1, {(5, "backward"): 1.3}, work=same).ranks == (5,)
+def test_a_rank_that_needs_longer_for_the_same_work_is_named_although_it_does_in_some_operations_only() -> None:
+    assert lengthened(1, {(5, "backward-experts"): 1.3, (5, "forward-experts"): 1.3}, work=True).ranks == (5,)
