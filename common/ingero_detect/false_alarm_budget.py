@@ -122,16 +122,32 @@ def _largest(steps: Histogram) -> Ints:
     return largest
 
 
+def _from_each_bin(values: Histogram) -> Floats:
+    """The sum of what is in each bin and the higher ones, by row."""
+    summed: Floats = values[:, ::-1].cumsum(axis=1)[:, ::-1]
+    return summed
+
+
+def _highest(histogram: Histogram, above: Floats, *numbers: Floats | float) -> list[tuple[Ints, Floats]]:
+    """The highest bin from which on there are so many, and by how many bins these exceed it in all, by row.
+
+    One pair for each number. `above`: how many there are from each bin on. Bin -1 where there are fewer.
+    """
+    summed = _from_each_bin(histogram * (np.arange(histogram.shape[1]) + 0.5))
+    rows, found = np.arange(len(histogram)), []
+    for number in numbers:
+        chosen: Ints = (above >= number).sum(axis=1) - 1
+        start = np.maximum(chosen, 0)
+        found.append((chosen, summed[rows, start] - above[rows, start] * start))
+    return found
+
+
 def _mean_excess(steps: Histogram) -> Floats:
     """By how many bins the `HIGHEST_STEPS` exceed the least of them, in the mean, by cohort."""
-    above = steps[:, ::-1].cumsum(axis=1, dtype=np.float64)[:, ::-1]
-    summed = (steps * (np.arange(STEP_BINS) + 0.5))[:, ::-1].cumsum(axis=1, dtype=np.float64)[:, ::-1]
-    rows, least = (
-        np.arange(len(steps)),
-        np.maximum((above >= np.minimum(HIGHEST_STEPS, above[:, :1])).sum(axis=1) - 1, 0),
-    )
-    excess: Floats = summed[rows, least] / np.maximum(above[rows, least], FORGOTTEN) - least
-    return excess
+    above = _from_each_bin(steps.astype(np.float64))
+    ((chosen, excess),) = _highest(steps, above, np.minimum(HIGHEST_STEPS, above[:, :1]))
+    mean: Floats = excess / np.maximum(above[np.arange(len(steps)), np.maximum(chosen, 0)], FORGOTTEN)
+    return mean
 
 
 def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0, plain: bool = False) -> Floats:
@@ -230,7 +246,7 @@ def fit_tail(
 
 def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float, plain: bool) -> Tail:
     exponent = tail_exponent(steps, unseen, plain)
-    above = peaks[:, ::-1].cumsum(axis=1)[:, ::-1].astype(np.float64)
+    above = _from_each_bin(peaks).astype(np.float64)
     total = above[:, 0]
     with np.errstate(divide="ignore"):
         rates = np.log(above) - np.log(np.maximum(hours, 1e-9))[:, None]
@@ -238,16 +254,13 @@ def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats 
     envelope = np.where(solid, rates + exponent[:, None] * EDGES, -np.inf).max(axis=1)
     log_rate = np.where(total > 0, envelope, -np.inf)
 
-    weighted = (peaks * (EDGES + 0.5 * BIN))[:, ::-1].cumsum(axis=1)[:, ::-1]
     rows = np.arange(len(peaks))
     seen_rate, seen_exponent = log_rate.copy(), exponent.copy()
     probe = EDGES[-1] / 4
-    for depth in PLAIN_DEPTHS if plain else TAIL_DEPTHS:
-        chosen = (above >= depth).sum(axis=1) - 1
+    for chosen, bins in _highest(peaks, above, *(PLAIN_DEPTHS if plain else TAIL_DEPTHS)):
         usable = chosen >= 0
         chosen = np.maximum(chosen, 0)
-        count, start = above[rows, chosen], EDGES[chosen]
-        excess = weighted[rows, chosen] - count * start
+        count, start, excess = above[rows, chosen], EDGES[chosen], BIN * bins
         caution = 0.0 if plain else 1 / np.sqrt(count + 10)
         mean = (excess + 10 / exponent) / (count + 10) * (1 + caution)
         rate = rates[rows, chosen] + start / mean
