@@ -1,6 +1,7 @@
 """Shows text of files on a terminal, or where output is piped."""
 
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
@@ -18,3 +19,9 @@ def output() -> Console:
 def plain(text: str) -> str:
     """Text for a rich console without markup, and without control characters, which a terminal would carry out."""
     return escape("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+
+
+def listed(shown: Sequence[str], count: int) -> str:
+    """The first of so many names, and how many more there are."""
+    more = count - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")

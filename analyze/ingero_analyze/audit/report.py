@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ingero_analyze.audit.evidence import NO_EVIDENCE, compared, likely_cause, says
 from ingero_analyze.audit.measurements import AuditInput
-from ingero_analyze.terminal import plain
+from ingero_analyze.terminal import listed, plain
 from ingero_detect.audit import AuditResult, PopulationResult, SlowUnit
 from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.grouped import Ints
@@ -160,8 +160,7 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return listed(names[:MOST_NAMES], len(names))
 
 
 def _few_single(count: Ints) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ingero_analyze.diagnose.sources import Problems, SourceData
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
+from ingero_analyze.terminal import listed
 from ingero_detect.grouped import Bools
 from ingero_detect.timeline import step_period
 from ingero_detect.wait_attribution import with_exposed_waits
@@ -66,9 +67,8 @@ def with_absent(
         return answer
     count, first = len(absent.ranks), absent.ranks[:SHOWN]
     if absent.unread:
-        number, names = len(absent.unread), ", ".join(map(str, absent.unread[:SHOWN]))
-        rest = f" and {number - SHOWN} more" if number > SHOWN else ""
-        problems.add("", f"{number} of {absent.world} ranks were not recorded: {names}{rest}")
+        number, names = len(absent.unread), list(map(str, absent.unread[:SHOWN]))
+        problems.add("", f"{number} of {absent.world} ranks were not recorded: {listed(names, number)}")
     share = _waiting_share(recorded, absent)
     evidence = {
         **answer["evidence"], "not_recorded": {"count": count, "first": list(first)},

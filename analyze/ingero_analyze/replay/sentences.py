@@ -1,13 +1,13 @@
 """What a replay says in sentences below its table: how much was judged, what happened to all nodes, and how the files
 were read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.judge import Replay
-from ingero_analyze.terminal import plain
+from ingero_analyze.terminal import listed, plain
 
 MOST_NAMES: Final = 10
 """Most nodes, columns and cohorts that are named; JSON has all of them."""
@@ -78,7 +78,7 @@ def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
                 for one in every[:MOST_NAMES]
             ]
             words = what if len(every) == 1 else what.replace("was", "were", 1)
-            yield f"{_counted(len(every), 'node')} {words}: {_listed(shown, every)}"
+            yield f"{_counted(len(every), 'node')} {words}: {listed(shown, len(every))}"
 
 
 def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:
         compared = f"{_counted(about['cohorts'], 'cohort')} by {labels}" if labels else "no column forms cohorts"
         yield f"columns: {', '.join(columns)}; {compared}" + "".join(f"; {note}" for note in reading.notes)
         if reading.ignored:
-            yield f"columns not used: {plain(_listed(reading.ignored[:MOST_NAMES], reading.ignored))}"
+            yield f"columns not used: {plain(listed(reading.ignored[:MOST_NAMES], len(reading.ignored)))}"
     if missing["count"]:
         rows = _counted(missing["count"], "row")
         yield f"no report: {rows} without a value, first {plain(missing['first'])}"
@@ -102,11 +102,6 @@ def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:
         yield f"{_counted(problems['count'], 'row')} could not be used, first {plain(problems['first'][0])}"
     if problems["count"] and reading.recorded:
         yield "rows of a recording are missing, so this is not what that Fleet has judged"
-
-
-def _listed(shown: Sequence[str], every: Sequence[Any]) -> str:
-    more = len(every) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def states_sentence(states: dict[str, Any]) -> str:
