@@ -488,11 +488,25 @@ def test_no_pod_gets_a_token_for_the_api_server(change: dict[str, Any]) -> None:
             assert child["automountServiceAccountToken"] is False
 
 
-def test_agents_stay_on_a_node_that_was_sent_away() -> None:
-    for name in ("prod-trace", "prod-push"):
-        assert {"key": "ingero.io/straggler", "operator": "Exists"} in pod(children()["DaemonSet", name])[
-            "tolerations"
-        ]
+def test_no_taint_of_the_operator_keeps_its_own_pods_away() -> None:
+    """A claim may tie a pod to the tainted node, and without Fleet no node is ever released."""
+    own = {"key": "ingero.io/straggler", "operator": "Exists"}
+    other = {"key": "team", "operator": "Equal", "value": "ml"}
+    log = {"nats": {"servers": ["nats:4222"], "prefix": "prod"}}
+    fleet_cluster = children(
+        fleet={"tolerations": [other], "log": log, "receivers": {}}, agents={"tolerations": [other]}
+    )
+    store = EchoStoreSpec.model_validate({"tokenSecret": {"name": "t"}, "tlsSecret": "t", "tolerations": [other]})
+    made = [*fleet_cluster.values(), *desired.of_echo_store(STORE, store, PLATFORM)]
+    pods = {
+        f"{child['kind']} {child['metadata']['name']}": pod(child)["tolerations"]
+        for child in made
+        if child["kind"] in ("Deployment", "DaemonSet", "StatefulSet")
+    }
+
+    assert len(pods) == 5
+    assert [name for name, found in pods.items() if own not in found or other not in found] == []
+    assert own in pod(children()["Deployment", "prod-fleet"])["tolerations"]
 
 
 def test_the_sink_is_a_native_sidecar_where_the_server_knows_them() -> None:

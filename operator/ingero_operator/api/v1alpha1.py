@@ -329,7 +329,7 @@ class FleetSpec(Confinement):
     node_selector: Labels = Field(default_factory=dict)
     """Nodes that Fleet may run on."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
-    """Taints that Fleet may run on."""
+    """Further taints that Fleet may run on, besides our own."""
     forward: Forward | None = None
     """Where everything is sent onward."""
     snapshots: Snapshots = Snapshots()
@@ -633,7 +633,7 @@ class EchoStoreSpec(Confinement):
     node_selector: Labels = Field(default_factory=dict)
     """Nodes that Echo may run on."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
-    """Taints that Echo may run on."""
+    """Further taints that Echo may run on, besides our own."""
     peers: Annotated[tuple[Peer, ...], Field(max_length=16)] = ()
     """Pods that may ask, besides every Fleet of this namespace."""
     ingress: Ingress | None = None

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from ingero_contract.kubernetes import STRAGGLER_TAINT
 from ingero_contract.node_problems import CHECK_CONTAINER, TERMINATION_LOG
 from ingero_operator.api.base import SecretKey
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
@@ -250,12 +249,7 @@ def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, compon
     common: Manifest = {
         "terminationGracePeriodSeconds": 30,
         "nodeSelector": dict(wanted.node_selector),
-        "tolerations": [
-            {"key": "nvidia.com/gpu", "operator": "Exists"},
-            # A node taken out of service must still be watched, or it could never prove its recovery.
-            {"key": STRAGGLER_TAINT, "operator": "Exists"},
-            *tolerations(wanted.tolerations),
-        ],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, *tolerations(wanted.tolerations)],
         **pulled(platform, spec.image_pull_secrets),
         **pod,
     }

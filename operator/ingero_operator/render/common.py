@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
+from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, STRAGGLER_TAINT, VERSION
 from ingero_operator.api.base import Confinement, LocalName, Resources, Toleration
 from ingero_operator.api.v1alpha1 import Gateway, Ingress, ServiceMonitors
 from ingero_operator.kinds import HTTP_ROUTE, Manifest
@@ -143,8 +143,13 @@ def pulled(platform: Platform, wanted: tuple[LocalName, ...]) -> Manifest:
 
 
 def tolerations(wanted: tuple[Toleration, ...]) -> list[Manifest]:
-    """Tolerations as in a pod."""
-    return [item.model_dump(by_alias=True, exclude_none=True) for item in wanted]
+    """Tolerations as in a pod, the one of the operator's own taint first.
+
+    Nodes that it taints must still be watched, and a claim may tie Fleet or Echo to one of them: without their
+    evidence no node would ever be released.
+    """
+    own: Manifest = {"key": STRAGGLER_TAINT, "operator": "Exists"}
+    return [own, *(item.model_dump(by_alias=True, exclude_none=True) for item in wanted)]
 
 
 def locked_down() -> Manifest:
@@ -233,13 +238,9 @@ def disruption_budget(owner: Owner, component: str) -> Manifest:
 
 
 def placed(node_selector: dict[str, str], wanted: tuple[Toleration, ...]) -> Manifest:
-    """Where a pod may run, as fields of a pod; empty ones are omitted."""
-    out: Manifest = {}
-    if node_selector:
-        out["nodeSelector"] = dict(node_selector)
-    if wanted:
-        out["tolerations"] = tolerations(wanted)
-    return out
+    """Where a pod may run, as fields of a pod."""
+    selected: Manifest = {"nodeSelector": dict(node_selector)} if node_selector else {}
+    return {**selected, "tolerations": tolerations(wanted)}
 
 
 def service(owner: Owner, component: str, ports: dict[str, tuple[int, str]], *, headless: bool = False) -> Manifest:
