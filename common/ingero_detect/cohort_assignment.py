@@ -167,7 +167,7 @@ def note_presence(
     calm = ~is_accused(state) & memory.node("used")
     state[calm & ~here & away] = SILENT
     state[calm & (code == CALIBRATING)] = LEARNING
-    returned = calm & (code == ACTIVE) & ((state == SILENT) | (state == IDLING))
+    returned = calm & (code == ACTIVE) & ((state == SILENT) | (state == IDLING) | (state == LEARNING))
     state[returned] = np.where(memory.node("learned")[returned], HEALTHY, LEARNING)
     absent[here] = 0
     last[here] = code[here]

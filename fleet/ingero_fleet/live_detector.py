@@ -345,15 +345,20 @@ class LiveDetector:
             self.accusations,
             self.delay_seconds,
             {"node": self.detector.memory.dropped_nodes, "cohort": self.detector.memory.dropped_cohorts},
-            self._learning(states[slots >= 0], scores.now),
+            self._learning(states[slots >= 0], self.detector.memory.node("learned")[slots[slots >= 0]], scores.now),
         )
 
-    def _learning(self, states: npt.NDArray[np.uint8], now: float) -> LearningPhase | None:
-        """The phase in which most nodes that work are in their warm-up, by the states of the judged nodes."""
-        working = states[(states != IDLING) & (states != SILENT)]
-        if not len(working):
+    def _learning(
+        self, states: npt.NDArray[np.uint8], learned: npt.NDArray[np.bool_], now: float
+    ) -> LearningPhase | None:
+        """The phase in which most nodes that work are in their warm-up, by the states of the judged nodes.
+
+        `learned`: which of them have ended theirs. They do not need it again while only their agents calibrate.
+        """
+        working = (states != IDLING) & (states != SILENT)
+        if not working.any():
             return None
-        if 2 * np.count_nonzero(working == LEARNING) <= len(working):
+        if 2 * np.count_nonzero(working & (states == LEARNING) & ~learned) <= np.count_nonzero(working):
             self._learning_since, self._refusal = None, ""
             return None
         if self._learning_since is None:

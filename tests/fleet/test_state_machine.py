@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ingero_contract.signals import SIGNALS
+from ingero_contract.values import NodeState, VerdictState
+from ingero_detect.codes import STATES
 from ingero_detect.column_store import SnapshotError
 from ingero_fleet import state_machine
 from ingero_fleet.engine import Engine
@@ -113,12 +115,14 @@ def test_other_settings_of_the_detector_learn_anew_and_keep_the_rest_after_a_res
     assert other.cost.ledger == first.cost.ledger
 
 
-def steady(machine: StateMachine, first: int, last: int) -> list[dict[str, str | None] | None]:
+def steady(
+    machine: StateMachine, first: int, last: int, state: NodeState = NodeState.ACTIVE
+) -> list[dict[str, str | None] | None]:
     """Ticks in which all nodes work; returns what the operator reads of the warm-up after each."""
     found = []
     for tick in range(first, last):
         for number in range(4):
-            report = HealthReport(node_id=f"node-{number}", cluster_id="c", score=0.9, rate=100.0)
+            report = HealthReport(node_id=f"node-{number}", cluster_id="c", score=0.9, rate=100.0, state=state)
             assert isinstance(machine.table.observe(report, end_of(tick) - 1), int)
         found.append(stragglers_answer(machine.tick(end_of(tick)).snapshot, "c", 10.0)["learning"])
     return found
@@ -175,6 +179,18 @@ def test_a_restart_with_a_snapshot_of_a_fleet_that_had_learned_is_no_warm_up() -
     second.restore(state, continued=False)
 
     assert steady(second, 20, 22) == [None, None]
+
+
+def test_agents_that_start_again_need_no_second_warm_up_of_fleet() -> None:
+    machine = new_machine()
+    steady(machine, 0, 20)
+    calibrating = steady(machine, 20, 24, NodeState.CALIBRATING)
+    states = machine.detector.detector.view().columns["state"]
+    rest = steady(machine, 24, 26)
+
+    assert [*calibrating, *rest] == [None] * 6
+    assert {STATES[code] for code in states} == {VerdictState.LEARNING}
+    assert {STATES[code] for code in machine.detector.detector.view().columns["state"]} == {VerdictState.HEALTHY}
 
 
 def test_a_state_of_an_older_version_is_migrated_step_by_step_and_nothing_is_learnt_anew(
