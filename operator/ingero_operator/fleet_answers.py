@@ -71,6 +71,8 @@ class PollResult:
     threshold: float | None = None
     active: int = 0
     expected: int = 0
+    reporting: int | None = None
+    """Nodes that report: active, idle or calibrating; `None` where Fleet does not say."""
     late_ranks: tuple[dict[str, Any], ...] = ()
     """`status.lateRanks`: which ranks the collectives wait for, the costliest first."""
     cost: dict[str, Any] | None = None
@@ -105,7 +107,8 @@ class PollResult:
             facts = (evidence.quorum, evidence.panic, evidence.coverage_low, frozenset(evidence.accused))
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
         return (
-            self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost, self.late_ranks,
+            self.failure, self.stale, facts, threshold, self.active, self.expected, self.reporting == 0, self.cost,
+            self.late_ranks,
             self.forwarding and self.forwarding.visible(), self.network, self.hangs, self.log, self.warm_up,
         )  # fmt: skip
 
@@ -159,6 +162,8 @@ class _Learning(_Payload):
 
 class _Counts(_Payload):
     active: _Count = 0
+    idle: _Count = 0
+    calibrating: _Count = 0
     expected: _Count = 0
 
 
@@ -235,6 +240,7 @@ def parse_response(
         threshold=payload.threshold,
         active=counts.active,
         expected=counts.expected,
+        reporting=counts.active + counts.idle + counts.calibrating if payload.nodes else None,
         late_ranks=_late_ranks(stragglers.get("culprits")),
         cost=_cost(stragglers.get("cost")),
         warm_up=_warm_up(stragglers),

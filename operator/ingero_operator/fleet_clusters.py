@@ -48,7 +48,7 @@ from ingero_operator.resources import (
 )
 from ingero_operator.status_writer import warnings
 from ingero_operator.taints.controller import TaintController, TaintReport
-from ingero_operator.workloads import agents_available, available, route_created, stuck, tracing_complete
+from ingero_operator.workloads import agents_available, available, ready_of, route_created, stuck, tracing_complete
 
 RETRY_SECONDS: Final = 30.0
 """Time to the next reconcile while something waits for a user."""
@@ -98,13 +98,18 @@ class FleetClusters:
     taints: TaintController
     _up_to_date: dict[OwnerKey, tuple[Any, ...]] = field(default_factory=dict)
     """The inputs from which the children were rendered when no action was needed."""
+    _uids: dict[OwnerKey, str] = field(default_factory=dict)
+    """Which object of a name everything in memory is about."""
 
     async def reconcile(self, key: OwnerKey) -> float | None:
         """Move one FleetCluster towards its spec; returns the seconds to the next reconcile."""
         resource = self.context.informer.cache.get(key)
-        if resource is None:
+        uid = resource["metadata"]["uid"] if resource else ""
+        if self._uids.setdefault(key, uid) != uid or resource is None:
             self._forget(key)
+        if resource is None:
             return None
+        self._uids[key] = uid
         observed = await self._observe(key, resource)
         # Nodes come first: the release of a node must not wait for anything that may hang or fail.
         taints = await self.taints.reconcile(resource, observed.spec, observed.poll)
@@ -132,7 +137,9 @@ class FleetClusters:
             if spec.fleet.log.nats:
                 live = self.context.informer.cache.get(("Deployment", key[1], f"{key[2]}-{fleet.COMPONENT}"))
                 replicas = await self.context.pods.addresses(key, fleet.COMPONENT, spec.fleet.replicas, live)
-            self._poll(key, spec, referenced, replicas)
+            if self._polled(key) or ready_of(self._fleet(key, resource))[0]:
+                # Before its own Fleet is ready, that of a deleted resource of this name may answer for a moment.
+                self._poll(key, spec, referenced, replicas)
         poll = self.context.fleet_poller.result(key)
         return ObservedFleetCluster(
             key=key, resource=resource, spec=spec, invalid=invalid, referenced=referenced, poll=poll
@@ -210,6 +217,14 @@ class FleetClusters:
         services = ("fleet", *(("receivers",) if spec.fleet.receivers else ()))
         servers = (f"{name}-{service}.{namespace}.svc" for service in services)
         return await self.context.referenced.tls(namespace, spec.tls_secret, servers, errors)
+
+    def _fleet(self, key: OwnerKey, resource: Manifest) -> Manifest | None:
+        """The live Deployment of this resource's Fleet."""
+        children = self.context.informer.cache.children(key, resource["metadata"]["uid"])
+        return children.get(("Deployment", f"{key[2]}-{fleet.COMPONENT}"))
+
+    def _polled(self, key: OwnerKey) -> bool:
+        return self.context.fleet_poller.poll_request(key) is not None
 
     def _poll(
         self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None, replicas: tuple[str, ...]
@@ -305,7 +320,7 @@ class FleetClusters:
         conditions = await self._conditions(observed, children)
         failed = context.failures.errors(key)
         reported_before = (resource.get("status") or {}).get("conditions")
-        if poll is None and reported_before and not outcome.done and not failed:
+        if poll is None and self._polled(key) and reported_before and not outcome.done and not failed:
             # After a start the status of the previous process stays until Fleet has answered, which takes a moment.
             return context.failures.retry_after(key)
         if observed.referenced and observed.referenced.tls.certificate:
@@ -371,7 +386,7 @@ class FleetClusters:
         return [
             *out,
             *log,
-            *filter(None, (forwarded, quorum_met(poll), learned(poll, spec), routed, network, progress)),
+            *filter(None, (progress, network, forwarded, quorum_met(poll, spec), learned(poll, spec), routed)),
         ]
 
     async def _report_invalid(
@@ -408,6 +423,7 @@ class FleetClusters:
         return min(taints.check_after or DELETION_SECONDS, DELETION_SECONDS)
 
     def _forget(self, key: OwnerKey) -> None:
+        self._uids.pop(key, None)
         self._up_to_date.pop(key, None)
         self.context.fleet_poller.forget(key)
         self.context.applier.forget(key)

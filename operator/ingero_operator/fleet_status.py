@@ -39,10 +39,10 @@ def rollout_order(name: str, spec: FleetClusterSpec) -> tuple[ChildKey, ...]:
 def evidence_fresh(result: PollResult | None, serving: bool) -> Condition:
     """Whether Fleet answers with current statistics. `serving`: its pods are ready, so it should answer."""
     kind = "EvidenceFresh"
+    if not serving and (result is None or result.failure):
+        return unknown(kind, "Pending", "Fleet is polled when its pods are ready")
     if result is None:
         return unknown(kind, "NotPolled", "Fleet has not been polled yet")
-    if result.failure and not serving:
-        return unknown(kind, "Pending", "Fleet is polled when its pods are ready")
     if TOKEN_REFUSED in result.failure:
         message = (
             f"Fleet: {result.failure}. It and the operator read spec.tokenSecret; Fleet follows a change within "
@@ -56,7 +56,7 @@ def evidence_fresh(result: PollResult | None, serving: bool) -> Condition:
     return yes(kind, "Fresh", "Fleet answers with current statistics")
 
 
-def quorum_met(result: PollResult | None) -> Condition:
+def quorum_met(result: PollResult | None, spec: FleetClusterSpec) -> Condition:
     """Whether there are enough nodes to compare, as far as is known now."""
     kind = "QuorumMet"
     if result is None:
@@ -65,7 +65,13 @@ def quorum_met(result: PollResult | None) -> Condition:
         return unknown(kind, "NoEvidence", "there are no current statistics of the nodes: see EvidenceFresh")
     if result.evidence.quorum:
         return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
-    return no(kind, "NoQuorum", "too few active nodes to compare with each other: no straggler can be found")
+    least, expected = spec.fleet.quorum.statistical_min, spec.fleet.quorum.expected_nodes
+    message = (
+        f"{result.active} active nodes are too few to compare with each other, so no straggler can be found: "
+        f"spec.fleet.quorum.statisticalMin asks for {least}"
+    )
+    never = f", more than the {expected} of spec.fleet.quorum.expectedNodes" if 0 < expected < least else ""
+    return no(kind, "NoQuorum", message + never)
 
 
 def learned(result: PollResult | None, spec: FleetClusterSpec) -> Condition | None:
@@ -76,6 +82,8 @@ def learned(result: PollResult | None, spec: FleetClusterSpec) -> Condition | No
     if not result.current:
         return unknown(kind, "NoEvidence", "there are no current statistics of the nodes: see EvidenceFresh")
     warm_up = result.warm_up
+    if result.reporting == 0:
+        return unknown(kind, "NoNodes", "no node reports, so nothing was learnt yet")
     if not warm_up.since:
         return yes(kind, "Learned", "Fleet knows what is normal for most of the nodes that work")
     message = (

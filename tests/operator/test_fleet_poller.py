@@ -412,7 +412,7 @@ def test_what_a_real_fleet_answers_is_read() -> None:
 
     assert found.current and found.evidence is not None and found.evidence.quorum
     assert (set(found.evidence.accused), found.evidence.healthy) == ({"e"}, frozenset({"a", "b"}))
-    assert (found.active, found.expected) == (4, 4)
+    assert (found.active, found.expected, found.reporting) == (4, 4, 4)
 
 
 PHASE = {"since": "2026-01-01T00:00:00Z", "until": "2026-01-01T00:05:00Z", "reason": None}

@@ -13,6 +13,7 @@ from ingero_operator.fleet_status import INFORMING, NEEDED, evidence_fresh, lear
 from ingero_operator.taints.model import Evidence
 from ingero_operator.workloads import agents_available, available, stuck
 
+SPEC = FleetClusterSpec.model_validate({"clusterId": "c"})
 GOOD = PollResult(evidence=Evidence(tick="t", received=1.0))
 FEW = PollResult(evidence=Evidence(tick="t", received=1.0, quorum=False))
 GONE = PollResult(evidence=GOOD.evidence, failure="no answer in time")
@@ -22,7 +23,7 @@ UP = [yes("FleetAvailable", "Available", "up"), yes("AgentsAvailable", "Availabl
 
 def conditions_of(answer: PollResult | None, serving: bool = True, *others: Condition) -> dict[str, tuple[str, str]]:
     """Status and reason of every condition."""
-    parts = [*(others or UP), evidence_fresh(answer, serving), quorum_met(answer)]
+    parts = [*(others or UP), evidence_fresh(answer, serving), quorum_met(answer, SPEC)]
     conditions = shown.overall(parts, NEEDED, stuck(parts), False, "", INFORMING)
     summary = shown.assemble(conditions, {}, 1, "2026-01-01T00:00:00Z", False, {})["summary"]
     return {item.type: (item.status, item.reason) for item in conditions} | {"": ("", summary)}
@@ -60,6 +61,7 @@ def test_a_fleet_whose_pods_are_not_ready_is_waited_for() -> None:
 
     assert (found["Ready"], found["Degraded"][0]) == (("False", "Progressing"), "False")
     assert found["EvidenceFresh"] == ("Unknown", "Pending")
+    assert conditions_of(None, False, *down)["EvidenceFresh"] == ("Unknown", "Pending")
 
 
 def deployment(**conditions: tuple[str, str]) -> dict[str, Any]:
@@ -105,7 +107,23 @@ def test_what_does_not_pass_by_waiting_is_degraded(part: Condition, reason: str,
 def test_what_passes_by_waiting_is_not() -> None:
     starting = available("FleetAvailable", STARTING, "Fleet")
 
-    assert stuck([starting, agents_available([PODLESS], None), quorum_met(FEW), *UP]) == []
+    assert stuck([starting, agents_available([PODLESS], None), quorum_met(FEW, SPEC), *UP]) == []
+
+
+@pytest.mark.parametrize(
+    ("quorum", "words"),
+    [
+        ({}, "3 active nodes are too few to compare with each other, so no straggler can be found: "
+             "spec.fleet.quorum.statisticalMin asks for 5"),
+        ({"expectedNodes": 100}, "statisticalMin asks for 5"),
+        ({"statisticalMin": 30, "expectedNodes": 4}, "30, more than the 4 of spec.fleet.quorum.expectedNodes"),
+    ],
+    ids=["defaults", "more expected", "never"],
+)  # fmt: skip
+def test_too_few_nodes_are_counted_with_the_setting_that_asks_for_more(quorum: dict[str, int], words: str) -> None:
+    spec = FleetClusterSpec.model_validate({"clusterId": "c", "fleet": {"quorum": quorum}})
+
+    assert quorum_met(replace(FEW, active=3), spec).message.endswith(words)
 
 
 WARM_UP = WarmUp(since="2026-01-01T00:00:00Z", until="2026-01-01T00:05:00Z")
@@ -121,8 +139,10 @@ NO_SNAPSHOT = replace(WARM_UP, refusal="it is damaged")
         (replace(GOOD, warm_up=WARM_UP), {"snapshots": {"size": "1Gi"}}, "False", "Learning", "first start: wait"),
         (replace(GOOD, warm_up=NO_SNAPSHOT), {}, "False", "SnapshotRefused", "it is damaged"),
         (replace(GONE, warm_up=WARM_UP), {}, "Unknown", "NoEvidence", "EvidenceFresh"),
+        (replace(GOOD, warm_up=WarmUp(), reporting=3), {}, "True", "Learned", "most"),
+        (replace(GOOD, warm_up=WarmUp(), reporting=0), {}, "Unknown", "NoNodes", "no node reports"),
     ],
-    ids=["learned", "until", "no volume", "volume", "refused", "gone"],
+    ids=["learned", "until", "no volume", "volume", "refused", "gone", "nodes", "no nodes"],
 )  # fmt: skip
 def test_a_warm_up_is_a_condition_with_its_cure_and_fleet_stays_ready(
     answer: PollResult, spec: dict[str, Any], status: str, reason: str, words: str
@@ -137,4 +157,4 @@ def test_a_warm_up_is_a_condition_with_its_cure_and_fleet_stays_ready(
 
 @pytest.mark.parametrize("answer", [None, GOOD], ids=["not polled", "older Fleet"])
 def test_a_fleet_that_does_not_say_whether_it_learns_has_no_such_condition(answer: PollResult | None) -> None:
-    assert learned(answer, FleetClusterSpec.model_validate({"clusterId": "c"})) is None
+    assert learned(answer, SPEC) is None

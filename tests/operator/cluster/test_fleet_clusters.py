@@ -295,6 +295,19 @@ def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> N
     )
 
 
+def test_a_cluster_that_is_made_again_knows_nothing_of_the_one_before(plane: ControlPlane, healthy: str) -> None:
+    """The Fleet of the one before may still answer under the name of the Service."""
+    before = plane.read("-n", healthy, "fc", "prod")["metadata"]["uid"]
+    again = cluster(healthy, pool="here", fleet={"nodeSelector": {"no": "node"}})
+    plane.kubectl("replace", "--force", "-f", "-", stdin=json.dumps(again))
+    wait_until(lambda: condition(plane, healthy, "FleetAvailable")[1] == "Unschedulable", "the new Fleet to wait")
+
+    found = plane.read("-n", healthy, "fc", "prod")
+    assert found["metadata"]["uid"] != before and "nodes" not in found["status"]["fleet"]
+    assert condition(plane, healthy, "EvidenceFresh")[:2] == ("Unknown", "Pending")
+    assert condition(plane, healthy, "QuorumMet")[:2] == ("Unknown", "NotPolled")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -30,6 +30,14 @@ def condition(plane: ControlPlane, namespace: str, kind: str = "Degraded") -> tu
     return "", "", ""
 
 
+@pytest.fixture
+def somewhere(plane: ControlPlane) -> Iterator[None]:
+    """A node on which Fleet runs."""
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "somewhere"}})
+    yield
+    plane.delete("node", "somewhere")
+
+
 @contextmanager
 def without(plane: ControlPlane, resource: str, verb: str) -> Iterator[None]:
     """The operator's ClusterRole lacks a right."""
@@ -193,7 +201,7 @@ def test_a_pod_that_does_not_run_is_named_with_the_reason_and_the_cure(
 
 
 def test_the_slow_part_of_the_network_is_a_condition_that_taints_nobody(
-    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets, somewhere: None
 ) -> None:
     says = fleet_double.of(namespace, "prod")
     says.network = {"compared": 96, "verdict": None}
@@ -215,7 +223,7 @@ def test_the_slow_part_of_the_network_is_a_condition_that_taints_nobody(
 
 
 def test_a_receiver_that_is_away_and_a_refused_token_are_named(
-    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets, somewhere: None
 ) -> None:
     says = fleet_double.of(namespace, "prod")
     says.exporters = {

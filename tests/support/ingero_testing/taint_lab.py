@@ -47,7 +47,10 @@ class Lab:
             "clusterId": "c",
             "taints": {**QUICK, **taints},
             "agents": {"nodeSelector": {POOL: self.namespace}},
-            "fleet": {"forward": {"endpoint": "collector.example.com:4317"}},
+            "fleet": {
+                "forward": {"endpoint": "collector.example.com:4317"},
+                "tolerations": [{"key": TEAM["key"], "operator": "Exists"}],
+            },
         }
         metadata = {"name": "prod", "namespace": self.namespace}
         body = {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
