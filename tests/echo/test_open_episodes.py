@@ -1,6 +1,7 @@
 """What began before a window and goes on is in it: accusations, what they cost, and the events that answers cite."""
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ingero_contract import attributes, echo, metrics
+from ingero_contract.values import LATE_RANK
 from ingero_echo.auth import ANONYMOUS
 from ingero_echo.ingest import decode_request
 from ingero_echo.query_service import QueryService
@@ -89,6 +91,59 @@ def test_the_end_of_an_accusation_inside_the_window_counts(books: Books) -> None
 
     assert books.ask("summary")["rows"][0]["stragglers"] == 0
     assert books.ask("get_cost")["rows"][0]["hours"] == pytest.approx(0.5, abs=0.01)
+
+
+def change(books: Books, event: str, kind: str, message: str, hours_ago: float, **evidence: str) -> None:
+    """A record of Fleet that the network or a job changed."""
+    own = {attributes.VERDICT_KIND: kind, attributes.VERDICT_EVIDENCE: json.dumps(evidence)}
+    at = books.now - int(hours_ago * HOUR)
+    books.put(Signal.LOGS, telemetry.logs([(event, message, own)], "c", "", at))
+
+
+def test_a_slow_network_and_a_hang_are_anomalies_and_in_the_summary_until_they_end(books: Books) -> None:
+    books.alive("well")
+    slow = "Slow: nic n-1/mlx5_1; collectives take up to 60 % longer than like ones there."
+    change(books, metrics.NETWORK_EVENT, "nic", slow, 0.9)
+    change(books, metrics.HANG_EVENT, "hang", "The job waits for rank 5.", 0.8, key="a")
+    change(books, metrics.HANG_EVENT, "hang", "Another job waits.", 0.7, key="b")
+    change(books, metrics.HANG_EVENT, "none", "The job goes on.", 0.6, key="b")
+
+    summary, anomalies = books.ask("summary"), books.ask("anomaly_stream")
+    assert summary["summary"] == f"c: 2 nodes, no straggler (The job waits for rank 5. {slow})"
+    assert summary["rows"][0]["faults"] == ["The job waits for rank 5.", slow]
+    assert [(row["anomaly"], row["detail"]) for row in anomalies["rows"]] == [
+        ("hang", "Another job waits."), ("hang", "The job waits for rank 5."), ("network", slow),
+    ]  # fmt: skip
+    assert anomalies["summary"] == "3 anomalies, newest: hang at c."
+    assert [row["detail"] for row in books.ask("anomaly_stream", node_id="n-1")["rows"]] == [slow]
+    assert books.ask("anomaly_stream", node_id="n-11")["rows"] == []
+
+    change(books, metrics.NETWORK_EVENT, "none", "No part of the network is slow any more.", 0.5)
+    assert books.ask("summary")["rows"][0]["faults"] == ["The job waits for rank 5."]
+
+
+def test_a_rank_that_is_known_by_its_gpu_only_is_named_by_it(books: Books) -> None:
+    proof = json.dumps({"gpu": "GPU2", "share": 0.1, "lag_ms": 12.0, "lasts": 60, "collectives": 64})
+    own = {attributes.VERDICT_KIND: LATE_RANK, attributes.VERDICT_EVIDENCE: proof, attributes.NCCL_COMM_HASH: "0xa"}
+    books.verdict("late", "straggler", 0.5, **own)
+
+    asked = {
+        tool: books.ask(tool, **more)
+        for tool, more in (("find_stragglers", {}), ("why_not", {"node_id": "late"}), ("nccl_slow_rank", {}),
+                           ("verdict", {}))
+    }  # fmt: skip
+    assert {tool: body["rows"][0]["gpu"] for tool, body in asked.items()} == dict.fromkeys(asked, "GPU2")
+    assert "(late_rank), GPU2 in communicator 0xa" in asked["find_stragglers"]["summary"]
+    assert asked["nccl_slow_rank"]["summary"].startswith("Fleet names GPU2 (late) of communicator 0xa")
+    assert "GPU2 in communicator 0xa" in books.ask("anomaly_stream")["rows"][0]["detail"]
+
+
+def test_lags_alone_are_no_calls_of_collectives(books: Books) -> None:
+    lag: list[telemetry.Point] = [(metrics.COLLECTIVE_PEER_LAG, 1.0, {attributes.NCCL_COMM_HASH: "0xa"})]
+    books.put(Signal.METRICS, telemetry.gauges(lag, "c", "n", books.now - 10**9))
+
+    body = books.ask("nccl_collective_summary")
+    assert (body["rows"], body["summary"]) == ([], "Nobody sent durations or bytes of collectives in this window.")
 
 
 def test_a_window_that_ended_before_the_accusation_does_not_know_it(books: Books) -> None:

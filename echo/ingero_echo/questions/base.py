@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ingero_contract import echo
+from ingero_contract import attributes, echo, metrics
 from ingero_echo.settings import RatesConfig
 
 MAX_ID: Final = 253
@@ -66,6 +66,8 @@ class VerdictFacts(NodeRow):
     """Of the job, or where collectives accuse the node, of the communicator."""
     communicator: str | None
     """Whose collectives wait for the node's rank; null where none do."""
+    gpu: str | None
+    """Of the node, where collectives name the rank by its GPU: NCCL Inspector sends no ranks."""
     pod: str | None
     state: str | None
     """State of the newest verdict; null when there is none."""
@@ -75,6 +77,18 @@ class VerdictFacts(NodeRow):
     severity: float | None
     """Share of its own rate that the node lost, 0 to 1."""
 
+
+CHANGES: Final = f"""
+    changes AS (
+        SELECT "timestamp", cluster_id, node_id, event_id, message,
+               CASE metric_name WHEN '{metrics.NETWORK_EVENT}' THEN 'network' ELSE 'hang' END AS what,
+               json_extract_string(attributes, '$."{attributes.VERDICT_KIND}"') AS kind,
+               json_extract_string(attributes, '$."{attributes.VERDICT_SEVERITY}"') AS severity,
+               json_extract_string(attributes, '$."{attributes.VERDICT_EVIDENCE}"') ->> '$.key' AS job
+        FROM events WHERE signal = 'logs' AND metric_name IN ('{metrics.NETWORK_EVENT}', '{metrics.HANG_EVENT}')
+    )
+"""
+"""Every record of the window that the network became slow or well, or that a job hangs or goes on (kind `none`)."""
 
 Sentence = Callable[[list[dict[str, Any]], Any], str]
 Parameters = Callable[[Any, RatesConfig], dict[str, Any]]

@@ -6,7 +6,16 @@ from pydantic import Field
 
 from ingero_contract import echo, metrics
 from ingero_contract.values import VerdictState
-from ingero_echo.questions.base import MAX_ID, EvidenceRow, NodeFilter, Question, Row, VerdictFacts, plural
+from ingero_echo.questions.base import (
+    CHANGES,
+    MAX_ID,
+    EvidenceRow,
+    NodeFilter,
+    Question,
+    Row,
+    VerdictFacts,
+    plural,
+)
 from ingero_echo.window import ACCUSED
 
 
@@ -83,7 +92,7 @@ class AnomalyRow(EvidenceRow):
     cluster_id: str
     node_id: str
     anomaly: str
-    """verdict, self_reported, degradation or causal_chain."""
+    """verdict, self_reported, network, hang, degradation or causal_chain."""
     detail: str | None
     severity: str | None
 
@@ -91,29 +100,34 @@ class AnomalyRow(EvidenceRow):
 ANOMALIES = Question(
     name="anomaly_stream",
     title="Anomaly stream",
-    description="What is out of the ordinary, newest first: verdicts, self-reports, degradations, causal chains.",
+    description="What is out of the ordinary, newest first: verdicts, slow network, hangs, degradations, causes.",
     row=AnomalyRow,
     arguments=NodeFilter,
     sql=f"""
+    WITH {CHANGES.strip()}
     SELECT "timestamp", cluster_id, node_id, anomaly, detail, severity, [event_id]::VARCHAR[] AS evidence FROM (
         SELECT "timestamp", cluster_id, node_id, event_id,
                CASE source WHEN 'agent' THEN 'self_reported' ELSE 'verdict' END AS anomaly,
                concat_ws(' ', state, kind, CASE WHEN communicator IS NOT NULL THEN
-                   concat('rank ' || rank || ' of ', 'communicator ', communicator) END) AS detail,
+                   concat('rank ' || rank || ' of ', json_extract_string(evidence, '$.gpu') || ' in ',
+                          'communicator ', communicator) END) AS detail,
                severity::VARCHAR AS severity
         FROM verdicts WHERE state IS DISTINCT FROM '{VerdictState.HEALTHY}'
+        UNION ALL
+        SELECT "timestamp", cluster_id, node_id, event_id, what, message, severity FROM changes WHERE kind <> 'none'
         UNION ALL
         SELECT "timestamp", cluster_id, node_id, event_id, 'degradation', 'a signal below half of its baseline', NULL
         FROM events WHERE metric_name = '{metrics.DEGRADATION_WARNING}' AND value_double > 0
         UNION ALL
         SELECT "timestamp", cluster_id, node_id, event_id, 'causal_chain', coalesce(summary, root_cause), severity
         FROM causal_chains
-    ) WHERE ($node_id IS NULL OR node_id = $node_id)
+    ) WHERE ($node_id IS NULL OR node_id = $node_id
+             OR anomaly = 'network' AND contains(detail, concat(' ', $node_id, '/')))
     ORDER BY "timestamp" DESC, node_id, anomaly
     """,
     sentence=lambda rows, _: (
         f"{plural(len(rows), 'anomaly').replace('anomalys', 'anomalies')}, newest: {rows[0]['anomaly']} at "
-        f"{rows[0]['node_id']}." if rows else "Nothing out of the ordinary."
+        f"{rows[0]['node_id'] or rows[0]['cluster_id']}." if rows else "Nothing out of the ordinary."
     ),
 )  # fmt: skip
 
@@ -154,8 +168,8 @@ VERDICT = Question(
     lowest AS (
         SELECT cluster_id, node_id, arg_min(event_id, health_score) AS worst FROM node_metrics GROUP BY ALL
     )
-    SELECT cluster_id, node_id, rank, communicator, pod, source, state, kind, since, severity, cohort, digest,
-           evidence AS proof,
+    SELECT cluster_id, node_id, rank, communicator, json_extract_string(ordered.evidence, '$.gpu') AS gpu, pod,
+           source, state, kind, since, severity, cohort, digest, ordered.evidence AS proof,
            "timestamp", edges, list_filter([event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM ordered LEFT JOIN lowest USING (cluster_id, node_id)
     WHERE place = 1 AND ($node_id IS NULL OR node_id = $node_id)

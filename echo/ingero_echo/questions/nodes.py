@@ -7,7 +7,16 @@ from pydantic import Field
 from ingero_contract import metrics
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
-from ingero_echo.questions.base import MAX_ID, EvidenceRow, NodeRow, Question, Scoped, VerdictFacts, plural
+from ingero_echo.questions.base import (
+    CHANGES,
+    MAX_ID,
+    EvidenceRow,
+    NodeRow,
+    Question,
+    Scoped,
+    VerdictFacts,
+    plural,
+)
 from ingero_echo.window import ACCUSED
 
 VERDICTS = f"""
@@ -16,7 +25,8 @@ VERDICTS = f"""
                arg_max(since, "timestamp") AS since, arg_max(severity, "timestamp") AS severity,
                arg_max(event_id, "timestamp") AS event_id, arg_max(evidence, "timestamp") AS proof,
                max("timestamp") AS "timestamp", arg_max_null(rank, "timestamp") AS rank,
-               arg_max(communicator, "timestamp") AS communicator, arg_max(pod, "timestamp") AS pod
+               arg_max(communicator, "timestamp") AS communicator, arg_max(pod, "timestamp") AS pod,
+               json_extract_string(arg_max(evidence, "timestamp"), '$.gpu') AS gpu
         FROM verdicts GROUP BY cluster_id, node_id, source
     ),
     detected AS (SELECT * FROM newest WHERE source = 'fleet'),
@@ -28,7 +38,7 @@ VERDICTS = f"""
     late AS (SELECT * FROM newest WHERE source = 'collectives' AND state IN ({ACCUSED})),
     latest AS (
         SELECT own.* REPLACE (coalesce(late.rank, own.rank) AS rank, late.communicator AS communicator,
-                              late.pod AS pod), late.event_id AS late_event
+                              late.pod AS pod, late.gpu AS gpu), late.event_id AS late_event
         FROM own LEFT JOIN late USING (cluster_id, node_id)
         WHERE late.node_id IS NULL OR own.state IN ({ACCUSED})
         UNION ALL
@@ -56,6 +66,8 @@ class SummaryRow(EvidenceRow):
     stragglers: int
     """Nodes under an accusation now."""
     straggler_nodes: list[str]
+    faults: list[str]
+    """Slow parts of the network and jobs that hang, as their newest record in the window says it; five at most."""
     events: int
     median_score: float | None
     lowest_score: float | None
@@ -71,10 +83,11 @@ _NAMED: Final = 5
 def _summary(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "No events in this window."
-    ordered = sorted(rows, key=lambda row: not row["stragglers"])
+    ordered = sorted(rows, key=lambda row: not (row["stragglers"] or row["faults"]))
     words = [
         f"{row['cluster_id'] or 'no cluster'}: {plural(row['nodes'], 'node')}, "
         + (f"straggler: {_names(row['straggler_nodes'])}" if row["stragglers"] else "no straggler")
+        + (f" ({' '.join(row['faults'])})" if row["faults"] else "")
         for row in ordered[:_NAMED]
     ]
     if more := ordered[_NAMED:]:
@@ -112,6 +125,15 @@ SUMMARY = Question(
                list(event_id ORDER BY node_id)[1:10] AS proofs, max("timestamp") AS accused_at
         FROM latest WHERE state IN ({ACCUSED}) GROUP BY cluster_id
     ),
+    {CHANGES.strip()},
+    broken AS (
+        SELECT cluster_id, list(message ORDER BY "timestamp" DESC)[1:{_NAMED}] AS faults,
+               list(event_id ORDER BY "timestamp" DESC)[1:{_NAMED}] AS records
+        FROM (
+            SELECT * FROM changes
+            QUALIFY row_number() OVER (PARTITION BY cluster_id, what, job ORDER BY "timestamp" DESC) = 1
+        ) WHERE kind <> 'none' GROUP BY cluster_id
+    ),
     seen AS (
         SELECT cluster_id, count(*) AS nodes, sum(events)::BIGINT AS events, max(last_event) AS last_event FROM (
             SELECT cluster_id, node_id, sum(events) AS events, max(last) AS last_event
@@ -120,11 +142,12 @@ SUMMARY = Question(
     )
     SELECT cluster_id, coalesce(nodes, 0) AS nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
            coalesce(calibrating, 0) AS calibrating, coalesce(stragglers, 0) AS stragglers,
-           coalesce(names, []) AS straggler_nodes, coalesce(events, 0) AS events, median_score, lowest_score,
-           lowest_node, coalesce(last_event, accused_at) AS last_event,
-           list_filter(list_append(coalesce(proofs, []), lowest_event), lambda x: x IS NOT NULL)::VARCHAR[]
-             AS evidence
-    FROM seen FULL JOIN accused USING (cluster_id) LEFT JOIN scores USING (cluster_id) ORDER BY cluster_id
+           coalesce(names, []) AS straggler_nodes, coalesce(faults, []) AS faults, coalesce(events, 0) AS events,
+           median_score, lowest_score, lowest_node, coalesce(last_event, accused_at) AS last_event,
+           list_filter(list_append(coalesce(proofs, []) || coalesce(records, []), lowest_event),
+                       lambda x: x IS NOT NULL)::VARCHAR[] AS evidence
+    FROM seen FULL JOIN accused USING (cluster_id) LEFT JOIN scores USING (cluster_id)
+         LEFT JOIN broken USING (cluster_id) ORDER BY cluster_id
     """,
     sentence=lambda rows, _: _summary(rows),
 )
@@ -148,7 +171,7 @@ def in_communicator(row: dict[str, Any]) -> str:
     if not row["communicator"]:
         return ""
     pod = f", pod {row['pod']}" if row["pod"] else ""
-    rank = "" if row["rank"] is None else f"rank {row['rank']} of "
+    rank = f"{row['gpu']} in " if row["gpu"] else "" if row["rank"] is None else f"rank {row['rank']} of "
     return f", {rank}communicator {row['communicator']}{pod}"
 
 
@@ -173,7 +196,7 @@ STRAGGLERS = Question(
     ),
     peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id)
     SELECT cluster_id, node_id, CASE WHEN communicator IS NULL THEN coalesce(means.rank, latest.rank)
-           ELSE latest.rank END AS rank, communicator, pod, state, kind, since, severity, source,
+           ELSE latest.rank END AS rank, communicator, gpu, pod, state, kind, since, severity, source,
            score, peer_median, greatest(peer_median - score, 0) AS deficit,
            list_filter([latest.event_id, late_event, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM means FULL JOIN latest USING (cluster_id, node_id) LEFT JOIN peers USING (cluster_id)
@@ -360,7 +383,7 @@ WHY_NOT = Question(
             list_position(['LOW', 'MEDIUM', 'HIGH'], severity) DESC NULLS LAST, "timestamp" DESC, causal_chain_id) = 1
     )
     SELECT cluster_id, $node_id AS node_id, coalesce(state IN ({ACCUSED}), false) AS straggler, state, kind,
-           severity, since, rank, communicator, pod, proof,
+           severity, since, rank, communicator, gpu, pod, proof,
            coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
            peer_median,
            peer_median - greatest({THRESHOLD_K} * 1.4826 * spread, {THRESHOLD_MIN_BAND}) AS threshold,

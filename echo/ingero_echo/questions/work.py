@@ -50,11 +50,13 @@ COLLECTIVES = Question(
            sum(value_double) FILTER (measure = 'bytes')
              / nullif(sum(value_double) FILTER (measure = 'duration_ms') * 1e6, 0) AS gigabytes_per_second,
            [arg_max(event_id, (measure = 'duration_ms', value_double))::VARCHAR] AS evidence
-    FROM collectives GROUP BY cluster_id, communicator, operation ORDER BY calls DESC, communicator, operation
+    FROM collectives GROUP BY cluster_id, communicator, operation HAVING calls > 0
+    ORDER BY calls DESC, communicator, operation
     """,
     sentence=lambda rows, _: (
         f"{sum(row['calls'] for row in rows):,} collectives of {plural(len(rows), 'kind')}; most: "
-        f"{rows[0]['operation'] or 'unnamed'}." if rows else "No collectives in this window."
+        f"{rows[0]['operation'] or 'unnamed'}."
+        if rows else "Nobody sent durations or bytes of collectives in this window."
     ),
 )  # fmt: skip
 
@@ -73,7 +75,9 @@ class SkewRow(EvidenceRow):
 
     cluster_id: str
     communicator: str | None
-    rank: int
+    rank: int | None
+    gpu: str | None
+    """Of the node, where Fleet names the rank by its GPU: NCCL Inspector sends no ranks."""
     node_id: str
     collectives: int
     last: int
@@ -132,6 +136,7 @@ SKEW = Question(
     ),
     late AS (
         SELECT cluster_id, node_id, communicator, rank, since, severity, event_id::VARCHAR AS verdict,
+               json_extract_string(proof, '$.gpu') AS gpu,
                try_cast(json_extract_string(proof, '$.collectives') AS BIGINT) AS collectives,
                try_cast(json_extract_string(proof, '$.lasts') AS BIGINT) AS lasts,
                try_cast(json_extract_string(proof, '$.lag_ms') AS DOUBLE) AS lag_ms
@@ -139,7 +144,7 @@ SKEW = Question(
         WHERE state IN ({ACCUSED}) AND kind = '{LATE_RANK}'
               AND ($communicator IS NULL OR communicator = $communicator)
     )
-    SELECT cluster_id, communicator, rank, coalesce(late.node_id, ranks.node_id) AS node_id,
+    SELECT cluster_id, communicator, rank, gpu, coalesce(late.node_id, ranks.node_id) AS node_id,
            coalesce(ranks.collectives, late.collectives, 0) AS collectives, coalesce(ranks.last, lasts, 0) AS last,
            coalesce(ranks.last / ranks.collectives, lasts / nullif(late.collectives, 0), 0) AS share_last,
            coalesce(mean_lag_ms, lag_ms, 0) AS mean_lag_ms, coalesce(worst_lag_ms, lag_ms, 0) AS worst_lag_ms,
@@ -149,8 +154,9 @@ SKEW = Question(
     ORDER BY accused DESC, mean_lag_ms DESC, rank
     """,
     sentence=lambda rows, _: (
-        f"Fleet names rank {rows[0]['rank']} ({rows[0]['node_id']}) of communicator {rows[0]['communicator']} since "
-        f"{rows[0]['since']}: {rows[0]['share_lost'] or 0:.1%} of the time is lost waiting for it alone."
+        f"Fleet names {rows[0]['gpu'] or 'rank ' + str(rows[0]['rank'])} ({rows[0]['node_id']}) of communicator "
+        f"{rows[0]['communicator']} since {rows[0]['since']}: {rows[0]['share_lost'] or 0:.1%} of the time is lost "
+        "waiting for it alone."
         if rows and rows[0]["accused"] else
         f"Rank {rows[0]['rank']} ({rows[0]['node_id']}) is {rows[0]['mean_lag_ms']:.1f} ms behind the median and "
         f"last in {rows[0]['share_last']:.0%} of {rows[0]['collectives']} collectives."
