@@ -145,6 +145,7 @@ class _LateRank(_Payload):
     kind: _Text = ""
     comm: _Text = ""
     rank: _Count | None = None
+    gpu: _Text | None = None
     pod: _Text | None = None
     job_id: _Text | None = None
     since: _Text | None = None
@@ -286,8 +287,9 @@ def _late_ranks(payload: Any) -> tuple[dict[str, Any], ...]:
 def _as_status(one: _LateRank) -> dict[str, Any]:
     since = moment(one.since)
     shown = LateRank(
-        node=one.node_id, rank=one.rank, kind=one.kind or None, communicator=one.comm or None, pod=one.pod,
-        job=one.job_id, since=rfc3339(since) if since else None, lost_percent=float(f"{100 * one.share:.1g}"),
+        node=one.node_id, rank=one.rank, gpu=one.gpu or None, kind=one.kind or None,
+        communicator=one.comm or None, pod=one.pod, job=one.job_id,
+        since=rfc3339(since) if since else None, lost_percent=float(f"{100 * one.share:.1g}"),
     )  # fmt: skip
     return shown.model_dump(by_alias=True, exclude_none=True)
 

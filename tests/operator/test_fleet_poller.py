@@ -96,6 +96,13 @@ def test_late_ranks_are_shown_the_costliest_first() -> None:
     assert (ranks[0]["pod"], ranks[0]["job"]) == ("train-1", "4711") and not {"pod", "job"} & ranks[1].keys()
 
 
+def test_a_late_rank_that_is_known_by_its_gpu_only_is_shown_with_it() -> None:
+    late = {"node_id": "b", "kind": "late_rank", "comm": "ab", "rank": None, "gpu": "GPU2", "share": 0.1}
+
+    (shown,) = parse_response(result(culprits=[late]), [], 1.0, None).late_ranks
+    assert (shown["node"], shown["gpu"], "rank" in shown) == ("b", "GPU2", False)
+
+
 @pytest.mark.parametrize("culprits", [None, {}, "x", [[]]])
 def test_late_ranks_that_cannot_be_read_hide_no_straggler(culprits: Any) -> None:
     found = parse_response(result(culprits=culprits), [], 1.0, None)

@@ -427,6 +427,25 @@ def test_the_tracer_may_reach_fleet_and_fleet_lets_it_in() -> None:
     assert [port["port"] for port in admitted["ports"]] == [4318]
 
 
+@pytest.mark.parametrize("more", [{}, {"receivers": {}}], ids=["fleet", "receivers"])
+def test_pods_of_jobs_may_push_where_the_resource_admits_them_and_ask_nothing(more: dict[str, Any]) -> None:
+    log = {"nats": {"servers": ["nats:4222"], "prefix": "prod"}}
+    peers = [{"namespace": "train", "labels": {"app": "job"}}, {"labels": {"inspector": "on"}}]
+    found = children(fleet={"peers": peers, "log": log, **more})
+    policies = [name for kind, name in found if kind == "NetworkPolicy" and name in ("prod-fleet", "prod-receivers")]
+    admitted = [
+        {"podSelector": {"matchLabels": {"app": "job"}},
+         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "train"}}},
+        {"podSelector": {"matchLabels": {"inspector": "on"}}},
+    ]  # fmt: skip
+
+    assert len(policies) == 1 + len(more)
+    for name in policies:
+        rules = found["NetworkPolicy", name]["spec"]["ingress"]
+        (rule,) = (rule for rule in rules if rule["from"] == admitted)
+        assert [port["port"] for port in rule["ports"]] == [4317, 4318]
+
+
 def test_what_collectives_may_lead_to_is_set_in_the_resource(tmp_path: Path) -> None:
     wanted = {"actionable": True, "leastShare": 0.01, "timeTolerance": "3s"}
     file = tmp_path / "fleet.yaml"

@@ -83,6 +83,8 @@ class LateRank(Part):
     """Name of the node."""
     rank: int | None = None
     """Rank in the communicator; absent where a GPU of several is meant."""
+    gpu: Short | None = None
+    """GPU of the node, where the rank is known by it only, as from NCCL Inspector."""
     kind: Short | None = None
     """`late_rank` or `gpu_throttled`."""
     communicator: Short | None = None

@@ -330,6 +330,8 @@ class FleetSpec(Confinement):
     """Nodes that Fleet may run on."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
     """Further taints that Fleet may run on, besides our own."""
+    peers: Annotated[tuple[Peer, ...], Field(max_length=16)] = ()
+    """Pods that may push to Fleet, besides its agents: those of jobs with NCCL Inspector, or with an agent inside."""
     forward: Forward | None = None
     """Where everything is sent onward."""
     snapshots: Snapshots = Snapshots()

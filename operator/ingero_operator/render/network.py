@@ -81,7 +81,7 @@ def of_fleet_cluster(
     """Agents to Fleet, the operator to its API, Prometheus to metrics, Fleet to its exports."""
     if not spec.network.enabled:
         return []
-    tracing = spec.agents.source is Source.TRACE
+    tracing, jobs = spec.agents.source is Source.TRACE, spec.fleet.peers
     onward: list[Manifest] = []
     if spec.fleet.forward:
         forward = spec.fleet.forward
@@ -98,6 +98,7 @@ def of_fleet_cluster(
     pushes = [
         {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
         *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
+        *([{"from": [_peer(peer) for peer in jobs], "ports": _ports(OTLP_GRPC, OTLP_HTTP)}] if jobs else []),
     ]
     to_fleet = [_pods(selector(owner, fleet.COMPONENT))]
     if spec.fleet.receivers:
