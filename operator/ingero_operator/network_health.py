@@ -37,6 +37,8 @@ class _NetworkAnswer(BaseModel):
 
     compared: Annotated[int, Field(ge=0, le=10**9)]
     verdict: _NetworkVerdict | None = None
+    missing_nodes: Annotated[list[_Text], Field(max_length=64)] = []
+    missing_node_count: Annotated[int, Field(ge=0, le=10**9)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class NetworkState:
     """Kind and name of the slow parts; empty where the cause is not known."""
     possible: tuple[str, ...] = ()
     """What may be the cause, where it is not known."""
+    missing: str = ""
+    """Nodes that the topology lacks, in words."""
 
 
 def parse_network(payload: Any) -> NetworkState | None:
@@ -62,8 +66,11 @@ def parse_network(payload: Any) -> NetworkState | None:
     except ValidationError:
         return None
     verdict = answer.verdict
+    shown = ", ".join("".join(filter(str.isprintable, name)) for name in answer.missing_nodes[:SHOWN])
+    more = answer.missing_node_count - len(answer.missing_nodes[:SHOWN])
+    missing = f"{shown} and {more} more" if shown and more > 0 else shown
     if verdict is None:
-        return NetworkState(compared=answer.compared > 0)
+        return NetworkState(compared=answer.compared > 0, missing=missing)
     since = moment(verdict.since)
     causes = dict.fromkeys(_name(element) for cause in verdict.possible for element in cause)
     return NetworkState(
@@ -86,6 +93,9 @@ def network_healthy(state: NetworkState | None) -> Condition | None:
         message = f"some collectives take longer than like ones since {state.since}, and the cause is not certain"
         listed = f": one of {_listed(state.possible)}" if state.possible else ": nothing in the topology explains it"
         return unknown(NETWORK, "CauseUnknown", message + listed)
+    if state.missing:
+        message = f"the topology lacks {state.missing}: collectives of these nodes are not compared; add them to it"
+        return unknown(NETWORK, "NodesMissing", message)
     if not state.compared:
         message = "no four communicators of equal size run the same operation with messages of one known size"
         return unknown(NETWORK, "NothingCompared", message)

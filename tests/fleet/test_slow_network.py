@@ -81,6 +81,21 @@ def pairs(items: list[dict[str, str]]) -> set[tuple[str, str]]:
     return {(item["kind"], item["name"]) for item in items}
 
 
+def test_nodes_that_the_topology_lacks_are_told(tmp_path: Path) -> None:
+    job = job_of("nic")
+    topology = gpu_topology(job)
+    lost = sorted({item["node"] for item in topology["nics"]})[1]
+    file = tmp_path / "topology.yaml"
+    file.write_text(json.dumps({**topology, "nics": [item for item in topology["nics"] if item["node"] != lost]}))
+    tracker, whole = CollectivesTracker(NcclConfig(topology_file=file)), new_tracker(tmp_path, job)
+    play(tracker, job)
+    play(whole, job)
+
+    answer, complete = tracker.network.answer("c"), whole.network.answer("c")
+    assert answer and (answer["missing_nodes"], answer["missing_node_count"]) == ([lost], 1)
+    assert complete and (complete["missing_nodes"], complete["missing_node_count"]) == ([], 0)
+
+
 @pytest.mark.parametrize("fault", ["nothing", "nic", "leaf", "spine", "node"])
 def test_fleet_names_what_diagnose_names(fault: str, tmp_path: Path) -> None:
     job = job_of(fault)

@@ -44,6 +44,19 @@ def test_without_a_slow_part_it_says_whether_anything_was_compared() -> None:
     assert (shown(None, 0).status, shown(None, 0).reason) == ("Unknown", "NothingCompared")
 
 
+def test_a_network_of_which_nodes_are_missing_is_not_known_to_be_well() -> None:
+    def said(names: list[str], count: int, compared: int = 96, **more: Any) -> Condition:
+        answer = {"compared": compared, "missing_nodes": names, "missing_node_count": count, **more}
+        found = network_healthy(parse_network(answer))
+        assert found is not None
+        return found
+
+    assert (said(["n-7"], 1).status, said(["n-7"], 1, 0).reason) == ("Unknown", "NodesMissing")
+    assert "the topology lacks n-7: " in said(["n-7"], 1).message
+    assert "n-7 and 299 more: " in said([f"n-{number}" for number in range(32)], 307).message
+    assert said(["n-7"], 1, verdict=verdict([NIC], [])).reason == "SlowPart"
+
+
 @pytest.mark.parametrize("payload", [None, [], {}, {"compared": -1}, {"compared": 1, "verdict": {"elements": 3}}])
 def test_without_a_topology_or_a_readable_answer_there_is_no_condition(payload: Any) -> None:
     assert network_healthy(parse_network(payload)) is None

@@ -54,8 +54,8 @@ class SlowNetwork:
         """Confirmed verdicts, by cluster."""
         self.compared: dict[str, int] = {}
         """Groups that the last judgement compared, by cluster."""
-        self.without_nic = 0
-        """Members of communicators for which the topology has no NIC."""
+        self.missing: dict[str, list[str]] = {}
+        """Nodes of communicators across nodes that the topology lacks, so that these are not compared; by cluster."""
         self._before: dict[str, NetworkVerdict | None] = {}
         self._sent: dict[str, NetworkVerdict] = {}
         self._ticks = 0
@@ -66,6 +66,7 @@ class SlowNetwork:
         counted: dict[str, set[RankPort]] = {}
         for port in ports.values():
             counted.setdefault(port.node, set()).add(port)
+        self.nodes = frozenset(counted)
         self._single = {node: next(iter(found)) for node, found in counted.items() if len(found) == 1}
 
     def tick(self, communicators: Communicators, times: TransferTimes, now: float) -> None:
@@ -119,14 +120,21 @@ class SlowNetwork:
             result = explained(excesses, members.ports)
             self.compared[cluster] = result.compared
             found[cluster] = _described(cluster, result, list(kinds), members.names) if result.slow else None
-        self.without_nic = members.without_nic
+        self.missing = {cluster: sorted(nodes) for cluster, nodes in members.missing.items()}
         return found
 
     def answer(self, cluster: str) -> dict[str, Any] | None:
-        """The verdict on one cluster, and how many groups were compared; `None` without a topology."""
+        """The verdict on one cluster, how many groups were compared, and which nodes the topology lacks.
+
+        `None` without a topology.
+        """
         if not self.ports:
             return None
-        return {"compared": self.compared.get(cluster, 0), "verdict": self.now.get(cluster)}
+        missing = self.missing.get(cluster, [])
+        return {
+            "compared": self.compared.get(cluster, 0), "verdict": self.now.get(cluster),
+            "missing_nodes": missing[:SHOWN], "missing_node_count": len(missing),
+        }  # fmt: skip
 
     def port(self, source: PointSource) -> RankPort | None:
         """The NIC of a sender: that of its GPU, the only one of its node, or all of its node as one."""
@@ -150,7 +158,7 @@ class _Members:
     def __init__(self, communicators: Communicators, network: SlowNetwork, now: float) -> None:
         self.ports: dict[int, RankPort] = {}
         self.names: list[str] = []
-        self.without_nic = 0
+        self.missing: dict[str, set[str]] = {}
         self._network = network
         self._now = now
         self._communicators = communicators
@@ -171,11 +179,13 @@ class _Members:
         if self._now < window.disputed_until:
             return ()
         found: list[tuple[str, str, RankPort]] = []
-        for rank in range(window.ranks):
-            source = self._communicators.source(window, rank)
+        sources = [self._communicators.source(window, rank) for rank in range(window.ranks)]
+        nodes = {source.node for source in sources}
+        if len(nodes) > 1 and (missing := nodes - self._network.nodes):
+            self.missing.setdefault(sources[0].cluster, set()).update(missing)
+        for rank, source in enumerate(sources):
             port = self._network.port(source)
             if port is None:
-                self.without_nic += 1
                 continue
             name = f"{source.node}:{source.gpu or source.pod}"
             found.append((name if source.gpu else f"{rank:06}", name, port))
