@@ -67,7 +67,7 @@ def quorum_met(result: PollResult | None, spec: FleetClusterSpec) -> Condition:
         return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
     least, expected = spec.fleet.quorum.statistical_min, spec.fleet.quorum.expected_nodes
     message = (
-        f"{result.active} active nodes are too few to compare with each other, so no straggler can be found: "
+        f"too few nodes are active ({result.active}) to compare with each other, so no straggler can be found: "
         f"spec.fleet.quorum.statisticalMin asks for {least}"
     )
     never = f", more than the {expected} of spec.fleet.quorum.expectedNodes" if 0 < expected < least else ""

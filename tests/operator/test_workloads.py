@@ -113,7 +113,7 @@ def test_what_passes_by_waiting_is_not() -> None:
 @pytest.mark.parametrize(
     ("quorum", "words"),
     [
-        ({}, "3 active nodes are too few to compare with each other, so no straggler can be found: "
+        ({}, "too few nodes are active (3) to compare with each other, so no straggler can be found: "
              "spec.fleet.quorum.statisticalMin asks for 5"),
         ({"expectedNodes": 100}, "statisticalMin asks for 5"),
         ({"statisticalMin": 30, "expectedNodes": 4}, "30, more than the 4 of spec.fleet.quorum.expectedNodes"),
