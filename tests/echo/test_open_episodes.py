@@ -146,6 +146,36 @@ def test_lags_alone_are_no_calls_of_collectives(books: Books) -> None:
     assert (body["rows"], body["summary"]) == ([], "Nobody sent durations or bytes of collectives in this window.")
 
 
+@pytest.mark.parametrize(
+    ("told", "reports", "ago", "accused"),
+    [
+        ("healthy", 3, 0.01, False),
+        ("healthy;collectives=late_rank", 3, 0.01, False),
+        ("straggler;kind=slow;since=1;severity=0.5", 3, 0.01, True),
+        ("learning", 3, 0.01, True),
+        ("healthy", 3, 0.6, True),
+        ("healthy", 2, 0.01, True),
+        ("healthy", 3, 0.49, True),
+        ("", 3, 0.01, True),
+    ],
+    ids=["healthy", "collectives", "straggler", "learning", "earlier", "few", "soon", "silent"],
+)
+def test_a_node_that_fleet_calls_healthy_is_no_straggler_though_no_record_ended_the_accusation(
+    books: Books, told: str, reports: int, ago: float, accused: bool
+) -> None:
+    """As after its FleetCluster was deleted and made again: the new Fleet knows of no accusation to end."""
+    books.verdict("slow", "straggler", 0.5)
+    points: list[telemetry.Point] = [(metrics.HEALTH_SCORE, 0.9, {})]
+    more = {attributes.LAST_VERDICT: told} if told else {}
+    for number in range(reports):
+        at = books.now - int(ago * HOUR) + number * 10**9
+        books.put(Signal.METRICS, telemetry.gauges(points, "c", "slow", at, **more))
+
+    assert books.ask("summary")["rows"][0]["straggler_nodes"] == (["slow"] if accused else [])
+    assert [row["node_id"] for row in books.ask("find_stragglers")["rows"]] == (["slow"] if accused else [])
+    assert books.ask("why_not", node_id="slow")["rows"][0]["straggler"] is accused
+
+
 def test_a_window_that_ended_before_the_accusation_does_not_know_it(books: Books) -> None:
     books.verdict("slow", "straggler", 2)
     books.alive("slow")

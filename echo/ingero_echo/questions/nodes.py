@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from ingero_contract import metrics
+from ingero_contract import attributes, metrics
 from ingero_contract.signals import SIGNALS
-from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
+from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND, VerdictState
 from ingero_echo.questions.base import (
     CHANGES,
     MAX_ID,
@@ -29,7 +29,24 @@ VERDICTS = f"""
                json_extract_string(arg_max(evidence, "timestamp"), '$.gpu') AS gpu
         FROM verdicts GROUP BY cluster_id, node_id, source
     ),
-    detected AS (SELECT * FROM newest WHERE source = 'fleet'),
+    reported AS (
+        SELECT cluster_id, node_id, max(node_metrics."timestamp") AS "timestamp" FROM node_metrics
+        JOIN (SELECT cluster_id, node_id, "timestamp" AS named FROM newest
+              WHERE source = 'fleet' AND state IN ({ACCUSED})) USING (cluster_id, node_id)
+        WHERE node_metrics."timestamp" > named GROUP BY cluster_id, node_id HAVING count(*) >= 3
+    ),
+    told_well AS (
+        SELECT cluster_id, node_id, any_value("timestamp") AS told
+        FROM events JOIN reported USING (cluster_id, node_id, "timestamp")
+        WHERE metric_name = '{metrics.HEALTH_SCORE}'
+          AND json_extract_string(attributes, '$."{attributes.LAST_VERDICT}"') LIKE '{VerdictState.HEALTHY}%'
+        GROUP BY cluster_id, node_id
+    ),
+    detected AS (
+        SELECT newest.* REPLACE (CASE WHEN told > "timestamp" + INTERVAL 1 MINUTE AND state IN ({ACCUSED})
+                                      THEN '{VerdictState.HEALTHY}' ELSE state END AS state)
+        FROM newest LEFT JOIN told_well USING (cluster_id, node_id) WHERE source = 'fleet'
+    ),
     own AS (
         SELECT * FROM detected
         UNION ALL
@@ -47,6 +64,10 @@ VERDICTS = f"""
     )
 """
 """The newest verdict of every node: Fleet's, or the agent's own where Fleet sent none.
+
+An accusation of Fleet is over when the node's newest report, the third or a later one and a minute after it or more,
+says that Fleet called it healthy: a Fleet that began without a snapshot knows of no accusation that it could end. The
+first report after an accusation was sent before the node could know of it.
 
 Where only collectives accuse a node, it is their verdict. Where they accuse it too, rank, communicator and pod are
 theirs. Accusations that they withdrew are ignored.
