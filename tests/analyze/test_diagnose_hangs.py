@@ -620,6 +620,21 @@ def test_a_send_that_its_receiver_has_ended_and_its_sender_has_not_names_the_sen
     assert 0 in hang.why
 
 
+def test_neither_side_of_a_send_is_certain_where_one_collective_alone_counts_it() -> None:
+    """Rank 0's GPU may have stopped while sending, or rank 1 left out a receive."""
+    groups = {"0": list(range(WORLD)), "1": [0, 1]}
+    sent = entry(0, group="1", op="send 0->1", ended=False, state="scheduled", is_p2p=True, record_id=100)
+    received = entry(0, group="1", op="recv 1<-0", is_p2p=True, record_id=100)
+    last = entry(5, ended=False, state="scheduled", record_id=101)
+    hang = hang_of(
+        (0, dump([sent, last], groups)),
+        (1, dump([received, last], groups)),
+        *((rank, dump([entry(4, record_id=100), last])) for rank in (2, 3)),
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (), (0, 1))
+
+
 def test_sends_called_together_have_the_state_of_their_batch() -> None:
     """Calls of a batch are recorded as scheduled for ever; the entry after them says that they ended."""
 

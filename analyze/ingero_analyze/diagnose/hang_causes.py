@@ -228,8 +228,10 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
             else:
                 found.possible |= dict.fromkeys(sorted(operation.calls), Why.DIFFERS)
             return
-    if len(stuck) == 1:
+    if len(stuck) == 1 and operation.certain:
         found.certain |= dict.fromkeys(stuck, Why.GPU)
+    elif len(stuck) == 1:
+        found.possible |= {**dict.fromkeys(operation.members, Why.UNCOUNTED), **dict.fromkeys(stuck, Why.GPU)}
 
 
 def _stuck(operation: PendingOperation) -> set[Rank]:

@@ -5,7 +5,7 @@ the others is found by what other ranks have ended since: that needed the rank.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart, PeerCalls
@@ -36,7 +36,8 @@ class PendingOperation:
 
     `inside`: called, and no earlier operation of the rank is pending; `behind`: called, but an earlier one is
     pending; `missing`: not called; `halted`: called, nothing is before it, and the kernel has not started; `unseen`:
-    no dump says. `sure` is false for a send whose counterpart cannot be counted because ring buffers dropped entries.
+    no dump says. `sure` is false for a send whose counterpart cannot be counted because ring buffers dropped entries,
+    `certain` where it is counted, but one side may have called less before the ring buffers begin.
     """
 
     key: OperationKey
@@ -49,6 +50,7 @@ class PendingOperation:
     unseen: set[Rank] = field(default_factory=set)
     done: set[Rank] = field(default_factory=set)
     sure: bool = True
+    certain: bool = True
 
     def waited_for(self) -> set[Rank]:
         """Members without which it cannot end."""
@@ -112,6 +114,7 @@ def join_dumps(dumps: list[Dump]) -> JobState:
     for operation in state.operations.values():
         between = counted.get((operation.key.group, operation.key.source, operation.key.target))
         operation.sure = between is None or between.sure
+        operation.certain = between is None or between.certain
         entered = operation.key.source < 0 and needed[operation.key.group] >= operation.key.seq
         for rank in operation.members:
             _place(state, operation, rank, entered, between)
@@ -198,6 +201,8 @@ class _Pair:
     receives: PeerCalls
     sure: bool
     """Whether sends and receives can be counted from the same one."""
+    certain: bool = True
+    """Whether nothing speaks against this count."""
 
     @property
     def early(self) -> bool:
@@ -244,7 +249,8 @@ def _counted_from_a_collective(state: JobState, pair: _Pair) -> _Pair:
     """The pair counted from the last collective that both ranks have called, if there is one.
 
     Programs send as much before such a collective as they receive; where two collectives disprove that, nothing is
-    counted.
+    counted. It is not certain where only one is common and the two ranks have unequally many pending before it: one
+    of them may have called less.
     """
     dumps = [state.by_rank[rank] for rank in (pair.source, pair.target)]
     peers = (pair.sends, pair.receives)
@@ -255,8 +261,11 @@ def _counted_from_a_collective(state: JobState, pair: _Pair) -> _Pair:
     ]
     if not after or any(one[0] - after[-1][0] != one[1] - after[-1][1] for one in after):
         return pair
+    before = {max(len(peer.pending) - count, 0) for count, peer in zip(after[-1], peers, strict=True)}
     sends, receives = (PeerCalls(count, peer.pending) for count, peer in zip(after[-1], peers, strict=True))
-    return _Pair(pair.group, pair.source, pair.target, sends, receives, True)
+    return replace(
+        pair, sends=sends, receives=receives, sure=True, certain=len(after) > 1 or len(before) == 1
+    )  # fmt: skip
 
 
 def _ended_anywhere(dumps: list[Dump]) -> Counter[str]:
