@@ -270,6 +270,43 @@ def test_stages_are_found_where_all_ranks_also_meet(tmp_path: Path, replicas: in
     assert (found["kind"], found["ranks"]) == ("stage_imbalance" if heavy else "none", [])
 
 
+def ring_attention(
+    chance: np.random.Generator, culprit: int, replicas: int, around: int = 4, steps: int = 20
+) -> Table:
+    """Ranks that hand each other parts of a sequence in rings, and then meet; one computes a fifth longer."""
+    ranks = np.arange(around * replicas)
+    clock = np.zeros(len(ranks))
+    following = ranks // around * around + (ranks + 1) % around
+    slow, table = np.where(ranks == culprit, 1.2, 1.0), Table()
+    for step in range(steps):
+        for turn in range(around):
+            spent = 0.01 * slow * chance.normal(1, 0.01, len(ranks))
+            table.add(
+                rank=ranks, op="attention", kind="compute", start=clock, duration=spent, step=step, group="", seq=""
+            )
+            clock = clock + spent
+            end = np.maximum(clock, clock[following]) + 0.001
+            arrived = np.maximum.reduce([clock, end, end[np.argsort(following)]])
+            seq = step * around + turn
+            for who, begun, until in ((ranks, clock, end), (following, clock[following], end)):
+                table.add(rank=who, op="send_recv", kind="collective", start=begun, duration=until - begun, step=step,
+                          group=np.char.add("from", ranks.astype(str)), seq=seq)  # fmt: skip
+            clock = arrived
+        end = np.full(len(ranks), clock.max() + 0.005)
+        table.add(rank=ranks, op="all_reduce", kind="collective", start=clock, duration=end - clock, step=step,
+                  group="all", seq=step)  # fmt: skip
+        clock = end
+    return table
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_ranks_that_send_in_a_ring_are_no_pipeline(tmp_path: Path, replicas: int) -> None:
+    slow = diagnose(tmp_path, ring_attention(rng(), 2, replicas))
+    healthy = diagnose(tmp_path, ring_attention(rng(), -1, replicas))
+
+    assert (slow["kind"], slow["ranks"], healthy["kind"]) == ("node", [2], "none")
+
+
 def test_a_rank_that_became_slow_is_named_in_few_steps(tmp_path: Path) -> None:
     found = diagnose(tmp_path, interleaved(rng(), culprit=5, late=0.3, since=15))
     alone = diagnose(tmp_path, interleaved(rng(), replicas=1, culprit=2, late=0.5, since=15))

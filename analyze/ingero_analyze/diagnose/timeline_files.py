@@ -163,6 +163,10 @@ def numbered(*keys: Ints) -> Ints:
 
 _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
 
+SMALLEST_RING: Final = 3
+RING_SPREAD: Final = 0.02
+"""Ranks that a ring of sends has at least, and by which share some may have more sends than others."""
+
 
 def occurrence(*keys: Ints, start: Floats) -> Ints:
     """For every row, how many rows with the same keys came before it on its rank's own clock."""
@@ -246,25 +250,51 @@ def _across_stages(pairs: Ints, sending: Ints) -> Ints:
 def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: Bools) -> Ints:
     """Pipeline stages by row, from which ranks communicate; -1 without a pipeline. Numbered by first rank.
 
-    Stages exchange tensors by sends and receives. All other operations connect ranks of one stage, except those in
-    which ranks take part that also send to each other, such as a norm over the whole job.
+    Stages exchange tensors by sends and receives. All other operations connect ranks of one stage, and so do sends in
+    a ring (of a long sequence's attention), except operations in which ranks take part that also send to each other
+    from stage to stage, such as a norm over the whole job.
     """
     unknown = np.full(len(rank), -1, np.int64)
-    between = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
-    inside = collective & ~between & (group >= 0)
-    if not between.any() or (group[between] < 0).any():
+    sends = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
+    if not sends.any() or (group[sends] < 0).any():
         return unknown
-    stage = np.arange(int(rank.max()) + 1)
+    between = sends & ~np.isin(op, _ring_operations(rank[sends], op[sends], group[sends]))
+    inside = collective & ~between & (group >= 0)
     pairs = np.unique(np.stack([group[inside], rank[inside]]), axis=1)
     pairs = pairs[:, ~np.isin(pairs[0], _across_stages(pairs, np.unique([group[between], rank[between]], axis=1)))]
-    while True:
-        lowest = np.full(int(pairs[0].max(initial=0)) + 1, len(stage))
-        np.minimum.at(lowest, pairs[0], stage[pairs[1]])
-        joined = stage.copy()
-        np.minimum.at(joined, pairs[1], lowest[pairs[0]])
-        if (joined == stage).all():
-            break
-        stage = joined
-    if len(np.unique(stage)) < 2:
+    stage = _connected(pairs, int(rank.max()) + 1)
+    if not between.any() or len(np.unique(stage)) < 2:
         return unknown
     return stage[rank]
+
+
+def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:
+    """Sends that go round: all ranks that they connect, three or more each, have equally many.
+
+    The first and the last stage of a pipeline have fewer than those in between. Two ranks look like two stages.
+    """
+    found = []
+    for one in np.unique(op).tolist():
+        rows = op == one
+        ranks, index, times = np.unique(rank[rows], return_inverse=True, return_counts=True)
+        ring = _connected(np.stack([group[rows], index]), len(ranks))
+        size, first = np.bincount(ring), np.unique(ring)
+        fewest, most = np.full(len(ranks), times.max()), np.zeros(len(ranks), np.int64)
+        np.minimum.at(fewest, ring, times)
+        np.maximum.at(most, ring, times)
+        if (size[first] >= SMALLEST_RING).all() and (most[first] <= (1 + RING_SPREAD) * fewest[first]).all():
+            found.append(one)
+    return np.array(found, np.int64)
+
+
+def _connected(pairs: Ints, ranks: int) -> Ints:
+    """By rank, the lowest one that groups connect it with; each column of `pairs` is a group and one of its ranks."""
+    label = np.arange(ranks)
+    while True:
+        lowest = np.full(int(pairs[0].max(initial=0)) + 1, ranks)
+        np.minimum.at(lowest, pairs[0], label[pairs[1]])
+        joined = label.copy()
+        np.minimum.at(joined, pairs[1], lowest[pairs[0]])
+        if (joined == label).all():
+            return label
+        label = joined
