@@ -4,6 +4,7 @@ A slow chip is slow in about all kernels. A rank that is as fast as its peers in
 slower in several other operations, has more to do there: a hot expert, or a longer part of a sequence, forward and
 backward. A fault of some kinds of kernels would look the same. A host that stands still lengthens what it interrupts
 in some steps only, whatever that is; one that is slow (its data loader, another process) lengthens one operation.
+What peers never do, such as sampling on the first rank, is more to do however it is spread.
 """
 
 from dataclasses import dataclass
@@ -100,9 +101,14 @@ def operation_excess(line: Timeline, alike: Ints) -> OperationExcess:
     told = np.array([_work_is_known(line, computes & (line.op == op)) for op in ops.tolist()])
     partial: Bools = (np.where(usual, base, 0.0) / whole).sum(axis=1) >= USUAL_SHARE
     partial &= (excess[:, 0] > 0) & ~alone & (~usual & ~told & (means > 0)).any(axis=1)
+    # Other operations instead of those of peers, such as other kernels, are nothing more to do.
+    lacking = np.where(means <= (USUAL - 1) * base, base, 0.0).sum(axis=1)
     for rank in np.flatnonzero(partial).tolist():
         chosen = np.flatnonzero(~usual[rank]).tolist()
-        large = means[rank, chosen] >= LARGE_SHARE * means[rank, chosen].sum()
+        longer = float(means[rank, chosen].sum())
+        large = means[rank, chosen] >= LARGE_SHARE * longer
+        if (base[rank, chosen][large] <= 0).all() and lacking[rank] < LARGE_SHARE * longer:
+            continue
         partial[rank] = np.count_nonzero(large) >= SEVERAL and not _in_single_steps(
             np.sum([apart[place] for place in chosen], axis=0), rank
         )
