@@ -155,6 +155,36 @@ def test_a_rank_that_alone_calls_two_collectives_in_another_order_than_before_is
     assert (anew.kind, anew.ranks) == ("order", ()), "nothing says in which order they called them before"
 
 
+def after_rounds(rank: int, rounds: list[int], last: list[str]) -> tuple[int, Any]:
+    """A rank that in each round meets its partner so often, and then all ranks; the last call has not ended."""
+    pair = str(1 + rank // 2)
+    called = [group for times in rounds for group in (*[pair] * times, "0")] + last
+    entries = [
+        entry(called[: place + 1].count(group), group=group, ended=place + 1 < len(called), record_id=place)
+        for place, group in enumerate(called)
+    ]
+    return rank, dump(entries, {"0": [0, 1, 2, 3], pair: [rank // 2 * 2, rank // 2 * 2 + 1]})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "own", "partners", "named"),
+    [
+        pytest.param([2, 2, 2], ["1", "0"], ["1", "1"], (1,), id="left out"),
+        pytest.param([2, 2, 2], ["1", "1", "1"], ["1", "1", "0"], (1,), id="called again"),
+        pytest.param([2, 2], ["1", "0"], ["1", "1"], (), id="too few rounds before"),
+        pytest.param([2, 2, 3], ["1", "0"], ["1", "1"], (), id="rounds that differ"),
+    ],
+)
+def test_of_ranks_that_wait_for_each_other_the_one_whose_round_is_unlike_those_before_is_named(
+    rounds: list[int], own: list[str], partners: list[str], named: tuple[int, ...]
+) -> None:
+    others = [after_rounds(rank, rounds, [*["2"] * rounds[-1], "0"]) for rank in (2, 3)]
+    hang = hang_of(after_rounds(0, rounds, partners), after_rounds(1, rounds, own), *others)
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("order", named, () if named else (0, 1))
+    assert not named or "each round before" in hang.why[Rank(1)]
+
+
 def test_groups_of_one_name_are_told_apart_by_their_members() -> None:
     """Rank 3 lets 2 wait in their group 1; ranks 0 and 1 have another group 1."""
     both = [entry(1, group="1"), entry(2, group="1", ended=False)]

@@ -76,8 +76,9 @@ class Dump:
     `status` holds the last number called and ended by the group's handle on this rank, `names` the groups of handles,
     as far as entries show them; `full`: the ring buffer has dropped entries; `timed`: the recorder saw kernels start;
     `ended`: how many entries have ended; `calls`: group, number (0 for a send or receive), operation, and place among
-    all entries; `collectives`: places of collectives among all calls; `first_ns`, `last_ns`: when the first and the
-    last entry were called, by the rank's clock; `communicators`: names of those of NCCL, which no other run has.
+    all entries; `sizes`: those of each of `calls`; `collectives`: places of collectives among all calls; `first_ns`,
+    `last_ns`: when the first and the last entry were called, by the rank's clock; `communicators`: names of those of
+    NCCL, which no other run has.
     """
 
     rank: Rank
@@ -89,6 +90,7 @@ class Dump:
     timed: bool = False
     ended: int = 0
     calls: list[tuple[str, int, str, int]] = field(default_factory=list)
+    sizes: list[str] = field(default_factory=list)
     collectives: dict[tuple[str, int], int] = field(default_factory=dict)
     first_ns: int = 0
     last_ns: int = 0
@@ -212,12 +214,14 @@ def _take(
         number_of_pair = whole(entry.get("p2p_seq_id")) or 0
         if two:
             dump.calls.append((name, 0, two[1], order))
+            dump.sizes.append(sizes)
             between.append(_PeerEntry(name, two[1], int(two[3]), number_of_pair, ended, call))
         else:
             batches[name, number_of_pair] = ended, started
         return
     part.enqueued = max(part.enqueued, seq)
     dump.calls.append((name, seq, op, order))
+    dump.sizes.append(sizes)
     dump.collectives.setdefault((name, seq), order)
     if ended:
         dump.ended += 1

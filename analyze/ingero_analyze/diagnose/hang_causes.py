@@ -14,6 +14,7 @@ from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call
 from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
+from ingero_analyze.diagnose.program_changes import changed_rank
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
 from ingero_contract.identifiers import Rank
 
@@ -47,6 +48,7 @@ class Why(StrEnum):
     OUT_OF_ORDER = (
         "it alone called two operations in another order than all others that wait for it, and than it did before"
     )
+    CHANGED = "it alone, of ranks that wait for each other, called more or less than in each round before"
 
 
 @dataclass
@@ -73,6 +75,8 @@ def find_causes(state: JobState) -> Causes:
         alone, why = _alone_against_all(state, cycle, waits), Why.ALONE
         if alone is None:
             alone, why = _out_of_order(state, cycle), Why.OUT_OF_ORDER
+        if alone is None:
+            alone, why = changed_rank(state, cycle), Why.CHANGED
         if alone is None:
             found.cycle = cycle
             found.possible |= dict.fromkeys(cycle, Why.CYCLE)
