@@ -155,6 +155,19 @@ def test_a_rank_that_alone_calls_two_collectives_in_another_order_than_before_is
     assert (anew.kind, anew.ranks) == ("order", ()), "nothing says in which order they called them before"
 
 
+def test_one_rank_that_calls_more_than_all_others_that_wait_for_nothing_is_most_likely() -> None:
+    """Either it has a batch more than the others, or all their hosts stopped after the same call."""
+    ended = [entry(1), entry(2)]
+    others = [(rank, dump(ended)) for rank in range(1, WORLD)]
+    hang = hang_of((0, dump([*ended, entry(3, ended=False)])), *others)
+    apart = hang_of(
+        (0, dump([*ended, entry(3, ended=False)])), *others[:2], (3, dump([entry(1), entry(2, op="barrier")]))
+    )
+
+    assert (hang.kind, hang.ranks, hang.possible, hang.likely) == ("unknown", (), (0, 1, 2, 3), (0,))
+    assert (apart.kind, apart.ranks) == ("hang", (1, 2, 3))
+
+
 def after_rounds(rank: int, rounds: list[int], last: list[str]) -> tuple[int, Any]:
     """A rank that in each round meets its partner so often, and then all ranks; the last call has not ended."""
     pair = str(1 + rank // 2)

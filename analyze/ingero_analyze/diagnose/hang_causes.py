@@ -48,6 +48,7 @@ class Why(StrEnum):
     OUT_OF_ORDER = (
         "it alone called two operations in another order than all others that wait for it, and than it did before"
     )
+    ONE_MORE = "it alone called an operation, while all others wait for nothing after one and the same call"
     CHANGED = "it alone, of ranks that wait for each other, called more or less than in each round before"
 
 
@@ -66,6 +67,9 @@ def find_causes(state: JobState) -> Causes:
     operations = sorted(state.operations.values(), key=lambda operation: not operation.sure)
     for operation in operations:
         _add_certain(found, state, operation)
+    one_more = _one_more(state)
+    if one_more is not None:
+        found.possible |= {rank: found.certain.pop(rank) for rank in tuple(found.certain)} | {one_more: Why.ONE_MORE}
     for operation in operations:
         stuck = _stuck(operation)
         if len(stuck) > 1 and not stuck & (set(found.certain) | set(found.possible)):
@@ -236,6 +240,26 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
         found.certain |= dict.fromkeys(stuck, Why.GPU)
     elif len(stuck) == 1:
         found.possible |= {**dict.fromkeys(operation.members, Why.UNCOUNTED), **dict.fromkeys(stuck, Why.GPU)}
+
+
+def _one_more(state: JobState) -> Rank | None:
+    """The only rank with anything pending: one call for which all others, two or more, have not come.
+
+    They ended everything, and called the same last. Either their hosts stopped all at once, or it called too much.
+    """
+    if len(state.operations) != 1:
+        return None
+    [operation] = state.operations.values()
+    others = set(operation.members) - operation.inside
+    if (
+        len(operation.inside) != 1
+        or len(others) < 2
+        or operation.missing != others
+        or others != set(state.by_rank) - operation.inside
+    ):
+        return None
+    last = {state.by_rank[rank].calls[-1][1:3] if state.by_rank[rank].calls else None for rank in others}
+    return next(iter(operation.inside)) if len(last) == 1 else None
 
 
 def _stuck(operation: PendingOperation) -> set[Rank]:

@@ -268,7 +268,10 @@ def _waiting_pairs(state: JobState) -> set[tuple[Rank, Rank]]:
 
 
 def _likely(causes: Causes) -> tuple[Rank, ...]:
-    """Several ranks without a dump, if the only other explanation is that as many GPUs stopped at the same time."""
+    """One against all others that stopped at the same call; or several ranks without a dump, against as many GPUs."""
+    more = tuple(rank for rank, why in causes.possible.items() if why is Why.ONE_MORE)
+    if more:
+        return more
     silent = tuple(sorted(rank for rank, why in causes.possible.items() if why is Why.NO_DUMP))
     others = set(causes.possible.values()) - {Why.NO_DUMP}
     return silent if len(silent) > 1 and others == {Why.GPU_INSTEAD} and not causes.certain else ()
