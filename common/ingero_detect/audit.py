@@ -28,10 +28,11 @@ from ingero_detect.chip_levels import chip_levels, in_whole_nodes
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.healthy_spread import Shape
+from ingero_detect.node_kinds import KIND_MEMBERS, KIND_SHARE
 from ingero_detect.slowdowns import Slowdown, slowdowns
 
 IMPLAUSIBLE_SPEED: Final = np.log(1.5)
-"""A unit faster than this is an error of the measurement or of the model's name; it is left out."""
+"""A unit faster than this is an error of the measurement or of the model's name; it is left out, unless many are."""
 
 FAR_FAST: Final = 10.0
 """With one value per chip, spreads by which one is too fast if no other is half as far: an error as well."""
@@ -47,10 +48,6 @@ FAR: Final = 6.0
 
 NEARLY: Final = 0.1
 """Share of healthy fleets in which a node that is said to be slower is so by chance."""
-
-KIND_SHARE: Final = 0.15
-KIND_MEMBERS: Final = 3
-"""Share and number of nodes that are no faults, but of another kind, if they are slow by the same."""
 
 SAME_LEVEL: Final = 2.0
 """Spreads of the other nodes that those of one kind differ by at most."""
@@ -157,6 +154,7 @@ class _Judged:
         usable = np.isfinite(fit.effect) & (fit.count > 0)
         centre = float(np.median(fit.effect[usable])) if usable.any() else 0.0
         implausible = usable & (centre - fit.effect > IMPLAUSIBLE_SPEED)
+        implausible &= bool(implausible.sum() < KIND_SHARE * usable.sum())
         usable &= ~implausible
         if usable.sum() >= FEWEST_UNITS and np.median(fit.count[usable]) < 2:
             implausible |= _too_fast(fit.effect, usable)

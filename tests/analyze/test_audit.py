@@ -406,8 +406,23 @@ def test_a_partition_is_a_cluster_only_if_no_node_is_in_several(tmp_path: Path) 
     joint = answer(written(tmp_path, clusters("partition")))
 
     assert {one["name"] for one in apart["findings"]} == {"node-7/1", "w-node-4/2"}
-    assert len(joint["summary"]["populations"]) == 1
+    assert [one["name"] for one in joint["summary"]["populations"]] == ["kind 1 of 2", "kind 2 of 2"]
     assert joint["summary"]["unknown_columns"] == ["partition"]
+
+
+def test_nodes_of_another_model_that_no_column_tells_are_judged_apart(tmp_path: Path) -> None:
+    lines = ["host,cabinet,gpu,run,time_ms"]
+    for node, gpu, number, value in short({(1, 4): 0.15, (10, 2): 0.12}):
+        place = int(node[5:])
+        lines.append(f"{node},c{place // 5},{gpu},{number},{value * (0.35 if place > 7 else 1)}")
+    found = answer(written(tmp_path, lines))
+
+    assert {(one["name"], one["population"]) for one in found["findings"]} == {
+        ("node-1/4", "kind 2 of 2"), ("node-10/2", "kind 1 of 2"),
+    }  # fmt: skip
+    (note,) = (note for one in found["summary"]["populations"] for note in one["notes"] if "kind" in note)
+    assert note.startswith("4 of 12 nodes are 18")
+    assert " % faster than most, and like each other: of another kind that no column tells" in note
 
 
 def test_a_column_of_many_clusters_is_none(tmp_path: Path) -> None:

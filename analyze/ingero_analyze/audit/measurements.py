@@ -23,12 +23,14 @@ from ingero_analyze.audit.columns import (
     unit_in_name,
     words_of,
 )
+from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
 from ingero_analyze.audit.runs import joined, numbered, rounding_of, runs_of_rows
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
 from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.node_kinds import node_kinds
 
 KINDS: Final = ("cluster", "model", "benchmark", "parameters", "unit")
 """What rows that are compared with each other share."""
@@ -59,27 +61,6 @@ class ReadingOptions:
     columns: Mapping[str, str] = field(default_factory=dict)
     lower: bool | None = None
     run_effects: bool = True
-
-
-@dataclass(frozen=True)
-class AuditInput:
-    """One population, the names of its chips, nodes, groups and runs, and medians of physical values by chip.
-
-    `seen`: by chip the nodes and places in them where it was, the last one last. `lower`: smaller values are better.
-    `only_day`: by chip the day, or else the run, of all of its rows; "" if these are several.
-    """
-
-    population: Population
-    chips: Sequence[str]
-    nodes: Sequence[str]
-    groups: Sequence[str]
-    physical: Mapping[str, Floats]
-    by: str
-    seen: Sequence[Sequence[tuple[str, str]]]
-    lower: bool
-    only_day: Sequence[str]
-    notes: tuple[str, ...] = ()
-    runs: Sequence[str] = ()
 
 
 class _Texts:
@@ -254,10 +235,17 @@ class Measurements:
         texts["day"] = _days(self._texts["time"].coded if self._texts["time"].names else self._texts["run"].coded)
         run, runs = self._runs()
         kind, first = numbered(*(texts[name].codes for name in KINDS))
-        return [
-            self._population(np.flatnonzero(kind == number), row, texts, found, run, runs)
-            for number, row in enumerate(first.tolist())
-        ]
+        inputs = list[AuditInput]()
+        for number, row in enumerate(first.tolist()):
+            here = np.flatnonzero(kind == number)
+            whole = self._population(here, row, texts, found, run, runs)
+            given = whole.population
+            kinds = node_kinds(given.slowness, given.unit, given.run, given.node)
+            of_row = kinds.of_unit[np.unique(found.chip.codes[here], return_inverse=True)[1]]
+            parts = [here[of_row == one] for one in range(len(kinds.slower))]
+            parted = [self._population(rows, row, texts, found, run, runs) for rows in parts]
+            inputs += told_apart(parted, kinds.slower) if len(parts) > 1 else [whole]
+        return inputs
 
     def _name(self, row: int, texts: Mapping[str, Coded]) -> str:
         """What tells the population of a row from others."""

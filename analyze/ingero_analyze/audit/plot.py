@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_analyze.audit.measurements import AuditInput
+from ingero_analyze.audit.inputs import AuditInput
 from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_detect.audit import AuditResult
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ingero_analyze.audit.evidence import NO_EVIDENCE, compared, likely_cause, says
-from ingero_analyze.audit.measurements import AuditInput
+from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput
 from ingero_analyze.terminal import listed, plain
 from ingero_detect.audit import AuditResult, PopulationResult, SlowUnit
 from ingero_detect.audit_tiers import AuditLevel
@@ -20,9 +20,6 @@ MOST_ROWS: Final = 200
 
 OF_ONE_DAY: Final = 0.8
 """Share of the chips of a day that are named, from which it may be the day that is slow."""
-
-MOST_NAMES: Final = 20
-"""Most names in a note."""
 
 SINGLE: Final = (
     "one run a chip: noise and chip cannot be separated. A finding assumes that healthy chips have one distribution, "
@@ -124,7 +121,7 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         )
     if found.apart:
         slow = sorted(found.apart, key=lambda one: -one[2])
-        names = ", ".join(f"{_named(level, number, given)} ({_percent(loss)})" for level, number, loss in slow)
+        names = _listed([f"{_named(level, number, given)} ({_percent(loss)})" for level, number, loss in slow])
         notes.append(
             f"slower than the others, not named: {names}; faults, slow in some runs only, or of another kind that no "
             "column tells"
@@ -145,9 +142,11 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         notes.append(f"unsteady, single values differ far more than those of others: {names}")
     if found.later:
         later = sorted(found.later, key=lambda one: -one[2].loss)
-        names = ", ".join(
-            f"{_named(level, number, given)} ({_percent(-math.expm1(-one.loss))} since run {given.runs[one.run]})"
-            for level, number, one in later
+        names = _listed(
+            [
+                f"{_named(level, number, given)} ({_percent(-math.expm1(-one.loss))} since run {given.runs[one.run]})"
+                for level, number, one in later
+            ]
         )
         notes.append(f"slower than before, not in most runs yet: {names}")
     return {

@@ -1,0 +1,54 @@
+"""What is audited: populations with the names of their chips and nodes, and kinds of nodes that no column tells."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ingero_analyze.terminal import listed
+from ingero_detect.audit import Population
+from ingero_detect.grouped import Floats
+
+MOST_NAMES: Final = 20
+"""Most names in a note."""
+
+
+@dataclass(frozen=True)
+class AuditInput:
+    """One population, the names of its chips, nodes, groups and runs, and medians of physical values by chip.
+
+    `seen`: by chip the nodes and places in them where it was, the last one last. `lower`: smaller values are better.
+    `only_day`: by chip the day, or else the run, of all of its rows; "" if these are several.
+    """
+
+    population: Population
+    chips: Sequence[str]
+    nodes: Sequence[str]
+    groups: Sequence[str]
+    physical: Mapping[str, Floats]
+    by: str
+    seen: Sequence[Sequence[tuple[str, str]]]
+    lower: bool
+    only_day: Sequence[str]
+    notes: tuple[str, ...] = ()
+    runs: Sequence[str] = ()
+
+
+def told_apart(parts: Sequence[AuditInput], slower: Sequence[float]) -> list[AuditInput]:
+    """Kinds of nodes of one population, with their names and notes. `slower`: by kind, than the largest one (log)."""
+    nodes = sum(len(part.nodes) for part in parts)
+    found = []
+    for number, (part, distance) in enumerate(zip(parts, slower, strict=True), 1):
+        name = ", ".join(filter(None, (part.population.name, f"kind {number} of {len(parts)}")))
+        notes = part.notes
+        if distance:
+            how, faults = ("slower", "faults, or ") if distance > 0 else ("faster", "")
+            share = abs(100 * math.expm1(-distance))
+            names = listed(part.nodes[:MOST_NAMES], len(part.nodes))
+            notes += (
+                f"{len(part.nodes)} of {nodes} nodes are {share:.1f} % {how} than most, "
+                f"and like each other: {faults}of another kind that no column tells, and judged apart "
+                f"(--column model=COLUMN): {names}",
+            )
+        found.append(replace(part, population=replace(part.population, name=name), notes=notes))
+    return found

@@ -1,0 +1,59 @@
+"""Nodes of another kind, which no column tells, are told by levels of their speed; faulty ones are not."""
+
+import numpy as np
+import pytest
+
+from ingero_detect.node_kinds import NodeKinds, node_kinds
+
+CHIPS = 4
+
+
+def kinds(level: np.ndarray, seed: int) -> NodeKinds:
+    """Of nodes with these levels: chips differ by 1.2 %, values by 0.5 %, three runs."""
+    random = np.random.default_rng(seed)
+    chips = CHIPS * len(level)
+    unit, run = np.divmod(np.arange(3 * chips), 3)
+    effect = np.repeat(level, CHIPS) + 0.012 * random.normal(size=chips)
+    return node_kinds(effect[unit] + 0.005 * random.normal(size=len(unit)), unit, run, np.arange(chips) // CHIPS)
+
+
+@pytest.mark.parametrize("distance", [0.08, 0.4])
+@pytest.mark.parametrize("slower", [4, 12, 20, 30])
+def test_kinds_are_found_wherever_their_nodes_are(slower: int, distance: float) -> None:
+    right = 0
+    for seed in range(5):
+        level = np.random.default_rng(seed).permutation(distance * (np.arange(40 if slower > 4 else 24) < slower))
+        right += np.array_equal(kinds(level, seed).of_unit, np.repeat(level > 0, CHIPS))
+
+    assert right >= 4
+
+
+def test_up_to_four_kinds_are_found_with_their_distances() -> None:
+    found = kinds(np.array([0.0, 0.1, 0.3, 0.6])[[0] * 10 + [1] * 12 + [2] * 20 + [3] * 8], 1)
+
+    assert np.bincount(found.of_unit).tolist() == [40, 48, 80, 32]
+    assert found.slower == pytest.approx((-0.3, -0.2, 0.0, 0.3), abs=0.01)
+
+
+def test_faulty_nodes_are_of_no_kind_of_their_own() -> None:
+    different = np.zeros(40)
+    different[:8] = [0.08, 0.11, 0.13, 0.16, 0.19, 0.24, 0.3, 0.4]
+
+    assert kinds(different, 1).slower == (0.0,)
+    assert kinds(0.2 * (np.arange(40) < 5), 1).slower == (0.0,), "an eighth of the nodes"
+
+
+def test_healthy_nodes_are_of_one_kind_however_they_are_distributed() -> None:
+    random = np.random.default_rng(3)
+    levels = [0.02 * np.asarray(draw(40)) for _ in range(8) for draw in (
+        random.standard_normal, random.random, random.standard_exponential, lambda n: random.standard_t(3, n),
+    )]  # fmt: skip
+
+    assert sum(len(kinds(level, seed).slower) > 1 for seed, level in enumerate(levels)) <= 1
+
+
+def test_without_nodes_or_with_few_chips_there_is_one_kind() -> None:
+    values, unit = np.array([0.0, 0.5] * 20), np.arange(40)
+
+    assert node_kinds(values, unit, np.full(40, -1), np.full(40, -1)).slower == (0.0,)
+    assert node_kinds(values[:20], unit[:20], np.full(20, -1), np.arange(20) // 2).slower == (0.0,)
