@@ -59,6 +59,11 @@ spreads."""
 
 TOGETHER: Final = ": judge them together with a file of the whole fleet"
 
+OF_JOBS: Final = (
+    "all that took part in a run have one value, that of the job, which the slowest of them makes: what jobs differ "
+    "by is not removed, and who is named is slow in most of its jobs, whoever else took part"
+)
+
 INTERVAL: Final = 1.96
 
 
@@ -165,6 +170,8 @@ class _Judged:
         self._implausible = tuple(
             (number, float(np.expm1(centre - fit.effect[number]))) for number in np.flatnonzero(implausible).tolist()
         )
+        if fit.of_jobs:
+            notes.append(OF_JOBS)
         if fit.apart:
             notes.append(f"{fit.apart} measurements of runs that connect too few chips, left out")
         if usable.sum() < FEWEST_UNITS:
@@ -179,7 +186,7 @@ class _Judged:
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
             several = usable & (fit.count >= CHRONIC_RUNS)
-            few = not several.any() or bool(np.median(fit.count[several]) < 3)
+            few = fit.of_jobs or not several.any() or bool(np.median(fit.count[several]) < 3)
             distance = np.abs(fit.by_run.values - fit.effect[fit.by_run.of])
             away = (distance * (fit.count / np.maximum(fit.count - 1, 1))[fit.by_run.of])[several[fit.by_run.of]]
             chips = Tier(

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.job_values import are_of_jobs
 from ingero_detect.own_noise import OwnNoise, own_noise
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -76,7 +77,7 @@ class UnitEffects:
     `noise` is the standard deviation of one measurement, NaN if no unit has two. `run_spread` is the spread of the
     effects of runs, 0 if these were not removed. `apart`: measurements of runs that connect too few units, left out.
     `by_run`: every measurement that is used, without the effect of its run. `own`: how much units scatter that do so
-    more than the others; their errors have its freedom.
+    more than the others; their errors have its freedom. `of_jobs`: the units of a run have one value, that of a job.
     """
 
     effect: Floats
@@ -89,6 +90,7 @@ class UnitEffects:
     apart: int
     by_run: RunValues
     own: OwnNoise
+    of_jobs: bool = False
 
     def relative_to(self, level: Floats) -> "UnitEffects":
         """The effects as if every unit were faster by its level."""
@@ -102,7 +104,8 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
 
     A unit without usable measurements has the effect NaN.
     """
-    used, runs = _comparable(unit, run, units)
+    of_jobs = are_of_jobs(slowness, unit, run)
+    used, runs = (np.ones(len(unit), np.bool_), 0) if of_jobs else _comparable(unit, run, units)
     y, i = slowness[used], unit[used]
     present, j = np.unique(run[used], return_inverse=True) if runs else (np.zeros(0), np.zeros(len(y), np.int64))
     runs = len(present)
@@ -129,7 +132,7 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     by_run = RunValues(y - of_run[j], i, run[used], count)
     chronic = _chronic(effect, by_run)
     spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
-    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run, own)
+    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run, own, of_jobs)
 
 
 def _chronic(effect: Floats, by_run: RunValues) -> Floats:

@@ -422,7 +422,22 @@ def test_nodes_of_another_model_that_no_column_tells_are_judged_apart(tmp_path: 
     }  # fmt: skip
     (note,) = (note for one in found["summary"]["populations"] for note in one["notes"] if "kind" in note)
     assert note.startswith("4 of 12 nodes are 18")
-    assert " % faster than most, and like each other: of another kind that no column tells" in note
+    assert " % faster than those of kind 2, and like each other: of another kind that no column tells" in note
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_nodes_that_are_always_in_the_same_jobs_are_one_finding(tmp_path: Path, gpus: int) -> None:
+    draw = random.Random(3)
+    lines = ["host,job_id,step_time_ms" + (",local_rank" if gpus else "")]
+    for job in range(160):
+        block = job % 16
+        value = 500 * math.exp((0.2 if block == 2 else 0.0) + draw.gauss(0, 0.01))
+        ranks = [f",{rank}" for rank in range(gpus)] or [""]
+        lines += [f"n{4 * block + node},j{job},{value:.2f}{rank}" for node in range(4) for rank in ranks]
+    found = answer(written(tmp_path, lines))
+
+    assert [(one["kind"], one["name"]) for one in found["findings"]] == [("node", "n8 + n9 + n10 + n11")]
+    assert any("nothing tells which of them" in note for note in found["summary"]["populations"][0]["notes"])
 
 
 def test_a_column_of_many_clusters_is_none(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Which chip, node and group every row is about, and where chips were. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from ingero_analyze.audit.runs import numbered
 from ingero_detect.grouped import Bools, Ints
+from ingero_detect.job_values import always_together
 
 LOCAL: Final = 0.8
 """Share of names among pairs of name and node below which the names of GPUs are numbers within a node."""
@@ -15,6 +16,9 @@ LOCAL: Final = 0.8
 ROWS: Final = 0.5
 TIMES: Final = 2.0
 """Names that are more than this share of the rows, and this many times the places, are those of rows."""
+
+MOST_JOINT: Final = 8
+"""Most nodes in the joint name of those that nothing tells from each other."""
 
 LEAST_CHIPS: Final = 12
 """Chips of a cluster on average; with fewer, a column is not taken for a cluster."""
@@ -57,6 +61,32 @@ def places(gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, b
         chip[row] = numbers.setdefault(name, len(numbers))
     of_chip = Coded(np.where(gpu.codes < 0, -1, node.codes), node.names)
     return Places(Coded(chip, list(numbers)), of_chip, group, slot)
+
+
+def of_one_name(found: Places, here: Ints, run: Ints) -> Places:
+    """The places with one name for nodes (and chips without a node) that are always in the same runs.
+
+    `here`: the rows to look at, of which `run` has the runs.
+    """
+    free = found.node.codes[here] < 0
+    return replace(
+        found,
+        chip=_merged(found.chip, here[free], run[free]),
+        node=_merged(found.node, here[~free], run[~free]),
+    )
+
+
+def _merged(column: Coded, rows: Ints, run: Ints) -> Coded:
+    codes = column.codes.copy()
+    present, place = np.unique(codes[rows], return_inverse=True)
+    together = always_together(place, run)
+    names = list(column.names)
+    for first in np.flatnonzero(np.bincount(together, minlength=1) > 1).tolist():
+        members = [column.names[one] for one in present[together == first].tolist()]
+        more = f" and {len(members) - MOST_JOINT} more" if len(members) > MOST_JOINT else ""
+        names.append(" + ".join(members[:MOST_JOINT]) + more)
+        codes[rows[together[place] == first]] = len(names) - 1
+    return Coded(codes, names)
 
 
 def is_cluster(cluster: Coded, gpu: Coded, node: Coded, of_nodes: bool) -> bool:

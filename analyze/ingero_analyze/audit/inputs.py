@@ -46,9 +46,9 @@ def told_apart(parts: Sequence[AuditInput], slower: Sequence[float]) -> list[Aud
             share = abs(100 * math.expm1(-distance))
             names = listed(part.nodes[:MOST_NAMES], len(part.nodes))
             notes += (
-                f"{len(part.nodes)} of {nodes} nodes are {share:.1f} % {how} than most, "
-                f"and like each other: {faults}of another kind that no column tells, and judged apart "
-                f"(--column model=COLUMN): {names}",
+                f"{len(part.nodes)} of {nodes} nodes are {share:.1f} % {how} than those of "
+                f"kind {slower.index(0.0) + 1}, and like each other: {faults}of another kind that no column tells, "
+                f"and judged apart (--column model=COLUMN): {names}",
             )
         found.append(replace(part, population=replace(part.population, name=name), notes=notes))
     return found

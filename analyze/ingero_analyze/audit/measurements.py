@@ -6,13 +6,13 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.audit.chips import Coded, Places, is_cluster, places, where_seen
+from ingero_analyze.audit.chips import Coded, Places, is_cluster, of_one_name, places, where_seen
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     SCALES,
@@ -30,6 +30,7 @@ from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
 from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.job_values import are_of_jobs
 from ingero_detect.node_kinds import node_kinds
 
 KINDS: Final = ("cluster", "model", "benchmark", "parameters", "unit")
@@ -47,6 +48,10 @@ MOST_PARAMETERS: Final = 200
 MIXED_VALUES: Final = (
     "values of one chip in one run differ by {:.0f} %, far more than chips and runs do: they may be of several "
     "benchmarks that no column tells apart; see --column benchmark=COLUMN"
+)
+JOINT: Final = (
+    "nodes that are always in the same jobs have one name, joined by +: nothing tells which of them is slow, so swap "
+    "them between jobs"
 )
 _NODE_WITH_GPU: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?::|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
 _GPU_OF_NODE: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?:[:/]|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
@@ -240,11 +245,18 @@ class Measurements:
             here = np.flatnonzero(kind == number)
             whole = self._population(here, row, texts, found, run, runs)
             given = whole.population
+            its = found
+            if are_of_jobs(given.slowness, given.unit, given.run):
+                its = of_one_name(found, here, run[here])
+                whole = self._population(here, row, texts, its, run, runs)
+                given = whole.population
+            joint = (JOINT,) if its.node.names != found.node.names or its.chip.names != found.chip.names else ()
             kinds = node_kinds(given.slowness, given.unit, given.run, given.node)
-            of_row = kinds.of_unit[np.unique(found.chip.codes[here], return_inverse=True)[1]]
+            of_row = kinds.of_unit[np.unique(its.chip.codes[here], return_inverse=True)[1]]
             parts = [here[of_row == one] for one in range(len(kinds.slower))]
-            parted = [self._population(rows, row, texts, found, run, runs) for rows in parts]
-            inputs += told_apart(parted, kinds.slower) if len(parts) > 1 else [whole]
+            parted = [self._population(rows, row, texts, its, run, runs) for rows in parts]
+            parted = told_apart(parted, kinds.slower) if len(parts) > 1 else [whole]
+            inputs += [replace(part, notes=part.notes + joint) for part in parted]
         return inputs
 
     def _name(self, row: int, texts: Mapping[str, Coded]) -> str:

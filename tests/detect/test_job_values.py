@@ -1,0 +1,58 @@
+"""Jobs whose nodes all have the value of the job: who is slow in most of them is named, and nobody is absolved."""
+
+import numpy as np
+import pytest
+
+from ingero_detect.audit import Population, audit
+from ingero_detect.job_values import always_together, are_of_jobs
+
+
+def jobs(slow: dict[int, float], seed: int, nodes: int = 48, count: int = 300, jitter: float = 0.0) -> Population:
+    """Jobs of 2, 4 or 8 of the nodes, which differ by 1.5 %; jobs by 2 % more. The slowest one makes the value."""
+    random = np.random.default_rng(seed)
+    effect = 0.015 * random.normal(size=nodes)
+    effect[list(slow)] += list(slow.values())
+    values, unit, run = list[float](), list[int](), list[int]()
+    for job in range(count):
+        chosen = random.choice(nodes, random.choice([2, 4, 8]), replace=False)
+        value = effect[chosen].max() + 0.02 * random.normal()
+        values += (value + jitter * random.normal(size=len(chosen))).tolist()
+        unit += chosen.tolist()
+        run += [job] * len(chosen)
+    return Population("", np.array(values), np.array(unit), np.array(run), np.full(nodes, -1), np.zeros(0, np.int64))
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.0004])
+def test_nodes_that_are_slow_in_all_of_their_jobs_are_named(jitter: float) -> None:
+    wrong = 0
+    for seed in range(4):
+        found = audit([jobs({5: 0.15, 20: 0.2}, seed, jitter=jitter)])
+        named = {one.number for one in found.findings}
+        assert named >= {5, 20}
+        assert "that of the job" in found.populations[0].notes[0]
+        wrong += len(named) > 2
+
+    assert wrong <= 1
+
+
+def test_chance_names_somebody_in_few_healthy_fleets_of_jobs() -> None:
+    assert sum(bool(audit([jobs({}, seed)]).findings) for seed in range(16)) <= 1
+
+
+def test_values_of_units_are_not_those_of_jobs() -> None:
+    random = np.random.default_rng(1)
+    unit, run = np.divmod(np.arange(400), 4)
+    common = 0.05 * random.normal(size=4)[run]
+
+    assert not are_of_jobs(common + 0.002 * random.normal(size=100)[unit], unit, run), "chips differ"
+    assert not are_of_jobs(common + 0.2 * (unit == 7), unit, run), "one of equal chips is slow"
+    assert not are_of_jobs(0.01 * random.normal(size=400), unit, np.full(400, -1)), "no runs are known"
+    assert not are_of_jobs(np.zeros(400), unit, run), "nothing differs"
+    assert are_of_jobs(common, unit, run)
+
+
+def test_units_that_are_in_the_same_runs_are_found() -> None:
+    unit, run = np.array([0, 0, 1, 1, 2, 2, 3, 4]), np.array([0, 1, 1, 0, 0, 2, -1, 2])
+
+    assert always_together(unit, run).tolist() == [0, 0, 2, 3, 4]
+    assert always_together(unit, np.full(8, -1)).tolist() == [0, 1, 2, 3, 4]
