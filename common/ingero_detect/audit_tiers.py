@@ -85,8 +85,8 @@ class Tier:
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
     `by_run`: values in single runs, of which the share `chronic` is as slow. `tested`: whether there are enough to
     compare them with each other. `single`: whether most chips have one value. `few`: whether those with several have
-    two, or share them with others. `rounding`: half of the step of values that is as large as their noise. `freedom` of the errors, if not all
-    of them are known. `apart`: largest distance of a value from the others of its chip.
+    two, or share them with others. `rounding`: half of the step of values that is as large as their noise. `freedom`
+    of the errors, if not all of them are known. `apart`: largest distance of a value from the others of its chip.
     """
 
     level: AuditLevel

@@ -97,6 +97,42 @@ def test_every_format_gives_the_same(tmp_path: Path) -> None:
         assert answer(other)["findings"] == whole, other
 
 
+@pytest.mark.parametrize(
+    ("before", "delimiter"),
+    [("", " "), ("", "   "), ("sep=;\n", ";"), ("Acceptance of March\n\n", ","), ("Acceptance,,,\n,,,\n", ",")],
+)
+def test_titles_and_blanks_between_columns_are_read(tmp_path: Path, before: str, delimiter: str) -> None:
+    lines = ["node,gpu,run,time_ms", *(",".join(map(str, row)) for row in short({(4, 2): 0.15}))]
+    file = tmp_path / "results.txt"
+    file.write_text(before + "\n".join(line.replace(",", delimiter) for line in lines))
+
+    assert [one["name"] for one in answer(file)["findings"]] == ["node-4/2"]
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("thousands", ["", "."])
+def test_decimal_commas_with_three_decimals_are_told_by_the_column(
+    tmp_path: Path, thousands: str, quoted: bool
+) -> None:
+    """999,345 and 1015,432 are of one column."""
+    lines = ["node,gpu,run,time_ms"] if quoted else ["node;gpu;run;time_ms"]
+    for node, gpu, number, value in short({(4, 2): 0.15}):
+        text = f"{value:,.3f}".replace(",", "#").replace(".", ",").replace("#", thousands)
+        lines.append(f'{node},{gpu},{number},"{text}"' if quoted else f"{node};{gpu};{number};{text}")
+
+    (one,) = answer(written(tmp_path, lines))["findings"]
+
+    assert one["name"] == "node-4/2"
+    assert one["loss_low"] < 1 - math.exp(-0.15) < one["loss_high"]
+
+
+def test_commas_that_separate_thousands_stay_so(tmp_path: Path) -> None:
+    lines = ["node;gpu;run;time_us"]
+    lines += [f"{node};{gpu};{number};{1000 * value:,.0f}" for node, gpu, number, value in short({(4, 2): 0.15})]
+
+    assert [one["name"] for one in answer(written(tmp_path, lines))["findings"]] == ["node-4/2"]
+
+
 def test_rows_that_cannot_be_used_are_counted_with_their_line(tmp_path: Path) -> None:
     lines = [*results({(4, 2): 0.15}), "node-1,2,oops,1380,300,60,0,550", "node-1,2,,1380,300,60,9,550",
              "node-1,2,-4,1,1,1,9,550", ",,5,1,1,1,1,1", "# a comment", "", "node-1,2,1,2,3,4,5,6,7,8,9"]  # fmt: skip

@@ -20,6 +20,9 @@ MAX_BYTES: Final = 1 << 30
 """Largest file, unpacked."""
 
 DELIMITERS: Final = ",;\t|"
+MOST_TITLES: Final = 20
+"""Most lines before the header, such as the title of a sheet."""
+
 MISSING: Final = frozenset(
     ("", "-", "na", "n/a", "nan", "null", "none", "[n/a]", "[not supported]", "not available", "?")
 )
@@ -28,6 +31,11 @@ _NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}([,'’_\s])\d{3}(?:\1\d{3})*(?:\.\d+)?")
 _POINT_THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}(?:\.\d{3})+,\d+")
 _DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+")
+_SURELY_DECIMAL: Final = re.compile(
+    r"\s*[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+|\d{1,3}(?:\.\d{3})+,\d+)(?![\d.,]).*"
+)
+_SURELY_THOUSANDS: Final = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})*(?:,\d{3},\d{3}|\.\d+)(?![\d.,]).*")
+_EITHER: Final = re.compile(r"(?<![\d.,])(\d{1,3}),(?=\d{3}(?![\d.,]))")
 _CLOCK: Final = re.compile(r"(?:(\d+):)?(\d{1,3}):(\d\d(?:[.,]\d+)?)")
 _DURATION: Final = re.compile(r"(?=\d+[hm])(?:(\d+)h)?(?:(\d+)m)?(\d+(?:\.\d+)?)s")
 
@@ -101,11 +109,9 @@ def _unpacked(file: str) -> bytes:
 
 def _csv(file: str, text: str) -> tuple[list[str], Iterator[tuple[int, Row]]]:
     lines = io.StringIO(text, newline="")
-    skipped = 0
-    header = lines.readline()
-    while header and (not header.strip() or header.startswith("#")):
-        skipped, header = skipped + 1, lines.readline()
-    delimiter = max(DELIMITERS, key=header.count)
+    skipped, header, delimiter = _header(text)
+    for _ in range(skipped + 1):
+        lines.readline()
     reader = csv.reader(chain([header], lines), delimiter=delimiter, skipinitialspace=True)
     try:
         columns = [name.strip() for name in next(reader)]
@@ -117,7 +123,64 @@ def _csv(file: str, text: str) -> tuple[list[str], Iterator[tuple[int, Row]]]:
         columns = [
             name if columns.index(name) == place else f"{name} {place + 1}" for place, name in enumerate(columns)
         ]
-    return columns, _csv_rows(file, reader, columns, skipped)
+    rows = _csv_rows(file, reader, columns, skipped)
+    commas = (delimiter != "," or '"' in text) and _EITHER.search(text)
+    return columns, _decimal(rows, _with_decimal_commas(text, delimiter)) if commas else rows
+
+
+def _header(text: str) -> tuple[int, str, str]:
+    """How many lines are before the header, the header and the delimiter.
+
+    The header has two cells or more; before it are titles, comments and Excel's "sep=;". Where no delimiter makes two
+    cells, blanks separate columns.
+    """
+    found, first, given = (0, "", ","), None, ""
+    for skipped, line in enumerate(io.StringIO(text, newline="")):
+        if skipped > MOST_TITLES and first is not None:
+            break
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line.lower().startswith("sep=") and len(line.strip()) == 5:
+            given = line[4]
+            continue
+        delimiter = given or max(DELIMITERS, key=line.count)
+        if sum(map(bool, map(str.strip, line.split(delimiter)))) > 1:
+            return skipped, line, delimiter
+        first = (skipped, line) if first is None else first
+    if first is not None:
+        many = len(first[1].split()) > 1
+        found = (
+            first[0],
+            first[1].strip() if many else first[1],
+            " " if many else max(DELIMITERS, key=first[1].count),
+        )
+    return found
+
+
+def _with_decimal_commas(text: str, delimiter: str) -> set[int]:
+    """Columns in which commas are decimal ones: some surely are, and none surely separates thousands."""
+    decimal, thousands = set[int](), set[int]()
+    try:
+        for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True):
+            for place, cell in enumerate(cells):
+                if "," in cell:
+                    decimal |= {place} if _SURELY_DECIMAL.fullmatch(cell) else set()
+                    thousands |= {place} if _SURELY_THOUSANDS.fullmatch(cell) else set()
+    except csv.Error:
+        pass
+    return decimal - thousands
+
+
+def _decimal(rows: Iterator[tuple[int, Row]], places: set[int]) -> Iterator[tuple[int, Row]]:
+    """The rows with points for the decimal commas of some columns, where they could separate thousands."""
+    for line, row in rows:
+        yield (
+            line,
+            {
+                name: _EITHER.sub(r"\1.", cell, count=1) if place in places else cell
+                for place, (name, cell) in enumerate(row.items())
+            },
+        )
 
 
 def _csv_rows(file: str, reader: Any, columns: Sequence[str], skipped: int) -> Iterator[tuple[int, Row]]:
