@@ -616,6 +616,22 @@ def test_the_ledger_says_who_is_new_still_there_or_back_after_a_repair(tmp_path:
     assert stories[3]["node-7/1"]["state"] == "new"
 
 
+def test_a_chip_that_is_back_is_on_the_list_since_then(tmp_path: Path) -> None:
+    ledger = tmp_path / "lemons.jsonl"
+    for month, slow in enumerate([{(4, 2): 0.15}, {}, {(4, 2): 0.15}, {(4, 2): 0.15}, {(4, 2): 0.15}], 1):
+        file = written(tmp_path, results(slow, seed=month), f"{month}.csv")
+        found = answer(file, "--ledger", ledger, "--at", f"2026-0{month}-01")
+    shown = run(file, "--ledger", ledger, "--at", "2026-05-01").stdout
+
+    (one,) = found["findings"]
+    assert (one["ledger"]["state"], one["ledger"]["since"][:10], one["ledger"]["returned"]) == (
+        "still",
+        "2026-03-01",
+        1,
+    )
+    assert "on the list since 2026-03-01 again, first 2026-01-01" in " ".join(shown.split())
+
+
 def test_audits_count_in_the_order_of_their_times(tmp_path: Path) -> None:
     ledger = tmp_path / "lemons.jsonl"
     months = [{(4, 2): 0.15}, {(4, 2): 0.15}, {}, {(4, 2): 0.15}]

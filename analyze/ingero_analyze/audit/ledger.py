@@ -19,9 +19,13 @@ MAX_BYTES: Final = 256 << 20
 
 @dataclass
 class LedgerEntry:
-    """What earlier audits said about one chip, node or group. `cleared`: since when it is no longer on the list."""
+    """What earlier audits said about one chip, node or group.
+
+    `since`: when it was last put on the list; `cleared`: since when it is no longer on it.
+    """
 
     first: str
+    since: str = ""
     named: int = 0
     last: str = ""
     cleared: str = ""
@@ -51,6 +55,8 @@ class AuditLedger:
         for name in line.get("named", ()):
             entry = self.entries.setdefault(name, LedgerEntry(time))
             entry.returned += bool(entry.cleared and entry.named)
+            entry.first = entry.first if entry.named else time
+            entry.since = time if entry.cleared or not entry.named else entry.since
             entry.named, entry.last, entry.cleared = entry.named + 1, time, ""
 
     def note(self, line: Mapping[str, Any]) -> None:
@@ -71,9 +77,11 @@ class AuditLedger:
         if entry is None or not entry.named:
             return {"state": "new", "named_before": 0}
         story: dict[str, Any] = {"state": "returned" if entry.cleared else "still", "named_before": entry.named,
-                                 "first": entry.first, "last": entry.last, "repairs": entry.repairs}  # fmt: skip
+                                 "first": entry.first, "since": entry.since, "last": entry.last,
+                                 "repairs": entry.repairs, "returned": entry.returned}  # fmt: skip
         if entry.cleared:
             story |= {"cleared": entry.cleared, "returned": entry.returned + 1}
+            del story["since"]
         return story
 
     def cleared_by(self, judged: Iterable[str], named: Iterable[str]) -> list[str]:

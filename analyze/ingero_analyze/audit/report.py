@@ -228,7 +228,8 @@ def _story(story: Mapping[str, Any] | None) -> str:
     if story["state"] == "new":
         return "new"
     if story["state"] == "still":
-        return f"on the list since {story['first'][:10]}"
+        again = f" again, first {story['first'][:10]}" if story["returned"] else ""
+        return f"on the list since {story['since'][:10]}{again}"
     repaired = " after a repair" if story["repairs"] else ""
     return f"back{repaired}: named {story['named_before']} times before, cleared {story['cleared'][:10]}"
 
