@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
-from ingero_analyze.audit.columns import lower_is_better, recognised, split_unit, unit_in_name
+from ingero_analyze.audit.columns import lower_is_better, recognised, says_failed, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
 from ingero_analyze.audit.rows import quantity_of
 from ingero_analyze.audit.runs import rounding_of, runs_of_rows
@@ -197,6 +197,30 @@ def test_a_damaged_gzip_file_is_said(tmp_path: Path) -> None:
 
     assert done.exit_code == 2
     assert "bad.csv.gz: not whole" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "status"), [("error", ""), ("0", "OK"), ("87.5", "FAILED"), ("9000", "Timed out")])
+def test_failed_tests_are_no_values_and_who_only_failed_is_said(tmp_path: Path, text: str, status: str) -> None:
+    lines = ["node,gpu,run,time_ms,status"]
+    for node, gpu, number, value in short({(4, 2): 0.15}):
+        failed = (node, gpu) == ("node-7", "3") or (node, gpu, number) == ("node-1", "1", 2)
+        lines.append(f"{node},{gpu},{number},{text if failed else value},{status if failed else 'pass'}")
+    file = written(tmp_path, lines)
+    found = answer(file)
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert found["summary"]["problems"]["count"] == 5
+    assert found["summary"]["failed"] == {"gpu node-7/3": 4}
+    assert "none of their rows can be used: gpu node-7/3 (4 rows)" in run(file).stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"),
+    [("PASS", False), ("completed", False), ("0 errors", False), ("true", False), ("Fail", True), ("TIMEOUT", True),
+     ("node_failure", True), ("OUT_OF_MEMORY", True), ("timed out", True), ("False", True)],
+)  # fmt: skip
+def test_a_status_says_whether_a_test_failed(status: str, failed: bool) -> None:
+    assert says_failed(status) == failed
 
 
 def test_lone_surrogates_become_question_marks(tmp_path: Path) -> None:

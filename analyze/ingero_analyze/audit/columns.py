@@ -68,6 +68,10 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "benchmark", "bench", "test", "workload", "kernel", "app", "application", "metric", "program", "case",
     ),
     "unit": ("unit", "units"),
+    "status": (
+        "status", "state", "outcome", "verdict", "test status", "test result", "pass", "passed", "pass fail",
+        "exit status", "job status", "job state",
+    ),
     "direction": ("direction", "better", "higher is better", "lower is better"),
 }  # fmt: skip
 """Names of columns by what they hold, in lower case, words separated by one space."""
@@ -105,6 +109,14 @@ HIGHER: Final = re.compile(
     r"speed|ops|ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
     r"|^(?!.*(?:time|duration|latency|elapsed|runtime)).+ (?:s|sec|second)$"
 )
+FAILED: Final = re.compile(
+    r"(?:.* )?(?:fail\w*|errors?|errored|abort\w*|timed? ?out|crash\w*|killed|cancel\w*|invalid|skip\w*|oom|false|"
+    r"not run|out of memory)(?: .*)?"
+)
+"""Words of a status that says that a test was not passed."""
+
+NO_FAILURE: Final = re.compile(r"(?:no|0|without|zero) (?:errors?|failures?)")
+
 UNITS: Final = frozenset(
     (
         *(
@@ -291,6 +303,12 @@ def _add_place(found: dict[str, str], columns: Sequence[str], role: str = "slot"
     place = next(places, None)
     if place is not None:
         found[role] = place
+
+
+def says_failed(status: str) -> bool:
+    """Whether a status says that the test was not passed, so that its value is none."""
+    words = words_of(status)
+    return bool(FAILED.fullmatch(words)) and not NO_FAILURE.fullmatch(words)
 
 
 def parameters_of(unused: Sequence[str]) -> list[str]:

@@ -30,6 +30,7 @@ ROLES = (
     "model",
     "benchmark",
     "unit",
+    "status",
 )
 
 
@@ -224,7 +225,7 @@ def _record(
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:
     from ingero_analyze.audit.report import print_table
-    from ingero_analyze.terminal import output
+    from ingero_analyze.terminal import listed, output
 
     problems = answer["summary"]["problems"]
     for line in problems["first"]:
@@ -236,6 +237,9 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
     print_table(answer, console)
     about = answer["summary"]
     left = [f"{problems['count']} values or rows could not be used"] if problems["count"] else []
+    if about["failed"]:
+        names = [f"{name} ({rows} row{'s' if rows > 1 else ''})" for name, rows in about["failed"].items()]
+        left.append(f"not judged, none of their rows can be used: {listed(names[:20], len(names))}")
     left += [f"{about['repeated_rows']} repeated rows counted once"] if about["repeated_rows"] else []
     left += [f"columns not used: {', '.join(about['unknown_columns'][:20])}"] if about["unknown_columns"] else []
     if about.get("ledger", {}).get("unreadable_lines"):

@@ -19,6 +19,7 @@ from ingero_analyze.audit.columns import (
     lower_is_better,
     parameters_of,
     recognised,
+    says_failed,
     split_unit,
     unit_in_name,
     words_of,
@@ -105,6 +106,7 @@ class Measurements:
         self.unused: Counter[str] = Counter()
         self.rows = self.repeated = 0
         self.latest: float | None = None
+        self.failed: dict[str, int] = {}
         self._texts = {name: _Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
         self._clusters: Counter[str] = Counter()
         self._by_name = False
@@ -160,17 +162,20 @@ class Measurements:
             return self._refuse(place, "more values than columns, or no object")
         if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
             return self._refuse(place, "neither a GPU nor a node")
+        cells |= _place(cells)
+        if says_failed(cells.get("status", "")):
+            return self._fail(place, f"the status is {cells['status'][:40]!r}", cells)
         try:
             quantity = quantity_of(cells["value"])
         except ValueError as error:
-            return self._refuse(place, str(error))
+            return self._fail(place, str(error), cells)
         if quantity is None:
-            return self._refuse(place, "no value")
+            return self._fail(place, "no value", cells)
         value, in_cell = quantity
         if value <= 0:
-            return self._refuse(place, f"the value {value:g} is not positive")
+            return self._fail(place, f"the value {value:g} is not positive", cells)
         if not SMALLEST <= value <= LARGEST:
-            return self._refuse(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}")
+            return self._fail(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}", cells)
         unit = in_cell or words_of(cells.get("unit", "")) or unit_in_name(roles["value"])
         lower = self.options.lower
         if lower is None:
@@ -180,7 +185,7 @@ class Measurements:
         if lower is None:
             raise TableError(place, f"nothing says whether a larger {roles['value']!r} is better; "
                                     "use --higher-is-better or --lower-is-better")  # fmt: skip
-        cells |= _place(cells) | _parameters(row, parameters)
+        cells |= _parameters(row, parameters)
         identity = "\0".join(f"{role}={cells[role]}" for role in sorted(cells)).encode()
         key = hashlib.blake2b(identity, digest_size=12).digest()
         if ("run" in roles or "time" in roles) and key in self._seen:
@@ -189,16 +194,25 @@ class Measurements:
         self._seen.add(key)
         self._hash.update(key)
         factor, unit = SCALES.get(unit, (1.0, unit))
-        logarithm = math.log(value * factor)
-        self._file.append(self._files - 1)
-        self._slowness.append(logarithm if lower else -logarithm)
         cells["unit"] = f"{unit}\0{'lower' if lower else 'higher'}"
-        for role, texts in self._texts.items():
-            texts.add(cells.get(role, ""))
+        self._append(cells, math.log(value * factor) * (1 if lower else -1))
         for role, numbers in self._physical.items():
             numbers.append(self._reading(place, role, cells.get(role, "")))
         self._note_time(cells.get("time", ""))
         return True
+
+    def _append(self, cells: Mapping[str, str], slowness: float) -> None:
+        self._file.append(self._files - 1)
+        self._slowness.append(slowness)
+        for role, texts in self._texts.items():
+            texts.add(cells.get(role, ""))
+
+    def _fail(self, place: str, text: str, cells: Mapping[str, str]) -> bool:
+        """Keep whose row cannot be used."""
+        self._append({role: cells.get(role, "") for role in ("gpu", "slot", "node", "cluster")}, math.nan)
+        for numbers in self._physical.values():
+            numbers.append(math.nan)
+        return self._refuse(place, text)
 
     def _refuse(self, place: str, text: str) -> bool:
         self.problems.add(place, text)
@@ -239,10 +253,12 @@ class Measurements:
         found = places(texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"], self._by_name)
         texts["day"] = _days(self._texts["time"].coded if self._texts["time"].names else self._texts["run"].coded)
         run, runs = self._runs()
-        kind, first = numbered(*(texts[name].codes for name in KINDS))
+        used = np.flatnonzero(np.isfinite(np.array(self._slowness)))
+        self._note_failed(found, used)
+        kind, first = numbered(*(texts[name].codes[used] for name in KINDS))
         inputs = list[AuditInput]()
-        for number, row in enumerate(first.tolist()):
-            here = np.flatnonzero(kind == number)
+        for number, row in enumerate(used[first].tolist()):
+            here = used[kind == number]
             whole = self._population(here, row, texts, found, run, runs)
             given = whole.population
             its = found
@@ -258,6 +274,21 @@ class Measurements:
             parted = told_apart(parted, kinds.slower) if len(parts) > 1 else [whole]
             inputs += [replace(part, notes=part.notes + joint) for part in parted]
         return inputs
+
+    def _note_failed(self, found: Places, used: Ints) -> None:
+        """Note who has rows, but none that can be used."""
+        rows = np.bincount(found.chip.codes, minlength=len(found.chip.names))
+        well = np.bincount(found.chip.codes[used], minlength=len(rows))
+        by = self._by
+        self.failed = {
+            f"{by} {found.chip.names[one]}": int(rows[one])
+            for one in np.flatnonzero((rows > 0) & (well == 0)).tolist()
+        }
+
+    @property
+    def _by(self) -> str:
+        """What chips are: GPUs, or whole nodes."""
+        return "gpu" if self._texts["gpu"].names or self._texts["slot"].names else "node"
 
     def _name(self, row: int, texts: Mapping[str, Coded]) -> str:
         """What tells the population of a row from others."""
@@ -304,19 +335,18 @@ class Measurements:
             self._name(row, texts), slowness, unit, number, place - offset, rank - lowest, rounding
         )
         groups = [found.group.names[one] for one in kinds[lowest:].tolist()]
-        by = "gpu" if self._texts["gpu"].names or self._texts["slot"].names else "node"
         notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
         lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
         chips = [found.chip.names[one] for one in known.tolist()]
         days = _only(chip, texts["day"].codes[here], len(known))
         only_day = [texts["day"].names[day] if day >= 0 else "" for day in days.tolist()]
-        return AuditInput(population, chips, names, groups, physical, by, seen, lower, only_day, notes, rounds)
+        return AuditInput(population, chips, names, groups, physical, self._by, seen, lower, only_day, notes, rounds)
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""
         return {
             "rows": self.rows, "repeated_rows": self.repeated, "unknown_columns": sorted(self.unused),
-            "problems": self.problems.answer(),
+            "problems": self.problems.answer(), "failed": self.failed,
         }  # fmt: skip
 
 
