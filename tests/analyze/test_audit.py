@@ -347,7 +347,7 @@ def test_runs_are_in_the_order_of_their_numbers_or_dates() -> None:
 
 @pytest.mark.parametrize(
     ("column", "apart"),
-    [("size", True), ("Batch Size", True), ("dtype", True), ("power_cap_w", True), ("note", False)],
+    [("size", True), ("Batch Size", True), ("N", False), ("dtype", True), ("power_cap_w", True), ("note", False)],
 )
 def test_parameters_of_a_benchmark_are_judged_apart_and_others_noted(
     tmp_path: Path, column: str, apart: bool
@@ -749,6 +749,8 @@ def test_a_time_in_a_name_is_told_from_a_rate(column: str, lower: bool) -> None:
     ("role", "columns"),
     [("clock", "freq med_freq avg_sm_clock_mhz gfx_clock DCGM_FI_DEV_SM_CLOCK clocks.sm freq_mean sclk"),
      ("power", "power_w med_power socket_power avg_power_w DCGM_FI_DEV_POWER_USAGE power.draw.average max_power"),
+     ("power", "avg_pwr_w Average_Graphics_Package_Power_W"), ("clock", "current_gfxclk_mhz avg_clk"),
+     ("value", "bw FOM mfu_pct GTEPS ns/day steps/hour busbw_gbps"),
      ("temperature", "temp_c med_temp junction_temperature max_temp_c DCGM_FI_DEV_GPU_TEMP temperature.gpu"),
      ("value", "median_kernel_duration_us median_perf_ms avg_runtime iter_time iteration_duration kernel_ms "
                "mean_time_ms max_duration_s iteration_ms")],
@@ -756,6 +758,21 @@ def test_a_time_in_a_name_is_told_from_a_rate(column: str, lower: bool) -> None:
 def test_columns_are_recognised_with_statistics_and_units(role: str, columns: str) -> None:
     for column in columns.split():
         assert recognised(["gpu", column], {})[0] == {"gpu": "gpu", role: column}
+
+
+def test_of_both_bandwidths_of_nccl_that_of_the_bus_is_used() -> None:
+    assert recognised(["host", "size", "algbw (GB/s)", "busbw (GB/s)"], {})[0]["value"] == "busbw (GB/s)"
+
+
+def test_losses_in_percent_are_what_is_missing_to_100(tmp_path: Path) -> None:
+    """A chip without a loss is usable, and twice a small loss is no chip that is half as fast."""
+    lines = ["host,gpu,run,clock_loss_pct"]
+    for node, gpu, number, value in short({(4, 2): 0.15}):
+        lines.append(f"{node},{gpu},{number},{100 - 98000 / value if node != 'node-8' else 0:.3f}")
+    found = answer(written(tmp_path, lines), "--value", "clock_loss_pct")
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert found["findings"][0]["loss"] == pytest.approx(0.14, abs=0.03)
 
 
 def test_of_several_statistics_of_a_value_one_is_used() -> None:

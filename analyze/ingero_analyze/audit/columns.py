@@ -31,7 +31,9 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "throughput", "bandwidth", "rate", "samples s", "samples per second", "tokens per second", "tokens s",
         "iterations per second", "busbw", "algbw", "gb s", "runtime", "run time", "kernel time", "kernel duration",
         "duration", "latency", "elapsed", "elapsed time", "time ms", "execution time", "exec time", "step time",
-        "step seconds", "step duration", "iteration time", "iteration duration", "iter time", "iter duration",
+        "step seconds", "step duration", "slowdown", "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps",
+        "gteps",        "ns day", "steps hour", "normalized perf", "relative perf", "rel perf", "normalized performance",
+        "relative performance", "iteration time", "iteration duration", "iter time", "iter duration",
         "kernel runtime", "wall time", "seconds", "median time", "mean time", "avg time", "average time",
     ),
     "run": (
@@ -43,15 +45,16 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         *(
             f"{of}{clock}"
             for of in ("", "sm ", "gpu ", "core ", "graphics ", "gfx ", "shader ")
-            for clock in ("clock", "clk", "freq", "frequency", "clock speed")
+            for clock in ("clock", "clk", "freq", "frequency", "clock speed", "gfxclk")
         ),
+        "current gfxclk",
         "clocks sm", "clocks current sm", "clocks gr", "clocks current graphics", "sclk", "gfxclk",
     ),
     "power": (
         *(
             f"{of}{power}"
-            for of in ("", "gpu ", "board ", "socket ", "chip ", "device ", "package ")
-            for power in ("power", "power draw", "power usage", "power consumption")
+            for of in ("", "gpu ", "board ", "socket ", "chip ", "device ", "package ", "graphics package ")
+            for power in ("power", "power draw", "power usage", "power consumption", "pwr")
         ),
         "watts",
     ),
@@ -59,9 +62,9 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         *(
             f"{of}{temperature}"
             for of in ("", "gpu ", "core ", "chip ", "die ", "junction ", "hotspot ", "hot spot ", "edge ")
-            for temperature in ("temperature", "temp")
+            for temperature in ("temperature", "temp", "tmp")
         ),
-        "temperature gpu", "celsius",
+        "temperature gpu", "temp gpu", "temperature hotspot", "temperature junction", "temperature edge", "celsius",
     ),
     "model": ("model", "gpu model", "gpu name", "gpu type", "product", "product name", "sku", "name", "device name"),
     "benchmark": (
@@ -103,8 +106,11 @@ PARAMETERS: Final = frozenset(
 )  # fmt: skip
 """Names of columns whose values are parameters of the benchmark."""
 
-LOWER: Final = re.compile(r"\b(time|duration|latency|elapsed|runtime|seconds|ms|us|ns|sec|secs|s|msec|usec|min)\b")
+LOWER: Final = re.compile(
+    r"\b(time|duration|latency|elapsed|runtime|seconds|ms|us|ns|sec|secs|s|msec|usec|min|slowdown)\b"
+)
 HIGHER: Final = re.compile(
+    r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|normali[sz]ed perf\w*|rel(?:ative)? perf\w*)\b|"
     r"\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|throughput|bandwidth|rate|score|busbw|algbw|"
     r"speed|ops|ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
     r"|^(?!.*(?:time|duration|latency|elapsed|runtime)).+ (?:s|sec|second)$"
@@ -116,6 +122,9 @@ FAILED: Final = re.compile(
 """Words of a status that says that a test was not passed."""
 
 NO_FAILURE: Final = re.compile(r"(?:no|0|without|zero) (?:errors?|failures?)")
+
+LOSSES: Final = re.compile(r"\b(?:loss|deficit|degradation|drop|reduction|shortfall)\b")
+"""Names of losses, which in percent are what is missing to 100."""
 
 UNITS: Final = frozenset(
     (
@@ -247,6 +256,8 @@ def _several(columns: Sequence[str]) -> str:
 
 def _fitting(role: str, columns: Sequence[str]) -> list[str]:
     """The columns that have a name of this role, the best one first; of several statistics of one value, one."""
+    if any(words_of(column).startswith("busbw") for column in columns):  # nccl-tests write both of one result
+        columns = [column for column in columns if not words_of(column).startswith("algbw")]
     ranks = {column: rank for column in columns if (rank := _rank(column, role)) is not None}
     fitting = sorted(ranks, key=lambda column: (ranks[column], columns.index(column)))
     if role != "value":
@@ -305,6 +316,15 @@ def _add_place(found: dict[str, str], columns: Sequence[str], role: str = "slot"
         found[role] = place
 
 
+MATRICES: Final = (frozenset("mnk"), frozenset(("n", "nb", "p", "q")))
+"""Names of the sizes of a product of matrices, and of the problem, blocks and grid of HPL."""
+
+
+def is_lost_share(column: str, unit: str) -> bool:
+    """Whether values are losses in percent; `unit`: that of the value."""
+    return bool(LOSSES.search(words_of(column))) and unit in (PERCENT, "pct")
+
+
 def says_failed(status: str) -> bool:
     """Whether a status says that the test was not passed, so that its value is none."""
     words = words_of(status)
@@ -312,9 +332,9 @@ def says_failed(status: str) -> bool:
 
 
 def parameters_of(unused: Sequence[str]) -> list[str]:
-    """Columns that hold parameters of the benchmark, of those not used otherwise; m, n and k only together."""
+    """Columns that hold parameters of the benchmark, of those not used otherwise; those of matrices only together."""
     names = {column: words_of(column) for column in unused}
-    matrix = {"m", "n", "k"} if {"m", "n", "k"} <= set(names.values()) else set[str]()
+    matrix = {name for one in MATRICES if one <= set(names.values()) for name in one}
     return [
         column for column in unused if split_unit(column)[0] in PARAMETERS or names[column] in PARAMETERS | matrix
     ]

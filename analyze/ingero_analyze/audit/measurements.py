@@ -16,6 +16,7 @@ from ingero_analyze.audit.chips import Coded, Places, is_cluster, of_one_name, p
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     SCALES,
+    is_lost_share,
     lower_is_better,
     parameters_of,
     recognised,
@@ -172,12 +173,14 @@ class Measurements:
         if quantity is None:
             return self._fail(place, "no value", cells)
         value, in_cell = quantity
+        unit = in_cell or words_of(cells.get("unit", "")) or unit_in_name(roles["value"])
+        lower = self.options.lower
+        if is_lost_share(roles["value"], unit):
+            value, lower = 100 - value, False
         if value <= 0:
             return self._fail(place, f"the value {value:g} is not positive", cells)
         if not SMALLEST <= value <= LARGEST:
             return self._fail(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}", cells)
-        unit = in_cell or words_of(cells.get("unit", "")) or unit_in_name(roles["value"])
-        lower = self.options.lower
         if lower is None:
             lower = lower_is_better(
                 *(cells.get("direction", ""), unit, " ".join(split_unit(roles["value"])), cells.get("benchmark", ""))
