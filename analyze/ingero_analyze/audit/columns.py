@@ -31,10 +31,10 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "throughput", "bandwidth", "rate", "samples s", "samples per second", "tokens per second", "tokens s",
         "iterations per second", "busbw", "algbw", "gb s", "runtime", "run time", "kernel time", "kernel duration",
         "duration", "latency", "elapsed", "elapsed time", "time ms", "execution time", "exec time", "step time",
-        "step seconds", "step duration", "slowdown", "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps",
-        "gteps",        "ns day", "steps hour", "normalized perf", "relative perf", "rel perf", "normalized performance",
-        "relative performance", "iteration time", "iteration duration", "iter time", "iter duration",
-        "kernel runtime", "wall time", "seconds", "median time", "mean time", "avg time", "average time",
+        "step seconds", "step duration", "iteration time", "iteration duration", "iter time", "iter duration",
+        "kernel runtime", "wall time", "seconds", "median time", "mean time", "avg time", "average time", "slowdown",
+        "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps", "gteps", "ns day", "steps hour",
+        "normalized perf", "normalized performance", "relative perf", "rel perf", "relative performance",
     ),
     "run": (
         "run", "run id", "run number", "iteration", "iter", "trial", "job", "job id", "repetition", "rep", "repeat",
@@ -111,7 +111,7 @@ LOWER: Final = re.compile(
 )
 HIGHER: Final = re.compile(
     r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|normali[sz]ed perf\w*|rel(?:ative)? perf\w*)\b|"
-    r"\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|throughput|bandwidth|rate|score|busbw|algbw|"
+    r".+ [gt]i?bs$|\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|throughput|bandwidth|rate|score|busbw|algbw|"
     r"speed|ops|ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
     r"|^(?!.*(?:time|duration|latency|elapsed|runtime)).+ (?:s|sec|second)$"
 )
@@ -156,7 +156,7 @@ RATES: Final = re.compile(
 _PER_SECOND: Final = re.compile(r"/\s*(?:s|sec|second)\b", re.IGNORECASE)
 MEASURED: Final = re.compile(
     r"(?:.+ )?(?:[kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|busbw|algbw|throughput|bandwidth|"
-    r"per (?:s|sec|second)|"
+    r"per (?:s|sec|second)|.+ [gt]i?bs|"
     r"(?:tokens?|toks?|samples?|images?|its?|iter|iterations?|steps?|requests?|frames?|records?) (?:s|sec|second))"
     r"(?: (?:per )?(?:gpu|device|chip|node))?"
 )
@@ -252,6 +252,11 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
 
 def _several(columns: Sequence[str]) -> str:
     return f"the columns {', '.join(columns)} could all be the value; choose one with --value"
+
+
+def is_value(column: str) -> bool:
+    """Whether a column has the name of a value."""
+    return _rank(column, "value") is not None or bool(MEASURED.fullmatch(words_of(column))) or _is_duration(column)
 
 
 def _fitting(role: str, columns: Sequence[str]) -> list[str]:

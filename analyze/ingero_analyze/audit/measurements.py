@@ -26,8 +26,10 @@ from ingero_analyze.audit.columns import (
     words_of,
 )
 from ingero_analyze.audit.inputs import AuditInput, told_apart
+from ingero_analyze.audit.joint_rows import of_single_nodes
 from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
 from ingero_analyze.audit.runs import joined, numbered, rounding_of, runs_of_rows
+from ingero_analyze.audit.wide import unpivoted
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
@@ -125,7 +127,8 @@ class Measurements:
 
     def read(self, file: str, advance: Callable[[int], None]) -> None:
         """Add the rows of one file. `TableError` names the file and line when nothing of it can be used."""
-        columns, rows = read_rows(file, advance)
+        named = self.options.columns.values()
+        columns, rows = of_single_nodes(*unpivoted(*read_rows(file, advance), named), named)
         for name in self.options.columns.values():
             if name not in columns:
                 raise TableError(file, f"there is no column {name!r} (there are: {', '.join(columns)[:200]})")
