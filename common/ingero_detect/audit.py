@@ -86,7 +86,10 @@ class Population:
 
 @dataclass(frozen=True)
 class SlowUnit:
-    """A finding. `loss` is a share of the usual speed, with a 95 % interval; `members` are the units it concerns."""
+    """A finding. `loss` is a share of the usual speed, with a 95 % interval; `members` are the units it concerns.
+
+    Of a node or group: `slow` are those of its `judged` chips or nodes that lose half as much or more.
+    """
 
     population: int
     level: AuditLevel
@@ -97,6 +100,8 @@ class SlowUnit:
     chance: float
     adjusted: float
     members: tuple[int, ...]
+    slow: tuple[int, ...]
+    judged: int
     measurements: int
     chronic: float | None
 
@@ -392,6 +397,16 @@ class _Judged:
             for item in np.flatnonzero(self.reported(place)).tolist()
         ]
 
+    def _slow_members(self, place: int, item: int) -> tuple[tuple[int, ...], int]:
+        """Members on the level below that lose at least half of what the item does, and how many there are."""
+        if not place:
+            return (), 0
+        below = self.tiers[place - 1]
+        of_it = below.judged & (below.parent == item)
+        loss = below.loss - float(np.median(below.loss[below.judged]))
+        slow = np.flatnonzero(of_it & (loss >= 0.5 * self.tiers[place].below[item]))
+        return tuple(slow.tolist()), int(of_it.sum())
+
     def _finding(self, number: int, level: AuditLevel, place: int, item: int, spread: float) -> SlowUnit:
         tier, members = self.tiers[place], self._members(place, np.array([item]))
         below = tier.below[item] + (max(self._levels.offset[item], 0.0) if level is AuditLevel.CHIP else 0.0)
@@ -405,7 +420,8 @@ class _Judged:
         low, middle, high = (1 - np.exp(-(below + side * within)) for side in (-1, 0, 1))
         return SlowUnit(
             number, level, item, float(middle), float(low), float(high), float(tier.chance[item]),
-            float(self.adjusted[place][item]), tuple(members.tolist()), count, chronic,
+            float(self.adjusted[place][item]), tuple(members.tolist()), *self._slow_members(place, item), count,
+            chronic,
         )  # fmt: skip
 
 

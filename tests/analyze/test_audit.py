@@ -500,6 +500,15 @@ def test_nodes_that_are_always_in_the_same_jobs_are_one_finding(tmp_path: Path, 
     assert any("nothing tells which of them" in note for note in found["summary"]["populations"][0]["notes"])
 
 
+def test_a_node_some_of_whose_chips_are_not_slow_says_which_are(tmp_path: Path) -> None:
+    file = written(tmp_path, results({(4, gpu): 0.15 for gpu in range(6)}))
+    (one,) = answer(file)["findings"]
+
+    assert (one["kind"], one["name"], one["members"]) == ("node", "node-4", 8)
+    assert one["slow"] == [f"gpu node-4/{gpu}" for gpu in range(6)]
+    assert "6 of 8 are slow: gpu node-4/0," in run(file).stdout
+
+
 def test_a_column_of_many_clusters_is_none(tmp_path: Path) -> None:
     lines = ["system,host,gpu,run,time_ms"]
     lines += [f"s-{node},{node},{gpu},{number},{value}" for node, gpu, number, value in short({(7, 1): 0.15})]

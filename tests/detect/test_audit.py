@@ -480,6 +480,15 @@ def test_a_slow_rack_is_one_finding() -> None:
     assert named(audit([population(effect, group=8)])) == {("group", 1)}
 
 
+def test_a_finding_says_which_of_its_members_are_slow() -> None:
+    effect = spread(640)
+    effect[64 : 64 + 5 * 8] += 0.12
+
+    (one,) = audit([population(effect, group=8)]).findings
+
+    assert (one.level, one.number, one.slow, one.judged) == (AuditLevel.GROUP, 1, (8, 9, 10, 11, 12), 8)
+
+
 def test_a_bad_run_of_a_chip_is_not_chronic() -> None:
     given = population(spread(64), runs=9)
     bad = (given.unit == 5) & (given.run < 3)

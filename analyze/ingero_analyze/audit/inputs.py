@@ -44,7 +44,10 @@ def told_apart(parts: Sequence[AuditInput], slower: Sequence[float]) -> list[Aud
         if distance:
             how, faults = ("slower", "faults, or ") if distance > 0 else ("faster", "")
             share = abs(100 * math.expm1(-distance))
-            names = listed(part.nodes[:MOST_NAMES], len(part.nodes))
+            others = {group for one in parts if one is not part for group in one.groups}
+            whole = len(part.groups) and others.isdisjoint(part.groups) and (part.population.group >= 0).all()
+            where = part.groups if whole else part.nodes
+            names = f"{'all of ' if whole else ''}{listed(where[:MOST_NAMES], len(where))}"
             notes += (
                 f"{len(part.nodes)} of {nodes} nodes are {share:.1f} % {how} than those of "
                 f"kind {slower.index(0.0) + 1}, and like each other: {faults}of another kind that no column tells, "

@@ -33,6 +33,9 @@ ALONE: Final = (
 )
 
 
+_BELOW: Final = {AuditLevel.NODE: AuditLevel.CHIP, AuditLevel.GROUP: AuditLevel.NODE}
+
+
 def identity(one: SlowUnit, given: AuditInput) -> str:
     """The name of what a finding is about, as the ledger knows it."""
     return _named(one.level, one.number, given)
@@ -85,7 +88,8 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
         "loss_low": round(one.loss_low, 4), "loss_high": round(one.loss_high, 4),
         "p_value": float(f"{one.chance:.3g}"), "adjusted_p_value": float(f"{one.adjusted:.3g}"),
         "chips": [given.chips[number] for number in one.members], "measurements": one.measurements,
-        "slow_share": None if one.chronic is None else round(one.chronic, 3),
+        "slow": [_named(_BELOW[one.level], number, given) for number in one.slow],
+        "members": one.judged, "slow_share": None if one.chronic is None else round(one.chronic, 3),
         "cause": likely_cause(says(evidence)), "evidence": evidence,
     }  # fmt: skip
 
@@ -214,10 +218,14 @@ def _causes(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     by_cause: dict[str, list[str]] = {}
     for one in findings:
         about = [f"{name} {found['value']:g} (usual {found['usual']:g})" for name, found in one["evidence"].items()]
+        if len(one["slow"]) < one["members"]:
+            about.append(f"{len(one['slow'])} of {one['members']} are slow: {_listed(one['slow'])}")
         about += [f"also {', '.join(one['also'])}"] if one["also"] else []
         name = f"{one['kind']} {one['name']}" + (f" in {one['population']}" if one["also"] else "")
         by_cause.setdefault(one["cause"], []).append(f"{name}: {', '.join(about)}" if about else name)
-    if list(by_cause) == [NO_EVIDENCE] and not any(one["also"] for one in findings):
+    if list(by_cause) == [NO_EVIDENCE] and not any(
+        one["also"] or len(one["slow"]) < one["members"] for one in findings
+    ):
         return [NO_EVIDENCE]
     return [line for cause, names in by_cause.items() for line in (f"{cause}:", *(f"  {name}" for name in names))]
 
