@@ -23,8 +23,9 @@ HUBER_VARIANCE: Final = 1.04
 OWN_VARIANCE: Final = 1.4
 """The same for a unit with far more noise than the others: with their noise, its estimate is near the median."""
 
-SHARED_UNITS: Final = 3
-"""Fewest units of a run whose effect can be separated from theirs."""
+SHARED_UNITS: Final = (3, 2)
+"""Fewest units of a run whose effect is separated from theirs. Pairs only where larger runs do not connect most of
+them: the second test of two slow units looks like a slow run."""
 
 CONNECTED_SHARE: Final = 0.8
 """Share of units that runs have to connect with each other; otherwise the effects of runs are not removed."""
@@ -150,15 +151,15 @@ def _comparable(unit: Ints, run: Ints, units: int) -> tuple[Bools, int]:
     if runs < 2:
         return everything, 0
     pairs = np.unique(np.stack((run, unit)), axis=1)
-    pairs = pairs[:, pairs[0] >= 0]
-    shared = np.bincount(pairs[0], minlength=runs) >= SHARED_UNITS
-    label = _components(unit, run, shared, units)
-    sizes = np.bincount(label[np.unique(unit)], minlength=units)
-    largest = int(sizes.argmax())
-    if shared.sum() < 2 or sizes[largest] < CONNECTED_SHARE * len(np.unique(unit)):
-        return everything, 0
-    usable = (run >= 0) & shared[run] & (label[unit] == largest)
-    return usable, runs
+    size = np.bincount(pairs[0, pairs[0] >= 0], minlength=runs)
+    for fewest in SHARED_UNITS:
+        shared = size >= fewest
+        label = _components(unit, run, shared, units)
+        sizes = np.bincount(label[np.unique(unit)], minlength=units)
+        largest = int(sizes.argmax())
+        if shared.sum() >= 2 and sizes[largest] >= CONNECTED_SHARE * len(np.unique(unit)):
+            return (run >= 0) & shared[run] & (label[unit] == largest), runs
+    return everything, 0
 
 
 def _components(unit: Ints, run: Ints, shared: Bools, units: int) -> Ints:

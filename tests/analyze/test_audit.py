@@ -17,7 +17,7 @@ from pyarrow import parquet
 from ingero_analyze.audit.columns import lower_is_better, recognised, says_failed, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
 from ingero_analyze.audit.rows import quantity_of
-from ingero_analyze.audit.runs import rounding_of, runs_of_rows
+from ingero_analyze.audit.runs import day_of, rounding_of, runs_of_rows
 from ingero_fleet.cli import main
 
 HEADER = "Hostname,GPU Index,Perf (ms),SM Clock (MHz),Power Draw (W),GPU Temp (C),run,Driver"
@@ -152,6 +152,7 @@ def test_rows_that_cannot_be_used_are_counted_with_their_line(tmp_path: Path) ->
     [
         ("", "the file is empty"),
         ("a\n1\n", "one column"),
+        ("# a\n\n# b\n", "only comments"),
         ("gpu,colour\n1,red\n", "no column is known as the value"),
         ("value,colour\n1,red\n", "no column names a GPU or a node"),
         ("gpu,gflops,runtime\n1,2,3\n", "could all be the value"),
@@ -331,6 +332,32 @@ def test_files_of_nodes_have_the_same_runs(tmp_path: Path) -> None:
     population = answer(*files)["summary"]["populations"][0]
 
     assert (population["runs_of_a_chip"], population["run_effects_removed"]) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("time", "day"),
+    [("2026-03-01T08:00:07Z", "2026-03-01"), ("03/01/2026 08:00:07 PM", "03/01/2026"),
+     ("01.03.2026 08:00", "01.03.2026"), ("Sun Mar 01 08:00:07 2026", "Sun Mar 01 2026"),
+     ("2026/03/01 08:00:07.123", "2026/03/01"),
+     ("1772352007", "2026-03-01"), ("1772352007000", "2026-03-01"), ("2026-03-01 08:00:00+01:00", "2026-03-01"),
+     ("20260301", "20260301"), ("soon", "soon"), ("nan", "nan")],
+)  # fmt: skip
+def test_the_day_of_a_time(time: str, day: str) -> None:
+    assert day_of(time) == day
+
+
+def test_days_on_which_all_chips_are_measured_at_times_of_their_own_are_runs(tmp_path: Path) -> None:
+    lines, repeats = ["host,gpu,timestamp,time_ms"], ["host,gpu,timestamp,time_ms"]
+    for row, (node, gpu, number, value) in enumerate(short({(4, 2): 0.15})):
+        clock = f"{row // 60 % 24:02}:{row % 60:02}:00"
+        lines.append(f"{node},{gpu},2026-03-{number + 1:02}T{clock},{value}")
+        repeats.append(f"{node},{gpu},2026-03-{int(node[5:]) // 4 + 1:02}T{clock},{value}")
+    found, other = answer(written(tmp_path, lines)), answer(written(tmp_path, repeats, "repeats.csv"))
+
+    (daily,), (rolling,) = found["summary"]["populations"], other["summary"]["populations"]
+    assert (daily["run_effects_removed"], daily["runs_of_a_chip"]) == (True, 4)
+    assert daily["noise"] < 0.02
+    assert (rolling["run_effects_removed"], rolling["runs_of_a_chip"]) == (False, 4), "every node on its own day"
 
 
 def test_runs_are_in_the_order_of_their_numbers_or_dates() -> None:

@@ -39,6 +39,25 @@ def test_chance_names_somebody_in_few_healthy_fleets_of_jobs() -> None:
     assert sum(bool(audit([jobs({}, seed)]).findings) for seed in range(16)) <= 1
 
 
+@pytest.mark.parametrize("slow", [{}, {5: 0.15, 20: 0.2}])
+def test_pairs_with_values_of_their_own_tell_nodes_from_jobs(slow: dict[int, float]) -> None:
+    """Jobs of two nodes that differ by half, in which every node has its own time."""
+    wrong = 0
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        effect = 0.015 * random.normal(size=48)
+        effect[list(slow)] += list(slow.values())
+        unit = np.concatenate([random.choice(48, 2, replace=False) for _ in range(150)])
+        run = np.repeat(np.arange(150), 2)
+        values = effect[unit] + 0.5 * random.normal(size=150)[run] + 0.01 * random.normal(size=300)
+        found = audit([Population("", values, unit, run, np.full(48, -1), np.zeros(0, np.int64))])
+        named = {one.number for one in found.findings}
+        assert named >= set(slow)
+        wrong += named != set(slow)
+
+    assert wrong <= 1
+
+
 def test_values_of_units_are_not_those_of_jobs() -> None:
     random = np.random.default_rng(1)
     unit, run = np.divmod(np.arange(400), 4)

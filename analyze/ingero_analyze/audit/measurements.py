@@ -28,7 +28,7 @@ from ingero_analyze.audit.columns import (
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_nodes
 from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
-from ingero_analyze.audit.runs import joined, numbered, rounding_of, runs_of_rows
+from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
 from ingero_analyze.audit.wide import unpivoted
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
@@ -59,7 +59,6 @@ JOINT: Final = (
 )
 _NODE_WITH_GPU: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?::|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
 _GPU_OF_NODE: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?:[:/]|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _WHOLE: Final = re.compile(r"(\d+)\.0+")
 
 
@@ -258,7 +257,7 @@ class Measurements:
             self.unused.update(self._clusters)
         found = places(texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"], self._by_name)
         texts["day"] = _days(self._texts["time"].coded if self._texts["time"].names else self._texts["run"].coded)
-        run, runs = self._runs()
+        run, runs = self._runs(found.chip.codes)
         used = np.flatnonzero(np.isfinite(np.array(self._slowness)))
         self._note_failed(found, used)
         kind, first = numbered(*(texts[name].codes[used] for name in KINDS))
@@ -309,17 +308,21 @@ class Measurements:
             parts.append(f"{unit or direction}")
         return ", ".join(parts)
 
-    def _runs(self) -> tuple[Ints, list[str]]:
-        """By row, the run, and the names of runs; times are runs if several chips share them."""
-        runs, times = self._texts["run"], self._texts["time"]
+    def _runs(self, chip: Ints) -> tuple[Ints, Sequence[str]]:
+        """By row, the run, and the names of runs; times are runs if several chips share them, or else their days."""
+        runs, times = self._texts["run"].coded, self._texts["time"].coded
         if not self.options.run_effects:
-            return np.full(len(runs.column), -1), []
-        if not runs.names and times.names and 3 * len(times.names) <= len(times.column):
-            runs = times
+            return np.full(len(runs.codes), -1), []
+        if not runs.names and times.names:
+            days = _days(times)
+            if 3 * len(times.names) <= len(times.codes):
+                runs = times
+            elif days_are_runs(days.codes, chip):
+                runs = days
         return runs.codes, runs.names
 
     def _population(
-        self, here: Ints, row: int, texts: Mapping[str, Coded], found: Places, run: Ints, runs: list[str]
+        self, here: Ints, row: int, texts: Mapping[str, Coded], found: Places, run: Ints, runs: Sequence[str]
     ) -> AuditInput:
         known, unit = np.unique(found.chip.codes[here], return_inverse=True)
         chip = unit
@@ -359,7 +362,7 @@ class Measurements:
 def _days(times: Coded) -> Coded:
     """The dates of times; what is no date stays as it is."""
     numbers: dict[str, int] = {}
-    day = [numbers.setdefault(name[:10] if _DATE.match(name) else name, len(numbers)) for name in times.names]
+    day = [numbers.setdefault(day_of(name), len(numbers)) for name in times.names]
     return Coded(np.where(times.codes < 0, -1, np.array([*day, -1])[times.codes]), list(numbers))
 
 

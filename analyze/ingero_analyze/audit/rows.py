@@ -110,6 +110,8 @@ def _unpacked(file: str) -> bytes:
 def _csv(file: str, text: str) -> tuple[list[str], Iterator[tuple[int, Row]]]:
     lines = io.StringIO(text, newline="")
     skipped, header, delimiter = _header(text)
+    if not header:
+        raise TableError(file, "only comments, and no table")
     for _ in range(skipped + 1):
         lines.readline()
     reader = csv.reader(chain([header], lines), delimiter=delimiter, skipinitialspace=True)

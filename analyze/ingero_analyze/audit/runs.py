@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,14 @@ LEAST_STEP: Final = 1e-4
 LARGEST_STEP: Final = 0.2
 """Steps of rounded values, relative to them: smaller ones do not matter, and larger ones are no rounding."""
 
+ROUND: Final = 0.5
+ONCE: Final = 1.2
+"""Days are runs if most have this share of the chips, and a chip has hardly more rows than this on a day."""
+
 _DATE: Final = re.compile(r"\d{4}-\d\d.*")
+_TIME_OF_DAY: Final = re.compile(
+    r"[T ]*\d{1,2}:\d\d(?::\d\d(?:[.,]\d+)?)?(?: ?[AaPp][Mm])?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+)
 
 
 def numbered(*columns: Ints) -> tuple[Ints, Ints]:
@@ -32,6 +40,24 @@ def numbered(*columns: Ints) -> tuple[Ints, Ints]:
         keys = number * (int(column.max(initial=-1)) + 2) + column + 1
         _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     return number, first
+
+
+def day_of(time: str) -> str:
+    """The day of a time: what is left without the time of day, or that of seconds or milliseconds since 1970."""
+    try:
+        seconds = float(time)
+    except ValueError:
+        return _TIME_OF_DAY.sub("", time).strip() or time
+    seconds = seconds / 1000 if seconds >= 1e11 else seconds
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d") if 1e8 < seconds < 1e11 else time
+
+
+def days_are_runs(day: Ints, chip: Ints) -> bool:
+    """Whether every day most chips were measured once. `day`: by row, -1 where it is not known."""
+    known = day >= 0
+    days, pairs = len(np.unique(day[known])), len(numbered(day[known], chip[known])[1])
+    chips = len(np.unique(chip))
+    return days > 1 and known.sum() <= ONCE * pairs and pairs >= ROUND * chips * days
 
 
 def runs_of_rows(run: Ints, chip: Ints, file: Ints, names: Sequence[str]) -> tuple[Ints, list[str]]:
