@@ -7,12 +7,15 @@ from typing import Any
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.values import VerdictState
 from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Verdict
+from ingero_detect.verdicts import Kind, Verdict
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One accusation. `first`: the verdict at the alarm; `last`: the latest; `ended` once the node was cleared."""
+    """One accusation. `first`: the verdict at the alarm; `last`: the latest; `ended` once the node was cleared.
+
+    One of a node that was silent until the detector forgot it has not ended: nobody saw it recover.
+    """
 
     first: Verdict
     last: Verdict
@@ -55,11 +58,13 @@ class Episodes:
             if edge.what == "accused":
                 self.open[node] = Episode(verdict, verdict)
             elif node in self.open:
-                episode = self.open[node]
-                self.open[node] = Episode(episode.first, verdict)
-                if edge.what == "cleared":
-                    self.done.append(Episode(episode.first, verdict, ended=True))
-                    del self.open[node]
+                episode, cleared = self.open[node], edge.what == "cleared"
+                forgotten = cleared and verdict.kind is Kind.NONE
+                self.open[node] = Episode(
+                    episode.first, episode.last if forgotten else verdict, cleared and not forgotten
+                )
+                if cleared:
+                    self.done.append(self.open.pop(node))
 
     def refresh(self, verdicts: Iterable[Verdict]) -> None:
         """Update open episodes that had no edge."""

@@ -9,11 +9,12 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.costs import HOUR, Spans
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import NotInOrder, RecordedHistory, RecordedTick
 from ingero_analyze.replay.silences import Silence, Silences
 from ingero_analyze.replay.subjects import NOBODY
-from ingero_contract.identifiers import NodeKey
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.detector import Detector
 from ingero_detect.episodes import Episode, Episodes
@@ -171,17 +172,23 @@ class Replay:
     nodes: int
     last: float
     silences: Silences
+    spans: Spans
     watch: Watch | None
 
     def lasted(self, episode: Episode) -> float:
-        """Seconds that an episode lasted, until the last tick if it goes on."""
+        """Seconds that an episode lasted, until the last report of its node if it has not ended."""
         since = episode.first.since or 0.0
-        end = episode.end if episode.ended else self.last
+        end = episode.end if episode.ended else self.spans.of(episode).last_report
         return max(0.0, (since if end is None else end) - since)
 
+    def fell_silent(self, episode: Episode) -> bool:
+        """Whether the node of an episode that has not ended reports no longer."""
+        node = node_key(episode.first.cluster, episode.first.node)
+        return not episode.ended and self.silences.silent(node)
+
     def lost_node_hours(self, episode: Episode) -> float:
-        """What an episode cost: the share that its node lost, times the hours that it lasted."""
-        return max(episode.first.severity, episode.last.severity) * self.lasted(episode) / 3600
+        """What an episode cost: the share that its node lost, times the hours in which it reported."""
+        return max(episode.first.severity, episode.last.severity) * self.spans.of(episode).reported / HOUR
 
     def summary(self) -> dict[str, Any]:
         """The summary as JSON, times in seconds."""
@@ -234,6 +241,7 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
 def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None) -> Replay:
     judge: Judge | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
+    spans = Spans(silences, parameters.tick_seconds)
     ticks, last = 0, 0.0
     for moment in history.ticks():
         if judge is None:
@@ -244,12 +252,15 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
                 judge.states = RecordedStates.read(history.files)
             else:
                 judge = PublishedRuleJudge(history.reading.measure, history.tick_seconds, parameters.warmup)
-        episodes.add(judge.tick(moment))
+            spans = Spans(silences, history.tick_seconds)
+        edges = judge.tick(moment)
+        episodes.add(edges)
         silences.note(moment.now, moment.seen)
+        spans.note(moment.now, edges)
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())
         ticks, last = ticks + 1, moment.now
     assert judge is not None, "a history without rows is an error before this"
     episodes.refresh(judge.open_verdicts(list(episodes.open)))
     nodes = len(history.subjects.nodes) - 1
-    return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, watch)
+    return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, spans, watch)

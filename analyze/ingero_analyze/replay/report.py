@@ -88,7 +88,7 @@ def print_table(done: Replay, console: Console) -> None:
                 str(episode.last.kind),
                 sentences.short_time(since, calendar),
                 f"+{(first.detected or since) - since:.6g} s",
-                lasted + ("" if episode.ended else " and on"),
+                lasted + ("" if episode.ended else ", then silent" if done.fell_silent(episode) else " and on"),
                 f"{100 * max(first.severity, episode.last.severity):.0f} %",
                 f"{done.lost_node_hours(episode):.3g}",
                 _evidence(_as_decided(episode.first).to_json()),

@@ -14,6 +14,7 @@ MOST_SPELLS: Final = 1000
 """Spells of silence that ended and are kept; all are counted."""
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Silences:
         self._known: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
         self._last_tick = np.zeros(0, np.int64)
         self._last, self._since = np.zeros(0), np.zeros(0)
+        self._reports = np.zeros(0, np.int64)
 
     def note(self, now: float, seen: Observation) -> None:
         """Add a tick."""
@@ -50,18 +52,32 @@ class Silences:
                 self._end(place, now)
         self._last_tick[here] = self._tick
         self._last[here] = now
+        self._reports[here] += 1
         self._since[self._last_tick == self._tick - 1] = now
 
     def knows(self, node: NodeKey) -> bool:
         """Whether there was a row of this node."""
         return node in self._numbers
 
+    def reports(self, node: NodeKey) -> tuple[int, float]:
+        """In how many ticks a node has reported, and when it did last, seconds."""
+        place = self._numbers[node]
+        return int(self._reports[place]), float(self._last[place])
+
+    def silent(self, node: NodeKey) -> bool:
+        """Whether a node that has reported is silent now."""
+        return bool(self._silent()[self._numbers[node]])
+
     def at_end(self) -> list[Silence]:
         """The nodes that are silent now, longest first."""
-        gone = np.flatnonzero((self._tick - self._last_tick > self._ticks) & (self._last_tick > 0))
+        gone = np.flatnonzero(self._silent())
         names = list(self._numbers)
         found = [self._spell(names, place, None) for place in gone.tolist()]
         return sorted(found, key=lambda silence: (silence.since, silence.node))
+
+    def _silent(self) -> Bools:
+        found: Bools = (self._tick - self._last_tick > self._ticks) & (self._last_tick > 0)
+        return found
 
     def _end(self, place: int, now: float) -> None:
         self.count += 1
@@ -76,7 +92,9 @@ class Silences:
         if names is not self._known[0]:
             places = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
             more = len(self._numbers) - len(self._last)
-            self._last_tick = np.append(self._last_tick, np.zeros(more, np.int64))
+            self._last_tick, self._reports = (
+                np.append(each, np.zeros(more, np.int64)) for each in (self._last_tick, self._reports)
+            )
             self._last, self._since = np.append(self._last, np.zeros(more)), np.append(self._since, np.zeros(more))
             self._known = names, np.array(places, np.int64)
         return self._known[1]
