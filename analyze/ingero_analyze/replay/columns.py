@@ -16,7 +16,7 @@ LABELS: Final = (*PARTS, "cohort")
 
 ROWS: Final = "one row for each node and time, such as time,node,rate"
 
-ROLES: Final = ("time", "node", *MEASURES, "cluster", "gpu", "state", *LABELS)
+ROLES: Final = ("time", "node", *MEASURES, "cluster", "gpu", "state", "metric", *LABELS)
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": (
@@ -39,6 +39,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "rank", "global rank",
     ),
     "state": ("state",),
+    "metric": ("metric", "metric name", "measurement", "field", "key", "tag", "variable"),
     "workload_type": ("workload type", "workload", "workload name", "job type"),
     "job_id": ("job id", "job", "jobid", "job name", "slurm job id", "slurm jobid", "slurm job"),
     "gpu_model": (
@@ -51,6 +52,9 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "cohort": ("cohort",),
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time or a value."""
+
+_VALUE: Final = "value"
+"""Name of the column of the values of all metrics, in lower case."""
 
 _UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "min"}
 """Seconds of a unit; `min` is as often a minimum."""
@@ -92,10 +96,16 @@ class Columns:
         return self.roles[self.measure][0]
 
 
-def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str] = LABELS) -> Columns:
+def recognised(
+    names: Sequence[str],
+    chosen: Mapping[str, Sequence[str]],
+    labels: Sequence[str] = LABELS,
+    metric: str | None = None,
+) -> Columns:
     """Columns by role: as `chosen` (none, if that is empty), else by name. Only these `labels` make cohorts.
 
-    Columns of a recording have their own names. `ValueError` says which column is missing or not certain.
+    Columns of a recording have their own names. Where rows of a `metric` are chosen, its name says what the values
+    are, if the name of their column does not. `ValueError` says which column is missing or not certain.
     """
     if names and names[0][:1] in ("{", "["):
         raise ValueError(f"this is JSON, and CSV or Parquet is needed, with {ROWS}")
@@ -114,9 +124,23 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
     for role in ("time", "node"):
         if role not in roles:
             roles[role] = (_only(role, names, matching[role]),)
+    if "metric" in chosen:
+        matching["metric"] = list(chosen["metric"])
+    elif "__name__" in free:
+        matching["metric"] = ["__name__"]
+    measured_by = ""
     if not any(role in roles for role in MEASURES):
-        roles |= _measured(names, matching)
-    for role in ("cluster", "gpu", "state"):
+        values = [name for name in free if name.lower() == _VALUE]
+        if not any(matching[role] for role in MEASURES) and len(values) == 1 and matching["metric"]:
+            roles[_measure_of(metric, matching["metric"][0], values[0])] = (values[0],)
+            measured_by = metric or ""
+        else:
+            roles |= _measured(names, matching)
+    if metric is not None and not matching["metric"]:
+        raise ValueError(
+            f"no column says which row is of the metric {metric!r}; choose it with --column metric=COLUMN"
+        )
+    for role in ("cluster", "gpu", "state", "metric"):
         if role not in chosen and matching[role]:
             roles[role] = (role if role in matching[role] else matching[role][0],)
     for role in LABELS:
@@ -131,7 +155,7 @@ def recognised(names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels
         raise ValueError(f"the column {min(doubled)} is there twice")
     unit = None if recorded else _unit(roles["time"][0])
     return Columns(
-        roles, measures[0], _unit(roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
+        roles, measures[0], _unit(measured_by or roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
         tuple(name for name in names if name and name not in used), recorded,
     )  # fmt: skip
 
@@ -170,6 +194,21 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
         f"exactly one of the columns {', '.join(MEASURES)} is needed; there is none ({_there_are(names)}); "
         f"choose one with --column rate=COLUMN, or step_seconds, score or counter instead of rate"
     )
+
+
+def _measure_of(metric: str | None, column: str, value: str) -> str:
+    """What the values of a metric are, by its name."""
+    if metric is None:
+        raise ValueError(
+            f"the column {value} holds the metrics that the column {column} names; choose one with --metric NAME"
+        )
+    fitting = [role for role in MEASURES if _is(role, metric)]
+    if len(fitting) != 1:
+        raise ValueError(
+            f"what the metric {metric!r} means is not certain; say it with --column rate={value} (larger is better), "
+            f"or step_seconds, score or counter instead of rate"
+        )
+    return fitting[0]
 
 
 def _is(role: str, name: str) -> bool:

@@ -64,6 +64,7 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
     "--column", multiple=True, metavar="ROLE=COLUMN",
     help="The column of a role, such as rate='Tokens/s' or cohort=rack; without a column the role has none.",
 )  # fmt: skip
+@click.option("--metric", metavar="NAME", help="The metric to judge, where rows of several are in one file.")
 @json_flag("--json", "One JSON object.")
 @plot_flag
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -75,6 +76,7 @@ def command(
     budget: float | None,
     rule: Literal["ingero", "mad"],
     column: tuple[str, ...],
+    metric: str | None,
     as_json: bool | None,
     plot: Path | None,
     quiet: bool,
@@ -98,6 +100,7 @@ def command(
     ingero-fleet replay history.csv
     ingero-fleet replay --tick 60 --plot week.png week.parquet
     ingero-fleet replay --column step_seconds=latency --column cohort=rack history.csv
+    ingero-fleet replay --metric tokens_per_second metrics.csv
     ingero-fleet replay history.csv.gz --json | jq '.episodes[].node'
     """
     from ingero_analyze.file_progress import progress_over_files
@@ -109,7 +112,7 @@ def command(
     chosen = _columns(column)
     with progress_over_files("replay", files, "judging", quiet) as advance:
         parameters, labels = _settings(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
-        history = RecordedHistory(files, parameters.tick_seconds, advance, chosen, labels)
+        history = RecordedHistory(files, parameters.tick_seconds, advance, chosen, labels, metric)
         done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
     if done.history.tick_seconds != parameters.tick_seconds:
         asked, found = parameters.tick_seconds, done.history.tick_seconds

@@ -18,6 +18,10 @@ COUNTER: Final = (
     "the values of nearly all nodes only rise, and are judged as rates; if they are counts, choose their column with "
     "--column counter=COLUMN"
 )
+DIFFERENT: Final = (
+    "most nodes have rows of one time that differ by more than half, of which the median counts; if a column tells "
+    "metrics apart, choose it with --column metric=COLUMN"
+)
 ZONELESS: Final = "times without a zone are taken as UTC"
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
-from ingero_analyze.replay.reading import COUNTER, SEVERAL, SORTED, Reading
+from ingero_analyze.replay.reading import COUNTER, DIFFERENT, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.subjects import NOBODY, Subjects
 from ingero_analyze.tables import TableError
@@ -24,6 +24,9 @@ SORTED_ROWS: Final = 1 << 18
 
 MOST_SILENT: Final = 6
 """Ticks without any row that are judged, of those that follow one another: more make no difference."""
+
+MUCH_MORE: Final = 1.5
+"""Rows of one time that differ by more than this factor are hardly of one quantity."""
 
 YEAR: Final = 365.25 * 86_400.0
 LONGEST_YEARS: Final = 10.0
@@ -69,20 +72,22 @@ class RecordedHistory:
         progress: Callable[[int], None] = lambda _: None,
         chosen: Mapping[str, Sequence[str]] | None = None,
         labels: Sequence[str] = LABELS,
+        metric: str | None = None,
         in_order: bool = True,
     ) -> None:
         self.files = list(files)
         self.tick_seconds = tick_seconds
-        self._given = (self.files, tick_seconds, progress, chosen, labels)
+        self._given = (self.files, tick_seconds, progress, chosen, labels, metric)
         self._in_order = in_order and "-" not in files
         self._progress = progress
-        self._reader = RowReader(self.files, chosen or {}, labels)
+        self._reader = RowReader(self.files, chosen or {}, labels, metric)
         self._started = False
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
         self._last_tick: int | None = None
         self._rises, self._increases = RisesAndFalls(), Increases()
         self._earliest, self._latest = np.inf, -np.inf
+        self._node_ticks = self._different = 0
 
     @property
     def reading(self) -> Reading:
@@ -123,6 +128,8 @@ class RecordedHistory:
         self.reading.note_names(self.subjects)
         if self._rises.seem_counted():
             self.reading.doubt(COUNTER)
+        if 2 * self._different > self._node_ticks:
+            self.reading.doubt(DIFFERENT)
         if self._latest - self._earliest > LONGEST_YEARS * YEAR:
             self.reading.doubt(
                 f"the rows span {(self._latest - self._earliest) / YEAR:.0f} years: are all times right?"
@@ -191,14 +198,16 @@ class RecordedHistory:
         rows, node, cohort = rows.cut(known), node[known], cohort[known]
         last = np.flatnonzero(np.diff(node, append=-1))
         value = rows.value[last]
+        self._node_ticks += len(last)
         if len(last) < len(node):
             first = np.flatnonzero(np.diff(rows.source, prepend=-1) | np.diff(node, prepend=-1))
             first = first[np.searchsorted(first, last, side="right") - 1]
-            if ((np.diff(rows.time) == 0) & (np.diff(node) == 0)).any():
+            if at_once := bool(((np.diff(rows.time) == 0) & (np.diff(node) == 0)).any()):
                 self.reading.note(SEVERAL)
             for place in np.flatnonzero(last > first).tolist():
                 several = rows.value[first[place] : last[place] + 1]
                 several = several[np.isfinite(several)]
+                self._different += at_once and bool(len(several) and several.max() > MUCH_MORE * several.min())
                 value[place] = np.median(several) if len(several) else np.nan
         node, cohort, state = node[last], cohort[last], rows.state[last]
         if self.reading.measure == "rate":

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.replay.cells import Cells, Clock, clock_of, numbers, points_may_be_thousands, times
 from ingero_analyze.replay.columns import Columns, recognised
+from ingero_analyze.replay.metrics import MetricColumn
 from ingero_analyze.replay.reading import POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import RowSource, Subjects
 from ingero_analyze.tables import TableBatch, TableError, read_columns
@@ -77,11 +78,13 @@ class _Check:
 class RowReader:
     """Reads files one after another or in turns, with common numbers of what tells rows apart."""
 
-    def __init__(self, files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str]) -> None:
+    def __init__(
+        self, files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str], metric: str | None
+    ) -> None:
         self.reading = Reading()
         self.subjects = Subjects(files)
         self._files = list(files)
-        self._chosen, self._labels = chosen, labels
+        self._chosen, self._labels, self._metric = chosen, labels, metric
         self._texts: dict[str, dict[str, int]] = {}
 
     def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
@@ -92,26 +95,35 @@ class RowReader:
         found: list[Columns] = []
 
         def choose(names: Sequence[str]) -> Sequence[str]:
-            columns = recognised(names, self._chosen, self._labels)
+            columns = recognised(names, self._chosen, self._labels, self._metric)
             found.append(columns)
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             return [*used, RECORDED] if columns.recorded else used
 
         consumed, begun = 0, False
         clock: Clock | None = None
+        metric: MetricColumn | None = None
         for batch in read_columns(file, choose, lambda error: self.reading.problems.add("", str(error))):
             columns = found[0]
             if not begun:
                 self.reading.begin(file, columns)
                 begun = True
+                named = columns.one("metric")
+                metric = None if named is None else MetricColumn(file, named, self._metric)
+            if metric is not None:
+                batch = metric.select(batch)
             if batch.rows:
                 clock = clock or clock_of(batch.columns[columns.roles["time"][0]], columns.per_second)
                 rows, kept = self._rows(batch, columns, clock)
+                if metric is not None:
+                    metric.check(batch, rows.source, kept)
                 if len(kept):
                     self.reading.rows += len(kept)
                     yield batch, rows, kept
             progress(batch.consumed - consumed)
             consumed = batch.consumed
+        if metric is not None:
+            metric.finish()
 
     def _rows(self, batch: TableBatch, columns: Columns, clock: Clock) -> tuple[BatchRows, Ints]:
         check = _Check(batch, self.reading.problems)

@@ -1,0 +1,113 @@
+"""Long tables with rows of several metrics: one is chosen, and nothing is judged while it is open which."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from ingero_fleet.cli import main
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)])
+
+
+def judged(*arguments: str | Path) -> dict[str, Any]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def metrics(folder: Path, column: str = "metric", value: str = "value", by_metric: bool = False) -> Path:
+    """Six nodes with three metrics each; n2 loses 40 % of its rate from tick 120 on, its power stays."""
+    random = np.random.default_rng(3)
+    rows = []
+    for tick in range(200):
+        for node in range(6):
+            rate = 100 * np.exp(0.03 * random.normal()) * (0.6 if node == 2 and tick >= 120 else 1)
+            for name, number in (
+                ("tokens_per_second", rate), ("step_time_ms", 1e5 / rate), ("power", 600 + random.normal()),
+                ("text", -1),
+            ):  # fmt: skip
+                rows.append((name if by_metric else "", tick, node, name, number))
+    rows.sort(key=lambda row: row[0])
+    lines = [
+        f"time,node,{column},{value}",
+        *(f"{t * 10},n{node},{name},{number:.2f}" for _, t, node, name, number in rows),
+    ]
+    file = folder / "metrics.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("by_metric", [False, True])
+def test_rows_of_several_metrics_are_never_put_together(tmp_path: Path, by_metric: bool) -> None:
+    done = run(metrics(tmp_path, by_metric=by_metric), "--column", "rate=value")
+
+    assert done.exit_code == 2
+    assert "column metric: rows of a node are of several metrics (" in done.stderr
+    assert "tokens_per_second" in done.stderr
+    assert "--metric NAME" in done.stderr
+
+
+@pytest.mark.parametrize("column", ["metric", "__name__", "_field", "key", "variable"])
+@pytest.mark.parametrize("metric", ["tokens_per_second", "step_time_ms"])
+def test_the_name_of_a_chosen_metric_says_what_its_values_are(tmp_path: Path, column: str, metric: str) -> None:
+    found = judged(metrics(tmp_path, column), "--metric", metric)
+
+    (episode,) = found["episodes"]
+    assert (episode["node"], episode["severity"]) == ("n2", pytest.approx(0.4, abs=0.05))
+    assert episode["evidence"]["expected"] == pytest.approx(100 if metric == "tokens_per_second" else 1, rel=0.1)
+    assert found["summary"]["rows"] == 1200
+
+
+def test_a_metric_whose_name_says_nothing_needs_a_role(tmp_path: Path) -> None:
+    file = metrics(tmp_path)
+
+    unknown = run(file, "--metric", "power")
+
+    assert unknown.exit_code == 2
+    assert "--column rate=value" in unknown.stderr
+    assert not judged(file, "--metric", "power", "--column", "rate=value")["episodes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--metric", "tokens", "--column", "rate=value"], "no row is of the metric 'tokens' (there are: tok"),
+        ([], "the column value holds the metrics that the column metric names; choose one with --metric NAME"),
+        (["--column", "metric=", "--metric", "power", "--column", "rate=value"], "no column says which row"),
+    ],
+)  # fmt: skip
+def test_a_metric_that_cannot_be_found_is_said(tmp_path: Path, arguments: list[str], text: str) -> None:
+    done = run(metrics(tmp_path), *arguments)
+
+    assert done.exit_code == 2
+    assert text in done.stderr
+
+
+@pytest.mark.parametrize("column", ["kind_of_row", "metric"])
+def test_rows_of_one_time_that_differ_much_put_the_result_in_doubt(tmp_path: Path, column: str) -> None:
+    chosen = ["--column", "metric="] if column == "metric" else []
+
+    (doubt,) = judged(metrics(tmp_path, column), "--column", "rate=value", *chosen)["summary"]["doubts"]
+
+    assert "--column metric=COLUMN" in doubt
+
+
+def test_a_tag_that_does_not_tell_rows_of_a_node_apart_is_no_metric(tmp_path: Path) -> None:
+    file = metrics(tmp_path)
+    lines = [
+        line
+        for line in file.read_text().splitlines()
+        if "power" not in line and "ms" not in line and "text" not in line
+    ]
+    file.write_text(
+        "\n".join(line.replace("tokens_per_second", f"tag-{line.split(',')[1]}") for line in lines) + "\n"
+    )
+
+    assert [episode["node"] for episode in judged(file, "--column", "rate=value")["episodes"]] == ["n2"]
