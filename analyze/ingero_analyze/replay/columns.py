@@ -53,6 +53,15 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time or a value."""
 
+_RELATIVE: Final = ("runtime", "relative time", "elapsed time", "elapsed", "relative time process")
+"""Names of times since a start, where there is no other time."""
+
+_STEP_NUMBERS: Final = (
+    "step", "steps", "step number", "global step", "train step", "training step", "train global step",
+    "trainer global step", "iteration", "iter", "iteration number",
+)  # fmt: skip
+"""Names of numbers of steps, which are the time where there is no time."""
+
 _VALUE: Final = "value"
 """Name of the column of the values of all metrics, in lower case."""
 
@@ -85,6 +94,8 @@ class Columns:
     per_second: float | None
     ignored: tuple[str, ...]
     recorded: bool
+    steps: bool
+    """Whether the time is a number of steps."""
 
     def one(self, role: str) -> str | None:
         """The column with a role of which there is at most one column."""
@@ -115,6 +126,10 @@ def recognised(
         raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
     free = [name for name in names if name not in taken]
     matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
+    if not recorded:
+        times = (_RELATIVE, _STEP_NUMBERS)
+        later = [[name for name in free if _head(name) in known] for known in times]
+        matching["time"] = matching["time"] or next(filter(None, later), [])
     roles = {role: tuple(columns) for role, columns in chosen.items() if columns}
     if "node" not in roles and _is_wide(names, matching):
         raise ValueError(
@@ -157,6 +172,7 @@ def recognised(
     return Columns(
         roles, measures[0], _unit(measured_by or roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
         tuple(name for name in names if name and name not in used), recorded,
+        not recorded and words_of(roles["time"][0]) in _STEP_NUMBERS,
     )  # fmt: skip
 
 
@@ -235,6 +251,12 @@ def _unit(name: str) -> float | None:
     per_step = _PER_STEP.fullmatch(words_of(name))
     unit = split_unit(name)[1] or (per_step.group(1) if per_step else "")
     return _UNITS.get(unit)
+
+
+def _head(name: str) -> str:
+    """The words of a name without a unit of time."""
+    head, unit = split_unit(name)
+    return head if unit in _UNITS else words_of(name)
 
 
 def _found(names: Sequence[str]) -> str:

@@ -112,9 +112,9 @@ def command(
     chosen = _columns(column)
     with progress_over_files("replay", files, "judging", quiet) as advance:
         parameters, labels = _settings(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
-        history = RecordedHistory(files, parameters.tick_seconds, advance, chosen, labels, metric)
+        history = RecordedHistory(files, parameters.tick_seconds, advance, chosen, labels, metric, bool(tick or file))
         done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
-    if done.history.tick_seconds != parameters.tick_seconds:
+    if done.history.tick_seconds != parameters.tick_seconds and not done.history.reading.steps:
         asked, found = parameters.tick_seconds, done.history.tick_seconds
         click.echo(f"the rows are {found:g} s apart, so that is the tick, not {asked:g} s", err=True)
     for line in done.history.reading.problems.shown:

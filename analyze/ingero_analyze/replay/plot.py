@@ -65,7 +65,7 @@ def draw(done: Replay, file: Path) -> None:
     for axis, (name, _) in zip(axes[1:, 0], curves, strict=True):
         mine = [item for item in done.episodes if (item.first.cluster, item.first.node) == name]
         _curve(axis, hours, grid, number, mine, ground, scale, done.last)
-    label = "seconds"
+    label = "steps" if done.history.reading.steps else "seconds"
     if done.history.reading.calendar:
         label = f"hours since {datetime.fromtimestamp(ground, UTC):%Y-%m-%d %H:%M} UTC"
     axes[-1, 0].set_xlabel(label)

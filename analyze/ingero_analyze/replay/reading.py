@@ -22,6 +22,7 @@ DIFFERENT: Final = (
     "most nodes have rows of one time that differ by more than half, of which the median counts; if a column tells "
     "metrics apart, choose it with --column metric=COLUMN"
 )
+STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"
 
 
@@ -44,6 +45,8 @@ class Reading:
     foreign_times: bool = False
     """Whether some times are no numbers of seconds, so that results give them as ISO 8601."""
     recorded: bool = False
+    steps: bool = False
+    """Whether times are numbers of steps, each of which counts as a second."""
 
     @property
     def labels(self) -> list[str]:
@@ -92,6 +95,11 @@ class Reading:
             )
         self.measure = columns.measure
         self.recorded |= columns.recorded
+        if self.used and self.steps != columns.steps:
+            raise TableError(file, "numbers of steps cannot be merged with times of another file")
+        if columns.steps:
+            self.steps = True
+            self.note(STEPS)
         if any(part in columns.roles for part in PARTS):
             self.mergeable = MERGEABLE
         for role, names in columns.roles.items():

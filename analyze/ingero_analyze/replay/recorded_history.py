@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.reading import COUNTER, DIFFERENT, SEVERAL, SORTED, Reading
@@ -61,7 +62,8 @@ class RecordedHistory:
     """Files as ticks. After the first tick `tick_seconds` and `reading` are known.
 
     `ticks` raises `NotInOrder` when rows run backwards by more than a tick; `sorted` takes them nevertheless.
-    A tick is never shorter than the interval between rows: 5 s become a minute where rows are a minute apart.
+    A tick is never shorter than the interval between rows: 5 s become a minute where rows are a minute apart. Where
+    times are numbers of steps, it is that interval, unless the tick was given.
     Rows of a recording belong to one tick if they have the same time.
     """
 
@@ -73,15 +75,16 @@ class RecordedHistory:
         chosen: Mapping[str, Sequence[str]] | None = None,
         labels: Sequence[str] = LABELS,
         metric: str | None = None,
+        tick_given: bool = False,
         in_order: bool = True,
     ) -> None:
         self.files = list(files)
         self.tick_seconds = tick_seconds
-        self._given = (self.files, tick_seconds, progress, chosen, labels, metric)
+        self._given = (self.files, tick_seconds, progress, chosen, labels, metric, tick_given)
         self._in_order = in_order and "-" not in files
         self._progress = progress
         self._reader = RowReader(self.files, chosen or {}, labels, metric)
-        self._started = False
+        self._started, self._tick_given, self._phase = False, tick_given, 0.0
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
         self._last_tick: int | None = None
@@ -150,7 +153,7 @@ class RecordedHistory:
                 held[:] = [rows]
                 return
             self._fit_tick(rows)
-        tick = np.floor(rows.time / self.tick_seconds + 1e-9).astype(np.int64)
+        tick = np.floor((rows.time - self._phase) / self.tick_seconds + 1e-9).astype(np.int64)
         if self.reading.recorded:
             tick = np.unique(rows.time, return_inverse=True)[1]
         node, cohort = self.subjects.assign(rows.source, tick, rows.value, exact=self.reading.recorded)
@@ -181,13 +184,14 @@ class RecordedHistory:
 
     def _fit_tick(self, rows: BatchRows) -> None:
         self._started = True
-        gaps = _gaps(rows.time, rows.source)
-        if not len(gaps):
-            gaps = _gaps(rows.time, self.subjects.hosts(rows.source))
-        if len(gaps):
-            usual = float(np.median(gaps))
-            if usual > 1.5 * self.tick_seconds:
-                self.tick_seconds *= max(1, round(usual / self.tick_seconds))
+        interval = tick_grid.usual_interval(rows.time, rows.source)
+        if interval is None:
+            interval = tick_grid.usual_interval(rows.time, self.subjects.hosts(rows.source))
+        if interval is None:
+            return
+        steps = self.reading.steps and not self._tick_given
+        self.tick_seconds = interval if steps else tick_grid.fitting(self.tick_seconds, interval)
+        self._phase = tick_grid.phase(rows.time, self.tick_seconds)
 
     def _moment(self, rows: BatchRows, node: Ints, cohort: Ints) -> RecordedTick:
         """One tick from its rows, sorted by node and source: the median of the values of a node's last source, the
@@ -270,10 +274,3 @@ class RecordedHistory:
             if len(back):
                 self.reading.note(SORTED)
             yield rows
-
-
-def _gaps(time: Floats, of: Ints) -> Floats:
-    """Seconds between rows that follow one another of the same."""
-    order = np.lexsort((time, of))
-    gaps: Floats = np.diff(time[order])[np.diff(of[order]) == 0]
-    return gaps[gaps > 0]

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ingero_analyze.replay import sentences
+from ingero_analyze.replay.costs import HOUR
 from ingero_analyze.replay.judge import Replay
 from ingero_analyze.terminal import plain
 from ingero_detect.verdicts import Kind, Verdict
@@ -18,7 +19,7 @@ from ingero_kit.clock import rfc3339
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
 SILENCE_TIMES: Final = ("last_report", "since", "until")
-MEASURED: Final = ("named", "lasted", "lost", "node-hours")
+MEASURED: Final = ("named", "lasted", "lost", "cost")
 """Columns of the table that are numbers."""
 
 MOST_ROWS: Final = 200
@@ -68,7 +69,7 @@ def print_json(done: Replay) -> None:
 
 def print_table(done: Replay, console: Console) -> None:
     """The episodes as a table: which node, since when, how severe, how certain."""
-    calendar = done.history.reading.calendar
+    calendar, steps = done.history.reading.calendar, done.history.reading.steps
     for doubt in done.history.reading.doubts:
         console.print(f"in doubt: {doubt}")
     if done.episodes:
@@ -76,21 +77,23 @@ def print_table(done: Replay, console: Console) -> None:
         cohorts = any(episode.first.cohort for episode in done.episodes)
         for name in ("node", *(("cohort",) if cohorts else ()), "kind", "since", *MEASURED):
             right = name in MEASURED
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
+            title = name if name != "cost" else "node-steps" if steps else "node-hours"
+            table.add_column(title, justify="right" if right else "left", overflow="fold")
         table.add_column("value / expected when named; evidence / level", overflow="fold")
         for episode in done.episodes[:MOST_ROWS]:
             first = episode.first
             since = first.since or 0.0
-            lasted = str(timedelta(seconds=round(done.lasted(episode))))
+            seconds = round(done.lasted(episode))
+            lasted = f"{seconds:,} steps" if steps else str(timedelta(seconds=seconds))
             table.add_row(
                 plain(f"{first.cluster}/{first.node}" if first.cluster else first.node),
                 *((plain(first.cohort) or "-",) if cohorts else ()),
                 str(episode.last.kind),
                 sentences.short_time(since, calendar),
-                f"+{(first.detected or since) - since:.6g} s",
+                f"+{(first.detected or since) - since:.6g}{'' if steps else ' s'}",
                 lasted + ("" if episode.ended else ", then silent" if done.fell_silent(episode) else " and on"),
                 f"{100 * max(first.severity, episode.last.severity):.0f} %",
-                f"{done.lost_node_hours(episode):.3g}",
+                f"{done.lost_node_hours(episode) * (HOUR if steps else 1):.3g}",
                 _evidence(_as_decided(episode.first).to_json()),
             )
         console.print(table)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ingero_analyze.replay.columns import LABELS
+from ingero_analyze.replay.costs import HOUR
 from ingero_analyze.replay.judge import Replay
 from ingero_analyze.terminal import listed, plain
 
@@ -16,12 +17,17 @@ MOST_NAMES: Final = 10
 def below(done: Replay) -> Iterator[str]:
     """The sentences, in order."""
     calendar, about = done.history.reading.calendar, done.summary()
+    steps, tick = done.history.reading.steps, done.history.tick_seconds
+    judged, lost = f"{about['node_hours']:,.1f} node-hours", f"{about['lost_node_hours']:,.2f} node-hours"
+    if steps:
+        judged, lost = (f"{about[name] * HOUR:,.0f} node-steps" for name in ("node_hours", "lost_node_hours"))
     words = (
-        f"{_counted(about['nodes'], 'node')}, {_counted(about['ticks'], 'tick')} of {done.history.tick_seconds:g} s, "
-        f"{about['node_hours']:,.1f} node-hours judged, {_counted(about['episodes'], 'episode')}"
+        f"{_counted(about['nodes'], 'node')}, {_counted(about['ticks'], 'tick')} of "
+        f"{_counted(round(tick), 'step') if steps else f'{tick:g} s'}, {judged} judged, "
+        f"{_counted(about['episodes'], 'episode')}"
     )
     if about["episodes"]:
-        words += f" that cost {about['lost_node_hours']:,.2f} node-hours"
+        words += f" that cost {lost}"
     if about["budget"] is not None:
         allowed = about["budget"] * about["node_hours"]
         words += f"; the budget allows {allowed:.2g} false ones, {about['estimated_false_alarms']:.2g} are estimated"
