@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.costs import HOUR, Spans
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
+from ingero_analyze.replay.reading import LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, RecordedHistory, RecordedTick
 from ingero_analyze.replay.silences import Silence, Silences
 from ingero_analyze.replay.subjects import NOBODY
@@ -262,5 +263,7 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
         ticks, last = ticks + 1, moment.now
     assert judge is not None, "a history without rows is an error before this"
     episodes.refresh(judge.open_verdicts(list(episodes.open)))
+    if history.lockstep.seen() and not (episodes.done or episodes.open):
+        history.reading.doubt(LOCKSTEP)
     nodes = len(history.subjects.nodes) - 1
     return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, spans, watch)

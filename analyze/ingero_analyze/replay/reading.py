@@ -22,6 +22,11 @@ DIFFERENT: Final = (
     "most nodes have rows of one time that differ by more than half, of which the median counts; if a column tells "
     "metrics apart, choose it with --column metric=COLUMN"
 )
+LOCKSTEP: Final = (
+    "nodes have nearly the same value at every time and change together, as in a synchronised job, where a slow rank "
+    "slows all: judge what each does by itself, such as its time of computing without waits, or use "
+    "`ingero-fleet diagnose`"
+)
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"
 

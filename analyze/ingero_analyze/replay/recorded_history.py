@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
+from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.reading import COUNTER, DIFFERENT, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.subjects import NOBODY, Subjects
@@ -88,7 +89,7 @@ class RecordedHistory:
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
         self._last_tick: int | None = None
-        self._rises, self._increases = RisesAndFalls(), Increases()
+        self._rises, self._increases, self.lockstep = RisesAndFalls(), Increases(), Lockstep()
         self._earliest, self._latest = np.inf, -np.inf
         self._node_ticks = self._different = 0
 
@@ -216,6 +217,8 @@ class RecordedHistory:
         node, cohort, state = node[last], cohort[last], rows.state[last]
         if self.reading.measure == "rate":
             self._rises.note(node, value)
+        if self.reading.measure in ("rate", "step_seconds"):
+            self.lockstep.note(node, cohort, value)
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)
