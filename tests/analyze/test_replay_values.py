@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,82 @@ def test_separators_of_thousands_are_read(tmp_path: Path, name: str) -> None:
     assert found["summary"]["problems"]["count"] == 0
 
 
-def test_a_comma_of_decimals_is_none_of_thousands(tmp_path: Path) -> None:
-    lines = slow_node(lambda value: f"{value / 1000:.3f}".replace(".", ","), ";")
+DECIMAL_COMMAS: dict[str, Callable[[float], str]] = {
+    "thousandths": lambda value: f"{value / 1000:.3f}".replace(".", ","),
+    "tenths": lambda value: f"{value:.1f}".replace(".", ","),
+    "points": lambda value: f"{value:,.2f}".translate(str.maketrans(",.", ".,")),
+    "mixed": lambda value: f"{value:,.1f}".translate(str.maketrans(",.", ".,")).removesuffix(",0"),
+}
 
-    done = run(written(tmp_path, lines))
+
+@pytest.mark.parametrize("name", DECIMAL_COMMAS)
+def test_commas_of_decimals_are_read(tmp_path: Path, name: str) -> None:
+    found = replay(written(tmp_path, slow_node(DECIMAL_COMMAS[name], ";")))
+
+    assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n3", 0.2)]
+    assert (found["summary"]["problems"]["count"], found["summary"]["doubts"]) == (0, [])
+    scale = 1 if name == "thousandths" else 1000
+    assert found["episodes"][0]["evidence"]["expected"] == pytest.approx(1.15 * scale, rel=0.05)
+
+
+@pytest.mark.parametrize("unit", [" MHz", "%", " tok/s"])
+def test_a_unit_behind_every_number_is_read(tmp_path: Path, unit: str) -> None:
+    blanks = iter(range(10_000))
+    found = replay(written(tmp_path, slow_node(lambda value: f"{value:.1f}{unit}" if next(blanks) % 50 else "[N/A]")))
+
+    assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n3", 0.2)]
+    assert found["summary"]["problems"]["count"] == 0
+
+
+@pytest.mark.parametrize(("unit", "seconds"), [("ms", 1e-3), (" s", 1.0), ("s/it", 1.0)])
+def test_a_unit_behind_times_of_steps_is_that_of_the_time(tmp_path: Path, unit: str, seconds: float) -> None:
+    lines = slow_node(lambda value: f"{1e6 / value:.2f}{unit}")
+
+    (episode,) = replay(written(tmp_path, [lines[0].replace("rate", "step_time"), *lines[1:]]))["episodes"]
+
+    assert episode["evidence"]["expected"] == pytest.approx(1150e-6 / seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("word", ["<nil>", "undefined", "No data", "-nan", "[Not Supported]"])
+def test_words_of_tools_for_no_value_are_no_report(tmp_path: Path, word: str) -> None:
+    count = iter(range(10_000))
+    summary = replay(written(tmp_path, slow_node(lambda value: f"{value:.1f}" if next(count) % 20 else word)))[
+        "summary"
+    ]
+
+    assert (summary["problems"]["count"], summary["without_value"]["count"]) == (0, 80)
+
+
+DATES: dict[str, str] = {
+    "nvidia-smi": "%Y/%m/%d %H:%M:%S.500",
+    "german": "%d.%m.%Y %H:%M:%S",
+    "american": "%m/%d/%Y %I:%M:%S %p",
+    "grafana": "%m/%d/%Y, %I:%M:%S %p",
+    "british": "%d/%m/%Y %H:%M:%S",
+    "go": "%Y-%m-%d %H:%M:%S +0000 UTC",
+    "go-zone": "%Y-%m-%d %H:%M:%S.5 +0000 GMT m=+0.01",
+}
+
+
+@pytest.mark.parametrize("name", DATES)
+def test_dates_as_tools_write_them_are_read(tmp_path: Path, name: str) -> None:
+    start = datetime(2026, 1, 31, 23, 50, tzinfo=UTC)
+    lines = slow_node("{:.1f}".format)
+    rows = [line.split(",") for line in lines[1:]]
+    shown = [(start + timedelta(seconds=float(row[0]))).strftime(DATES[name]) for row in rows]
+
+    (episode,) = replay(
+        written(tmp_path, [lines[0], *(f'"{t}",{n},{v}' for t, (_, n, v) in zip(shown, rows, strict=True))])
+    )["episodes"]
+
+    assert episode["start"][:19] == f"{start + timedelta(seconds=600):%Y-%m-%dT%H:%M:%S}"
+
+
+def test_a_date_whose_day_and_month_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    done = run(written(tmp_path, ["time,node,rate", "02/01/2026 10:00:00,a,1"]))
 
     assert done.exit_code == 2
-    assert "is not a number: nothing can be used" in done.stderr
+    assert "may begin with the day or the month; write it as 2026-01-31" in done.stderr
 
 
 def test_a_history_of_which_most_rows_cannot_be_used_is_refused(tmp_path: Path) -> None:

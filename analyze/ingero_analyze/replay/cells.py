@@ -1,5 +1,6 @@
 """Cells of a column as numbers and times, where some cells may be missing or anything else. Pure."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -12,8 +13,10 @@ from ingero_analyze.tables import LATEST, is_text
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-MISSING: Final = ("", "-", "na", "n/a", "nan", "null", "none", "inf", "+inf", "-inf", "infinity", "+infinity",
-                  "-infinity")  # fmt: skip
+MISSING: Final = (
+    "", "-", "na", "n/a", "n.a.", "#n/a", "<na>", "[n/a]", "nan", "+nan", "-nan", "null", "none", "nil", "<nil>",
+    "undefined", "no data", "[not supported]", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity",
+)  # fmt: skip
 """Cells, in lower case, that say that there is no number."""
 
 FEW: Final = 3
@@ -33,6 +36,24 @@ _GROUPS: Final = r"^[+-]?[1-9][0-9]{0,2}([,'\x{2019}\x{a0}\x{202f} ][0-9]{3})+(\
 """Numbers with separators of thousands: 1,144.8."""
 
 _NUMBER: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_DECIMAL_COMMA: Final = r"^[+-]?([0-9]+|[1-9][0-9]{0,2}([.' \x{a0}\x{202f}][0-9]{3})+),[0-9]+([eE][+-]?[0-9]+)?$"
+"""Numbers with a comma of decimals: 1144,8 and 1.144,8."""
+
+_UNIT: Final = r"^.*?[0-9.](?P<unit>\s*[%A-Za-z\x{b5}\x{b0}][%A-Za-z\x{b5}\x{b0}/ .]*)$"
+"""What follows a number: 98 %, 1980 MHz, 1.2s/it."""
+
+_HALF_DAY: Final = re.compile(
+    r"(?P<date>.*[ T])(?P<hour>[0-9]{1,2})(?P<rest>:[0-9:.]+)\s*(?P<half>[AP])\.?M\.?(?P<zone>.*)"
+)
+"""Times of a clock of twelve hours, in upper case: 04:00:00 PM."""
+
+SLASHED: Final = re.compile(r"\s*[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}\b.*")
+"""Dates of which it may be open whether they begin with the day."""
+
+_SLASHES: Final = r"^(?P<first>[0-9]{1,2})/(?P<second>[0-9]{1,2})/[0-9]{4}\b"
+_GO_ZONE: Final = r"\s*([+-][0-9]{2}:?[0-9]{2})\s+([A-Z]{3,5}|[+-][0-9]{2,4})( M=.*)?$"
+"""Zones as Go prints them, in upper case: +0100 CET m=+0.01."""
+
 _ZONE: Final = r":.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
 
@@ -50,7 +71,35 @@ class Cells:
     """Units of those that are numbers of time since 1970."""
 
 
-def numbers(column: Any) -> Cells:
+@dataclass(frozen=True)
+class Form:
+    """How the cells of a column write numbers: with a comma of decimals, and with one unit behind all of them."""
+
+    comma: bool = False
+    unit: str = ""
+
+
+def form_of(column: Any) -> Form:
+    """The form of a column by its first cells."""
+    import pyarrow.compute as pc
+
+    if not is_text(column):
+        return Form()
+    column = pc.utf8_trim_whitespace(column)
+    column = column.filter(pc.invert(_is_missing(column)))
+    units = pc.struct_field(pc.extract_regex(column, _UNIT), "unit")
+    unit = str(units[0].as_py() or "") if len(units) else ""
+    if unit and pc.all(pc.equal(pc.fill_null(units, ""), unit)).as_py():
+        column = _without(column, unit)
+    else:
+        unit = ""
+    commas = column.filter(pc.match_substring(column, ","))
+    decimal = pc.all(pc.match_substring_regex(commas, _DECIMAL_COMMA)).as_py()
+    grouped = pc.all(pc.match_substring_regex(commas, _GROUPS)).as_py()
+    return Form(bool(len(commas) and decimal and not grouped), unit)
+
+
+def numbers(column: Any, form: Form = Form()) -> Cells:
     """A column of Arrow as finite numbers. `ValueError` when its type can hold none."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -61,16 +110,44 @@ def numbers(column: Any) -> Cells:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise ValueError(f"{column.type} is no number") from None
         return Cells(_finite(found), np.zeros(len(column), np.bool_))
-    column = pc.utf8_trim_whitespace(column)
+    column = _without(pc.utf8_trim_whitespace(column), form.unit)
+    if form.comma:
+        column = _with_points(column)
     try:
         return Cells(_finite(pc.cast(column, pa.float64())), np.zeros(len(column), np.bool_))
     except pa.ArrowInvalid:
         pass
     column = _without_separators(column)
-    missing = pc.is_in(pc.utf8_lower(column), value_set=pa.array(MISSING))
+    missing = _is_missing(column)
     usable = pc.match_substring_regex(column, _NUMBER)
     found = pc.cast(pc.utf8_ltrim(pc.if_else(usable, column, None), "+"), pa.float64())
     return Cells(_finite(found), ~np.asarray(pc.or_(missing, usable)))
+
+
+def _is_missing(column: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.is_in(pc.utf8_lower(column), value_set=pa.array(MISSING))
+
+
+def _without(column: Any, unit: str) -> Any:
+    """A column without this unit at the end of its cells."""
+    import pyarrow.compute as pc
+
+    if not unit:
+        return column
+    return pc.if_else(pc.ends_with(column, unit), pc.utf8_slice_codeunits(column, 0, -len(unit)), column)
+
+
+def _with_points(column: Any) -> Any:
+    """A column with points instead of commas of decimals, without separators of thousands."""
+    import pyarrow.compute as pc
+
+    grouped = pc.match_substring_regex(column, r"^[+-]?[1-9][0-9]{0,2}([.][0-9]{3})+$")
+    mine = pc.or_(grouped, pc.match_substring_regex(column, _DECIMAL_COMMA))
+    bare = pc.replace_substring_regex(column, r"[.' \x{a0}\x{202f}]", "")
+    return pc.if_else(mine, pc.replace_substring(bare, ",", "."), column)
 
 
 def _without_separators(column: Any) -> Any:
@@ -116,6 +193,8 @@ class Clock:
     per_second: float
     since_1970: bool
     named: bool
+    day_first: bool | None = None
+    """Whether dates with slashes begin with the day, as 24/11/2025, or with the month; `None` if no date tells."""
 
 
 def times(column: Any, clock: Clock) -> Cells:
@@ -129,7 +208,7 @@ def times(column: Any, clock: Clock) -> Cells:
         zoneless = pa.types.is_date(column.type) or column.type.tz is None
         return Cells(_seconds(moments), np.zeros(len(column), np.bool_), calendar=True, zoneless=zoneless)
     if is_text(column) and _is_iso(column):
-        return _iso(column)
+        return _iso(column, clock.day_first)
     found = numbers(column)
     scale = np.full(len(found.values), clock.per_second)
     if clock.since_1970 and not clock.named:
@@ -146,8 +225,10 @@ def times(column: Any, clock: Clock) -> Cells:
 def clock_of(column: Any, named: float | None) -> Clock:
     """How a column counts; numbers in a finer unit than seconds can only be times since 1970. `named`: how many are a
     second by the unit in its name, if there is one."""
-    usual = 0.0
-    if not (is_text(column) and _is_iso(column)):
+    usual, day_first = 0.0, None
+    if is_text(column) and _is_iso(column):
+        day_first = _day_first(column)
+    else:
         try:
             values = np.abs(numbers(column).values)
         except ValueError:
@@ -155,7 +236,7 @@ def clock_of(column: Any, named: float | None) -> Clock:
         values = values[np.isfinite(values)]
         usual = float(np.sort(values)[len(values) // 2]) if len(values) else 0.0
     scale = named or next((unit for unit in _FINEST_FIRST if usual > _LEAST[unit]), 1.0)
-    return Clock(scale, usual > EARLIEST * scale, named is not None)
+    return Clock(scale, usual > EARLIEST * scale, named is not None, day_first)
 
 
 def _is_iso(column: Any) -> bool:
@@ -173,7 +254,18 @@ def _seconds(microseconds: Any) -> Floats:
     return np.where(np.asarray(pc.is_null(microseconds)), np.nan, values)
 
 
-def _iso(column: Any) -> Cells:
+def _day_first(column: Any) -> bool | None:
+    """Which part of dates with slashes is the day, by those of which one part can be no month."""
+    import pyarrow.compute as pc
+
+    dates = pc.extract_regex(pc.utf8_trim_whitespace(column), _SLASHES)
+    first, second = (
+        pc.any(pc.greater(pc.cast(pc.struct_field(dates, part), "int64"), 12)).as_py() for part in ("first", "second")
+    )
+    return bool(first) if bool(first) != bool(second) else None
+
+
+def _iso(column: Any, day_first: bool | None) -> Cells:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -184,7 +276,14 @@ def _iso(column: Any) -> Cells:
     found = _moments(column)
     if found is not None:
         return Cells(_seconds(found), clean, calendar=True)
+    column = pc.replace_substring_regex(column, _GO_ZONE, r"\1")
     column = pc.replace_substring_regex(column, r"\s*(UTC|GMT)$", "Z")
+    column = pc.replace_substring_regex(column, r"^([0-9]{4})/([0-9]{2})/([0-9]{2})\b", r"\1-\2-\3")
+    column = pc.replace_substring_regex(column, r"^([0-9]{2})\.([0-9]{2})\.([0-9]{4})\b", r"\3-\2-\1")
+    if day_first is not None:
+        year_first = r"\3-\2-\1" if day_first else r"\3-\1-\2"
+        column = pc.replace_substring_regex(column, r"\b([0-9])/", r"0\1/")
+        column = pc.replace_substring_regex(column, r"^([0-9]{2})/([0-9]{2})/([0-9]{4}),?", year_first)
     column = pc.replace_substring_regex(column, r"\s+([+-][0-9]{2}:?[0-9]{2})$", r"\1")
     bare = pc.invert(pc.match_substring_regex(column, _ZONE))
     zoneless = bool(pc.any(bare).as_py())
@@ -216,6 +315,9 @@ def _moments(column: Any) -> Any | None:
 
 def _parsed(text: str) -> float:
     try:
+        if half := _HALF_DAY.fullmatch(text):
+            hour = int(half["hour"]) % 12 + 12 * (half["half"] == "P")
+            text = f"{half['date']}{hour:02d}{half['rest']}{half['zone']}"
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):

@@ -168,9 +168,9 @@ def recognised(
     doubled = [name for name in used if names.count(name) > 1]
     if doubled:
         raise ValueError(f"the column {min(doubled)} is there twice")
-    unit = None if recorded else _unit(roles["time"][0])
+    unit = None if recorded else unit_of(roles["time"][0])
     return Columns(
-        roles, measures[0], _unit(measured_by or roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
+        roles, measures[0], unit_of(measured_by or roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
         tuple(name for name in names if name and name not in used), recorded,
         not recorded and words_of(roles["time"][0]) in _STEP_NUMBERS,
     )  # fmt: skip
@@ -245,11 +245,11 @@ def _is(role: str, name: str) -> bool:
     return False
 
 
-def _unit(name: str) -> float | None:
-    """Seconds of the unit in a name; `None` if there is none."""
+def unit_of(name: str) -> float | None:
+    """Seconds of the unit in a name, or of a unit; `None` if there is none."""
     name = _SLASH.sub(" per ", name)
     per_step = _PER_STEP.fullmatch(words_of(name))
-    unit = split_unit(name)[1] or (per_step.group(1) if per_step else "")
+    unit = split_unit(name)[1] or (per_step.group(1) if per_step else words_of(name))
     return _UNITS.get(unit)
 
 

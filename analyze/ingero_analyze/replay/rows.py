@@ -1,7 +1,7 @@
 """Turns the rows of files into arrays: which rows can be used, and how the files were read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -9,8 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
-from ingero_analyze.replay.cells import Cells, Clock, clock_of, numbers, points_may_be_thousands, times
-from ingero_analyze.replay.columns import Columns, recognised
+from ingero_analyze.replay.cells import (
+    SLASHED,
+    Cells,
+    Clock,
+    Form,
+    clock_of,
+    form_of,
+    numbers,
+    points_may_be_thousands,
+    times,
+)
+from ingero_analyze.replay.columns import Columns, recognised, unit_of
 from ingero_analyze.replay.metrics import MetricColumn
 from ingero_analyze.replay.reading import POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import RowSource, Subjects
@@ -102,6 +112,7 @@ class RowReader:
 
         consumed, begun = 0, False
         clock: Clock | None = None
+        form = Form()
         metric: MetricColumn | None = None
         for batch in read_columns(file, choose, lambda error: self.reading.problems.add("", str(error))):
             columns = found[0]
@@ -113,8 +124,12 @@ class RowReader:
             if metric is not None:
                 batch = metric.select(batch)
             if batch.rows:
-                clock = clock or clock_of(batch.columns[columns.roles["time"][0]], columns.per_second)
-                rows, kept = self._rows(batch, columns, clock)
+                if clock is None:
+                    clock = clock_of(batch.columns[columns.roles["time"][0]], columns.per_second)
+                    form = form_of(batch.columns[columns.value])
+                    if form.unit and columns.measure == "step_seconds":
+                        columns = found[0] = replace(columns, seconds=unit_of(form.unit) or columns.seconds)
+                rows, kept = self._rows(batch, columns, clock, form)
                 if metric is not None:
                     metric.check(batch, rows.source, kept)
                 if len(kept):
@@ -125,12 +140,12 @@ class RowReader:
         if metric is not None:
             metric.finish()
 
-    def _rows(self, batch: TableBatch, columns: Columns, clock: Clock) -> tuple[BatchRows, Ints]:
+    def _rows(self, batch: TableBatch, columns: Columns, clock: Clock, form: Form) -> tuple[BatchRows, Ints]:
         check = _Check(batch, self.reading.problems)
         time = self._times(batch, columns, clock, check)
         empty = _empty(batch, columns)
         state = self._states(batch, columns, check)
-        value = self._values(batch, columns, check, (state == ACTIVE) & ~empty)
+        value = self._values(batch, columns, form, check, (state == ACTIVE) & ~empty)
         source = self._sources(batch, columns, check, empty)
         kept = np.flatnonzero(check.good)
         rows = BatchRows(time, source, value, state)
@@ -151,10 +166,10 @@ class RowReader:
         check.refuse(np.isnan(cells.values), name, lambda _: "a time is missing or not finite")
         return cells.values
 
-    def _values(self, batch: TableBatch, columns: Columns, check: _Check, working: Bools) -> Floats:
+    def _values(self, batch: TableBatch, columns: Columns, form: Form, check: _Check, working: Bools) -> Floats:
         name, measure = columns.value, columns.measure
-        cells = _cells(batch, name, numbers)
-        if points_may_be_thousands(batch.columns[name]):
+        cells = _cells(batch, name, lambda column: numbers(column, form))
+        if not form.comma and points_may_be_thousands(batch.columns[name]):
             self.reading.doubt(POINTS)
         value = cells.values * columns.seconds if measure == "step_seconds" else cells.values
         check.refuse(cells.wrong, name, lambda index: f"{_shown(batch.columns[name][index])} is not a number")
@@ -243,6 +258,8 @@ def _shown(cell: Any) -> str:
 
 
 def _no_time(cell: Any, calendar: bool) -> str:
+    if calendar and SLASHED.fullmatch(str(cell)):
+        return f"{_shown(cell)} may begin with the day or the month; write it as 2026-01-31"
     if calendar:
         return f"{_shown(cell)} is no ISO 8601 time"
     try:
