@@ -6,11 +6,14 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from ingero_analyze import json_tables
 
 BATCH_BYTES: Final = 4 << 20
 BATCH_ROWS: Final = 1 << 16
@@ -19,6 +22,10 @@ LATEST: Final = 1e11
 """Largest time in seconds, some three thousand years; times in milliseconds and finer units since 1970 are larger."""
 
 DELIMITERS: Final = ",;\t|"
+"""What may delimit columns; a single blank if the line of names has none of them."""
+
+MOST_COMMENTS: Final = 100
+"""Lines of comments before the names of the columns."""
 
 _PACKED: Final = b"\x1f\x8b"
 
@@ -158,8 +165,11 @@ def read_batches(
     return read_columns(file, lambda names: _wanted(names, required, optional), skip)
 
 
-def read_columns(file: str, choose: Choose, skip: Skip | None = None) -> Iterator[TableBatch]:
-    """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out."""
+def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False) -> Iterator[TableBatch]:
+    """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
+
+    With `json`, a file that begins with a bracket is read as JSON.
+    """
     try:
         import pyarrow  # noqa: F401
     except ImportError:
@@ -167,15 +177,15 @@ def read_columns(file: str, choose: Choose, skip: Skip | None = None) -> Iterato
     if Path(file).suffix.lower() in (".parquet", ".pq"):
         yield from _parquet(file, choose, skip)
     elif file == "-":
-        yield from _csv("-", standard_input(), choose, skip)
+        yield from _text_rows("-", standard_input(), choose, skip, json)
     else:
         with Path(file).open("rb") as stream:
             if stream.peek(2)[:2] != _PACKED:
-                yield from _csv(file, stream, choose, skip)
+                yield from _text_rows(file, stream, choose, skip, json)
                 return
             try:
                 with gzip.GzipFile(fileobj=stream) as unpacked:
-                    yield from _csv(file, unpacked, choose, skip, stream.tell)
+                    yield from _text_rows(file, unpacked, choose, skip, json, stream.tell)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise TableError(file, f"not gzip, or cut off: {error}") from None
 
@@ -205,44 +215,88 @@ def _chosen(file: str, names: Sequence[str], choose: Choose) -> Sequence[str]:
 
 
 class _Counted:
-    """A binary stream that counts the bytes read."""
+    """A binary stream that counts the bytes read; `ahead` was read from it before."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: BinaryIO, ahead: bytes = b"") -> None:
+        self._stream, self._ahead = stream, ahead
         self.consumed = 0
         self.closed = False
 
     def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
+        data, self._ahead = self._ahead, b""
+        data += self._stream.read(size if size < 0 else max(0, size - len(data)))
+        self.consumed += len(data)
+        return data
+
+    def readline(self, size: int = -1) -> bytes:
+        data = self._stream.readline(size)
         self.consumed += len(data)
         return data
 
 
-def _csv(
-    file: str, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None = None
+def _text_rows(
+    file: str, stream: Any, choose: Choose, skip: Skip | None, json: bool, consumed: Callable[[], int] | None = None
 ) -> Iterator[TableBatch]:
-    """Batches of CSV; `consumed` counts the bytes of the file where the stream unpacks it."""
+    """Batches of CSV, or of JSON; `consumed` counts the bytes of the file where the stream unpacks it."""
+    first = stream.readline(1 << 20)
+    if json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        yield from _json(file, first, stream, choose, skip, consumed)
+    else:
+        yield from _csv(file, first, stream, choose, skip, consumed)
+
+
+def _json(
+    file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None
+) -> Iterator[TableBatch]:
+    """Batches of JSON. Objects of which the first batch has no cell of a name do not have that column."""
+
+    def fail(text: str, row: int) -> None:
+        error = TableError(file, text, row)
+        if skip is None:
+            raise error
+        skip(error)
+
+    counted = _Counted(stream)
+    found = json_tables.rows_of(first.removeprefix(b"\xef\xbb\xbf"), counted, fail)
+    wanted: Sequence[str] | None = None
+    while part := list(islice(found, BATCH_ROWS)):
+        rows = [row for _, row in part]
+        wanted = _chosen(file, json_tables.names_of(rows), choose) if wanted is None else wanted
+        places = np.array([number for number, _ in part], np.int64) - part[0][0]
+        columns = json_tables.columns_of(rows, wanted)
+        yield TableBatch(
+            file, part[0][0], columns, len(rows), consumed() if consumed else len(first) + counted.consumed, places
+        )
+    if wanted is None:
+        raise TableError(file, "there is no JSON object with cells of a row")
+
+
+def _csv(
+    file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None
+) -> Iterator[TableBatch]:
+    """Batches of CSV whose first line is read already."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    counted = _Counted(stream)
-    names, delimiter = _header(file, stream)
+    first, ahead, before = _without_preface(first, stream)
+    counted = _Counted(stream, ahead)
+    names, delimiter = _header(file, first)
     wanted = list(_chosen(file, names, choose))
     ragged: list[TableError] = []
     skipped: list[int] = []
 
     def refuse(row: Any) -> str:
         text = f"{row.actual_columns} values where {row.expected_columns} columns were expected"
-        error = TableError(file, text, row.number + 1)
+        error = TableError(file, text, row.number + before + 1)
         if skip is None:
             ragged.append(error)
             return "error"
         skip(error)
-        skipped.append(row.number + 1)
+        skipped.append(row.number + before + 1)
         return "skip"
 
     unique = [name if names.index(name) == place else f"{name} {place}" for place, name in enumerate(names)]
-    row = 2
+    row = before + 2
     try:
         reader = arrow_csv.open_csv(
             counted,
@@ -266,9 +320,23 @@ def _csv(
         raise ragged[0] if ragged else TableError(file, f"after row {row - 1}: {str(error)[:200]}") from None
 
 
-def _header(file: str, stream: Any) -> tuple[list[str], str]:
+def _without_preface(first: bytes, stream: Any) -> tuple[bytes, bytes, int]:
+    """The first line without comments (#) and `sep=;` before it, what of the next was read, and how many lines came
+    before. A comment with as many delimiters as the numbers below it is the line of names."""
+    before = 0
+    comment = b""
+    while before < MOST_COMMENTS and first.lstrip(b"\xef\xbb\xbf").startswith((b"#", b"sep=", b"SEP=")):
+        comment, first = first, stream.readline(1 << 20)
+        before += 1
+    counts = {text: comment.count(text.encode()) for text in DELIMITERS}
+    most = max(counts, key=lambda text: counts[text])
+    if comment.startswith(b"#") and counts[most] == first.count(most.encode()) > 0 and first[:1].isdigit():
+        return comment.lstrip(b"# "), first, before - 1
+    return first, b"", before
+
+
+def _header(file: str, first: bytes) -> tuple[list[str], str]:
     """The names of the columns, and what delimits them."""
-    first = stream.readline(1 << 20)
     if not first.strip():
         raise TableError(file, "the file is empty")
     try:
@@ -276,6 +344,7 @@ def _header(file: str, stream: Any) -> tuple[list[str], str]:
     except UnicodeDecodeError:
         raise TableError(file, "the first row is not UTF-8 text; is this a CSV file?") from None
     delimiter = max(DELIMITERS, key=header.count)
+    delimiter = delimiter if delimiter in header or "  " in header else " "
     try:
         names = next(csv.reader([header], delimiter=delimiter, skipinitialspace=True))
     except csv.Error as error:

@@ -220,11 +220,10 @@ def test_a_row_of_1970_is_said_to_be_out_of_place(tmp_path: Path) -> None:
     [
         (["time", "host", "instance", "rate"], {}, "host, instance could all be the node; choose one with --column"),
         (
-            ['{"status":"success"', '"data":{}}'],
+            ["Time", "node-1", "node-2"],
             {},
-            "this is JSON, and CSV or Parquet is needed, with one row for each",
+            "where each node has a column of its own, say what these hold with --wide",
         ),
-        (["Time", "node-1", "node-2"], {}, "where each node has a column of its own, turn these into rows"),
         (["time", "rate", "node-1"], {}, "there is no column 'node' (there are: time, rate, node-1); choose one"),
         (["time", "node", "latency"], {}, "there are: time, node, latency); choose one with --column rate=COLUMN"),
         (

@@ -14,7 +14,8 @@ MEASURES: Final = ("score", "rate", "step_seconds", "counter")
 LABELS: Final = (*PARTS, "cohort")
 """What the nodes of a cohort share. Several columns may hold one of these."""
 
-ROWS: Final = "one row for each node and time, such as time,node,rate"
+FILE: Final = "file"
+"""Stands for the column of the node where each file is one."""
 
 ROLES: Final = ("time", "node", *MEASURES, "cluster", "gpu", "state", "metric", *LABELS)
 
@@ -52,6 +53,14 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "cohort": ("cohort",),
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time or a value."""
+
+_LATER_NODES: Final = (
+    ("pod", "pod name", "k8s pod name", "kubernetes pod name"),
+    ("worker", "worker id", "replica", "replica id", "process", "process id"),
+    ("run", "run name", "run id", "trial", "trial id"),
+    ("uuid",),
+)
+"""Names of what is judged where there is no node, in order."""
 
 _RELATIVE: Final = ("runtime", "relative time", "elapsed time", "elapsed", "relative time process")
 """Names of times since a start, where there is no other time."""
@@ -108,18 +117,15 @@ class Columns:
 
 
 def recognised(
-    names: Sequence[str],
-    chosen: Mapping[str, Sequence[str]],
-    labels: Sequence[str] = LABELS,
-    metric: str | None = None,
-) -> Columns:
+    names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str] = LABELS,
+    metric: str | None = None, by_file: bool = False,
+) -> Columns:  # fmt: skip
     """Columns by role: as `chosen` (none, if that is empty), else by name. Only these `labels` make cohorts.
 
     Columns of a recording have their own names. Where rows of a `metric` are chosen, its name says what the values
-    are, if the name of their column does not. `ValueError` says which column is missing or not certain.
+    are, if the name of their column does not. With `by_file`, each file is a node where no column is. `ValueError`
+    says which column is missing or not certain.
     """
-    if names and names[0][:1] in ("{", "["):
-        raise ValueError(f"this is JSON, and CSV or Parquet is needed, with {ROWS}")
     recorded = RECORDED in names
     taken = {name for columns in chosen.values() for name in columns}
     for name in sorted(taken - set(names)):
@@ -127,14 +133,16 @@ def recognised(
     free = [name for name in names if name not in taken]
     matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
     if not recorded:
-        times = (_RELATIVE, _STEP_NUMBERS)
-        later = [[name for name in free if _head(name) in known] for known in times]
-        matching["time"] = matching["time"] or next(filter(None, later), [])
+        matching["time"] = matching["time"] or _later_times(free)
+        matching["node"] = matching["node"] or _later_nodes(free, matching["gpu"])
     roles = {role: tuple(columns) for role, columns in chosen.items() if columns}
+    measured = any(role in chosen or matching[role] for role in MEASURES)
+    if by_file and measured and "node" not in chosen and not matching["node"]:
+        roles["node"] = (FILE,)
     if "node" not in roles and _is_wide(names, matching):
         raise ValueError(
-            f"there is no column 'node' ({_there_are(names)}): where each node has a column of its own, turn these "
-            f"into rows, because {ROWS} is needed; or choose one with --column node=COLUMN"
+            f"there is no column 'node' ({_there_are(names)}): where each node has a column of its own, say what "
+            "these hold with --wide rate (or step_seconds, score, counter); else choose one with --column node=COLUMN"
         )
     for role in ("time", "node"):
         if role not in roles:
@@ -156,6 +164,7 @@ def recognised(
             f"no column says which row is of the metric {metric!r}; choose it with --column metric=COLUMN"
         )
     for role in ("cluster", "gpu", "state", "metric"):
+        matching[role] = [name for name in matching[role] if name not in roles["node"]]
         if role not in chosen and matching[role]:
             roles[role] = (role if role in matching[role] else matching[role][0],)
     for role in LABELS:
@@ -168,12 +177,40 @@ def recognised(
     doubled = [name for name in used if names.count(name) > 1]
     if doubled:
         raise ValueError(f"the column {min(doubled)} is there twice")
-    unit = None if recorded else unit_of(roles["time"][0])
+    per_second, steps = (None, False) if recorded else time_column(roles["time"][0])
     return Columns(
-        roles, measures[0], unit_of(measured_by or roles[measures[0]][0]) or 1.0, unit and round(1 / unit),
-        tuple(name for name in names if name and name not in used), recorded,
-        not recorded and words_of(roles["time"][0]) in _STEP_NUMBERS,
+        roles, measures[0], unit_of(measured_by or roles[measures[0]][0]) or 1.0, per_second,
+        tuple(name for name in names if name and name not in used), recorded, steps,
     )  # fmt: skip
+
+
+def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
+    """The column of the time alone. `ValueError` if it is missing or not certain."""
+    if chosen.get("time"):
+        return recognised(
+            [*names, "node", "rate"], {"time": chosen["time"], "node": ["node"], "rate": ["rate"]}
+        ).roles["time"][0]
+    return _only(
+        "time", names, [name for name in names if name == "time" or _is("time", name)] or _later_times(names)
+    )
+
+
+def time_column(name: str) -> tuple[float | None, bool]:
+    """How many units of a time are a second, if its name says so, and whether it is a number of steps."""
+    unit = unit_of(name)
+    return unit and float(round(1 / unit)), words_of(name) in _STEP_NUMBERS
+
+
+def _later_times(names: Sequence[str]) -> list[str]:
+    """What stands for the time where there is none: a time since a start, else a number of steps."""
+    found = ([name for name in names if _head(name) in known] for known in (_RELATIVE, _STEP_NUMBERS))
+    return next(filter(None, found), [])
+
+
+def _later_nodes(names: Sequence[str], gpus: Sequence[str]) -> list[str]:
+    """What stands for the node where there is none: a pod, worker or run, else a GPU or rank."""
+    found = ([name for name in names if words_of(name) in known] for known in _LATER_NODES)
+    return next(filter(None, (*found, list(gpus))), [])
 
 
 def _is_wide(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> bool:

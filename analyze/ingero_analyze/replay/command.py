@@ -64,6 +64,10 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
     "--column", multiple=True, metavar="ROLE=COLUMN",
     help="The column of a role, such as rate='Tokens/s' or cohort=rack; without a column the role has none.",
 )  # fmt: skip
+@click.option(
+    "--wide", type=click.Choice(["score", "rate", "step_seconds", "counter"]),
+    help="Every column but the time is a node, whose cells are such values.",
+)  # fmt: skip
 @click.option("--metric", metavar="NAME", help="The metric to judge, where rows of several are in one file.")
 @json_flag("--json", "One JSON object.")
 @plot_flag
@@ -76,6 +80,7 @@ def command(
     budget: float | None,
     rule: Literal["ingero", "mad"],
     column: tuple[str, ...],
+    wide: str | None,
     metric: str | None,
     as_json: bool | None,
     plot: Path | None,
@@ -85,13 +90,14 @@ def command(
 
     Without --config a tick is 5 s, and 3 nodes are enough to be compared (Fleet's defaults: 10 s, 5 nodes).
 
-    FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input; several files are merged
-    by time. Columns: time, node, and one value, which is a score (0 to 1), a rate (larger is better), the time of a
-    step or a counter, whose increase is the rate; optional cluster, gpu and state (active, idle, calibrating). Nodes,
-    or their GPUs or workloads where a node has rows of several at one time, are compared only with those of the same
-    workload, job, GPU model, stage and cohort, where there are such columns. Columns are known by usual names, such
-    as timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses others. The output says
-    how the file was read, and which columns, cells and rows were not used.
+    FILE is CSV or JSON (also packed with gzip) or Parquet by its suffix, `-` standard input; several files are merged
+    by time. JSON is an object a line, an array of objects, or the answer of Prometheus to a range query. Columns:
+    time, node, and one value, which is a score (0 to 1), a rate (larger is better), the time of a step or a counter,
+    whose increase is the rate; optional cluster, gpu, metric and state (active, idle, calibrating). Nodes, or their
+    GPUs or workloads where a node has rows of several at one time, are compared only with those of the same workload,
+    job, GPU model, stage and cohort, where there are such columns. Columns are known by usual names, such as
+    timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses others. The output says how
+    the file was read, and which columns, cells and rows were not used.
 
     Exit status 0 whether or not somebody is accused, 1 when writing the picture fails in the end, 2 when a flag, such
     as --plot with a file that cannot be written, or a file cannot be used, or most rows of the files.
@@ -100,6 +106,7 @@ def command(
     ingero-fleet replay history.csv
     ingero-fleet replay --tick 60 --plot week.png week.parquet
     ingero-fleet replay --column step_seconds=latency --column cohort=rack history.csv
+    ingero-fleet replay --wide rate grafana.csv
     ingero-fleet replay --metric tokens_per_second metrics.csv
     ingero-fleet replay history.csv.gz --json | jq '.episodes[].node'
     """
@@ -112,7 +119,9 @@ def command(
     chosen = _columns(column)
     with progress_over_files("replay", files, "judging", quiet) as advance:
         parameters, labels = _settings(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
-        history = RecordedHistory(files, parameters.tick_seconds, advance, chosen, labels, metric, bool(tick or file))
+        history = RecordedHistory(
+            files, parameters.tick_seconds, advance, chosen, labels, metric, wide, bool(tick or file)
+        )
         done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
     if done.history.tick_seconds != parameters.tick_seconds and not done.history.reading.steps:
         asked, found = parameters.tick_seconds, done.history.tick_seconds

@@ -17,6 +17,9 @@ LARGEST: Final = 0.1
 ALIKE: Final = 0.01
 """Most that nodes differ by in their changes, log units."""
 
+LEAST: Final = 0.002
+"""How much nodes change from tick to tick on average, log units: rare phases of equal nodes say nothing."""
+
 MUCH_LESS: Final = 0.2
 """How much smaller these differences are than the changes themselves."""
 
@@ -54,5 +57,5 @@ class Lockstep:
 
     def seen(self) -> bool:
         """Whether nodes moved as one."""
-        alike = self._apart < ALIKE * self._ticks
-        return self._ticks >= FEWEST_TICKS and alike and self._apart < MUCH_LESS * self._together
+        alike = self._apart < ALIKE * self._ticks and self._apart < MUCH_LESS * self._together
+        return self._ticks >= FEWEST_TICKS and alike and self._together > LEAST * self._ticks

@@ -76,15 +76,16 @@ class RecordedHistory:
         chosen: Mapping[str, Sequence[str]] | None = None,
         labels: Sequence[str] = LABELS,
         metric: str | None = None,
+        wide: str | None = None,
         tick_given: bool = False,
         in_order: bool = True,
     ) -> None:
         self.files = list(files)
         self.tick_seconds = tick_seconds
-        self._given = (self.files, tick_seconds, progress, chosen, labels, metric, tick_given)
+        self._given = (self.files, tick_seconds, progress, chosen, labels, metric, wide, tick_given)
         self._in_order = in_order and "-" not in files
         self._progress = progress
-        self._reader = RowReader(self.files, chosen or {}, labels, metric)
+        self._reader = RowReader(self.files, chosen or {}, labels, metric, wide)
         self._started, self._tick_given, self._phase = False, tick_given, 0.0
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []

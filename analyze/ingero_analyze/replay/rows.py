@@ -20,10 +20,11 @@ from ingero_analyze.replay.cells import (
     points_may_be_thousands,
     times,
 )
-from ingero_analyze.replay.columns import Columns, recognised, unit_of
+from ingero_analyze.replay.columns import FILE, Columns, recognised, time_of, unit_of
 from ingero_analyze.replay.metrics import MetricColumn
 from ingero_analyze.replay.reading import POINTS, ZONELESS, Reading
-from ingero_analyze.replay.subjects import RowSource, Subjects
+from ingero_analyze.replay.subjects import RowSource, Subjects, short_names
+from ingero_analyze.replay.wide import WideTable, wide_table
 from ingero_analyze.tables import TableBatch, TableError, read_columns
 from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ACTIVE
@@ -89,12 +90,13 @@ class RowReader:
     """Reads files one after another or in turns, with common numbers of what tells rows apart."""
 
     def __init__(
-        self, files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str], metric: str | None
-    ) -> None:
+        self, files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str], metric: str | None,
+        wide: str | None,
+    ) -> None:  # fmt: skip
         self.reading = Reading()
         self.subjects = Subjects(files)
-        self._files = list(files)
-        self._chosen, self._labels, self._metric = chosen, labels, metric
+        self._files, self._short = list(files), short_names(files)
+        self._chosen, self._labels, self._metric, self._wide = chosen, labels, metric, wide
         self._texts: dict[str, dict[str, int]] = {}
 
     def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
@@ -103,24 +105,34 @@ class RowReader:
         `TableError` when a column is missing or not certain.
         """
         found: list[Columns] = []
+        wide: list[WideTable] = []
 
         def choose(names: Sequence[str]) -> Sequence[str]:
-            columns = recognised(names, self._chosen, self._labels, self._metric)
+            if self._wide:
+                wide.append(wide_table(names, time_of(names, self._chosen), self._metric))
+                found.append(wide[0].columns(self._wide))
+                return [wide[0].time, *(one.column for one in wide[0].series)]
+            columns = recognised(names, self._chosen, self._labels, self._metric, by_file=len(self._files) > 1)
             found.append(columns)
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
+            used = [name for name in used if name in names]
             return [*used, RECORDED] if columns.recorded else used
 
         consumed, begun = 0, False
         clock: Clock | None = None
         form = Form()
         metric: MetricColumn | None = None
-        for batch in read_columns(file, choose, lambda error: self.reading.problems.add("", str(error))):
+        for batch in read_columns(file, choose, self._note_problem, json=True):
             columns = found[0]
             if not begun:
                 self.reading.begin(file, columns)
                 begun = True
                 named = columns.one("metric")
                 metric = None if named is None else MetricColumn(file, named, self._metric)
+            if columns.one("node") == FILE and FILE not in batch.columns:
+                batch = self._with_file(batch)
+            if wide:
+                batch = wide[0].long(batch, columns.measure)
             if metric is not None:
                 batch = metric.select(batch)
             if batch.rows:
@@ -139,6 +151,15 @@ class RowReader:
             consumed = batch.consumed
         if metric is not None:
             metric.finish()
+
+    def _with_file(self, batch: TableBatch) -> TableBatch:
+        import pyarrow as pa
+
+        names = pa.array([self._short[self._files.index(batch.file)]] * batch.rows, pa.string())
+        return replace(batch, columns={**batch.columns, FILE: names})
+
+    def _note_problem(self, error: TableError) -> None:
+        self.reading.problems.add("", str(error))
 
     def _rows(self, batch: TableBatch, columns: Columns, clock: Clock, form: Form) -> tuple[BatchRows, Ints]:
         check = _Check(batch, self.reading.problems)

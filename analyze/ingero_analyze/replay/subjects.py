@@ -51,7 +51,7 @@ class Subjects:
         self.by_gpu = self.by_file = self.files_are_clusters = False
         self.parts: set[int] = set()
         """Places in the keys of cohorts that are parts of names."""
-        self._files = _short_names(files)
+        self._files = short_names(files)
         self._sources: dict[RowSource, int] = {}
         self._known: list[RowSource] = []
         self._codes: tuple[dict[NodeKey, int], dict[str, int], dict[CohortKey, int]] = ({}, {}, {})
@@ -206,7 +206,7 @@ def _together(source: Ints, tick: Ints, unit: Ints, part: Ints) -> Members:
     return members
 
 
-def _short_names(files: Sequence[str]) -> list[str]:
+def short_names(files: Sequence[str]) -> list[str]:
     """Names of files without folder and suffixes; whole ones if these are not different."""
     names = [Path(file).name.split(".")[0] or file for file in files]
     return names if len(set(names)) == len(names) else list(files)

@@ -1,0 +1,116 @@
+"""Tables with a column for each node, as dashboards export them: turned into a row for each node and time. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_analyze.replay.columns import Columns, time_column, unit_of
+from ingero_analyze.tables import TableBatch
+from ingero_analyze.terminal import listed
+
+MOST_NAMES: Final = 10
+"""Most metrics that an error names."""
+
+_LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
+_LABEL: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_NO_NODES: Final = ("", "index", "unnamed: 0")
+_STATISTICS: Final = ("__MIN", "__MAX")
+
+
+@dataclass(frozen=True)
+class Series:
+    """A column of one node. `labels`: those of Prometheus, if its name has them."""
+
+    column: str
+    node: str
+    metric: str
+    labels: Mapping[str, str]
+
+
+def series_of(names: Sequence[str]) -> list[Series]:
+    """Columns as nodes and metrics: `node`, `metric{label="node"}`, or `node - metric`, of which the columns with
+    minimum and maximum of W&B are none."""
+    found = []
+    for name in names:
+        labelled = _LABELLED.fullmatch(name)
+        run, dash, metric = name.rpartition(" - ")
+        if labelled:
+            labels = dict(_LABEL.findall(labelled["labels"]))
+            metric = labelled["metric"] or labels.pop("__name__", "")
+            found.append(Series(name, name, metric, labels))
+        elif not name.endswith(_STATISTICS) and not (dash and metric.startswith("_")):
+            found.append(Series(name, run if dash else name, metric if dash else "", {}))
+    differ = {
+        key
+        for one in found
+        for key, text in one.labels.items()
+        if any(text != other.labels.get(key) for other in found)
+    }
+    return [
+        replace(one, node="/".join(text for key, text in one.labels.items() if key in differ) or one.node)
+        if one.labels else one for one in found
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WideTable:
+    """The columns of such a table: the time, and the nodes of one metric."""
+
+    time: str
+    series: Sequence[Series]
+
+    def long(self, batch: TableBatch, measure: str) -> TableBatch:
+        """A row for each node and row of a batch, in the order of its rows."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        width = len(self.series)
+        order = np.arange(batch.rows * width).reshape(width, batch.rows).T.ravel()
+        values = pa.concat_arrays([_array(batch.columns[one.column]) for one in self.series])
+        nodes = pa.array([one.node for one in self.series], pa.string())
+        rows = np.repeat(np.arange(batch.rows), width)
+        columns: dict[str, Any] = {
+            "time": pc.take(batch.columns[self.time], pa.array(rows)),
+            "node": pc.take(nodes, pa.array(np.tile(np.arange(width), batch.rows))),
+            measure: pc.take(values, pa.array(order)),
+        }
+        places = rows if batch.places is None else batch.places[rows]
+        return replace(batch, columns=columns, rows=len(rows), places=places)
+
+    def columns(self, measure: str) -> Columns:
+        """The columns of the long table."""
+        metric = self.series[0].metric
+        per_second, steps = time_column(self.time)
+        return Columns(
+            {"time": ("time",), "node": ("node",), measure: (measure,)}, measure, unit_of(metric) or 1.0, per_second,
+            (), recorded=False, steps=steps,
+        )  # fmt: skip
+
+
+def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable:
+    """The columns of a table whose columns but the time are nodes. `ValueError` if that is not certain."""
+    others = [name for name in names if name != time and name.strip().lower() not in _NO_NODES]
+    doubled = [name for name in (time, *others) if names.count(name) > 1]
+    if doubled:
+        raise ValueError(f"the column {doubled[0]} is there twice")
+    series = series_of(others)
+    metrics = list(dict.fromkeys(one.metric for one in series))
+    known = f"there are: {listed(metrics[:MOST_NAMES], len(metrics))}"
+    if metric is not None:
+        series = [one for one in series if one.metric == metric]
+        if not series:
+            raise ValueError(f"no column is of the metric {metric!r} ({known})")
+    elif len(metrics) > 1:
+        raise ValueError(f"columns are of several metrics ({known}): choose one with --metric NAME")
+    if not series:
+        raise ValueError("no column but the time is that of a node")
+    return WideTable(time, series)
+
+
+def _array(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -1,0 +1,187 @@
+"""Histories as other tools export them: wide tables, JSON, files of single nodes, tables without nodes."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from ingero_fleet.cli import main
+
+START = 1_767_225_600
+"""2026-01-01, seconds."""
+
+RATES: np.ndarray[Any, np.dtype[np.float64]] = 100 * np.exp(0.02 * np.random.default_rng(7).normal(size=(200, 6)))
+RATES[120:, 2] *= 0.7
+"""By tick of 30 s and node; the third node loses 30 % from tick 120 on."""
+
+NODES = [f"gpu-{number}" for number in range(6)]
+
+
+def run(*arguments: str | Path, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)], input=text)
+
+
+def named(*arguments: str | Path, text: str | None = None) -> tuple[str, float]:
+    """The node of the only episode, and its onset in ticks."""
+    done = run(*arguments, "--json", text=text)
+    assert done.exit_code == 0, done.stderr
+    (episode,) = json.loads(done.stdout)["episodes"]
+    start = episode["start"]
+    seconds = start if isinstance(start, float) else datetime.fromisoformat(start).timestamp()
+    return episode["node"], (seconds - START) / 30 if seconds > START else seconds
+
+
+def written(folder: Path, text: str, name: str = "history.csv") -> Path:
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def objects() -> list[dict[str, Any]]:
+    return [
+        {"timestamp": START + 30 * tick, "node": node, "tokens_per_second": RATES[tick, number], "at": {"rack": "1"}}
+        for tick in range(200) for number, node in enumerate(NODES)
+    ]  # fmt: skip
+
+
+def wide(header: list[str], first: str = "{0}") -> str:
+    lines = [",".join(['"' + name.replace('"', '""') + '"' for name in header])]
+    for tick, row in enumerate(RATES):
+        moment = f"{datetime.fromtimestamp(START + 30 * tick, UTC):%Y-%m-%d %H:%M:%S}"
+        repeated = len(header[1:]) // len(NODES)
+        cells = [f"{value:.2f}" for value in row for _ in range(repeated)]
+        lines.append(",".join([first.format(moment, tick), *cells]))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("shape", ["lines", "array", "pretty"])
+def test_json_objects_are_rows(tmp_path: Path, shape: str) -> None:
+    text = "\n".join(map(json.dumps, objects())) if shape == "lines" else json.dumps(
+        objects(), indent=1 if shape == "pretty" else None
+    )  # fmt: skip
+
+    assert named(written(tmp_path, text, "history.json")) == ("gpu-2", 120)
+    assert named("-", text=text) == ("gpu-2", 120)
+
+
+def test_lines_that_are_no_json_are_left_out_with_their_place(tmp_path: Path) -> None:
+    lines = list(map(json.dumps, objects()))
+    file = written(tmp_path, "\n".join([*lines[:10], '{"timestamp": 17', "", "[1]", *lines[10:]]), "history.jsonl")
+
+    done = run(file)
+
+    assert named(file) == ("gpu-2", 120)
+    assert f"2 rows could not be used, first {file}, row 11: this line is no JSON object" in done.stdout
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[1, 2]", '{"a": ', '{"data": {"result": []}}'])
+def test_json_without_rows_is_refused(tmp_path: Path, text: str) -> None:
+    done = run(written(tmp_path, text, "history.json"))
+
+    assert done.exit_code == 2
+    assert "history.json" in done.stderr
+
+
+def test_the_answer_of_prometheus_to_a_range_query_is_read(tmp_path: Path) -> None:
+    series = [
+        {
+            "metric": {"__name__": metric, "instance": f"{node}:9100", "job": "train"},
+            "values": [[START + 30 * tick, f"{RATES[tick, number] * scale:.3f}"] for tick in range(200)],
+        }
+        for number, node in enumerate(NODES) for metric, scale in (("tokens_per_second", 1), ("gpu_power_watts", 6))
+    ]  # fmt: skip
+    answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
+    file = written(tmp_path, json.dumps(answer), "range.json")
+
+    assert named(file, "--metric", "tokens_per_second") == ("gpu-2:9100", 120)
+    assert "choose one with --metric NAME" in run(file).stderr
+
+
+GRAFANA = ["Time", *(f'{{instance="{node}:9100", job="train"}}' for node in NODES)]
+PLAIN = ["Time", *NODES]
+
+
+@pytest.mark.parametrize(("header", "node"), [(GRAFANA, "gpu-2:9100"), (PLAIN, "gpu-2")])
+def test_a_table_with_a_column_for_each_node_is_read_as_what_it_holds(
+    tmp_path: Path, header: list[str], node: str
+) -> None:
+    file = written(tmp_path, wide(header))
+
+    refused = run(file)
+
+    assert named(file, "--wide", "rate") == (node, 120)
+    assert refused.exit_code == 2
+    assert "say what these hold with --wide rate" in refused.stderr
+
+
+def test_a_wide_table_of_runs_and_steps_leaves_out_minima_and_asks_for_one_metric(tmp_path: Path) -> None:
+    metrics = ("tps", "tps__MIN", "tps__MAX", "loss")
+    header = ["Step", *(f"{node} - train/{metric}" for node in NODES for metric in metrics)]
+    file = written(tmp_path, wide(header, "{1}"))
+
+    refused = run(file, "--wide", "rate")
+
+    assert named(file, "--wide", "rate", "--metric", "train/tps") == ("gpu-2", 120)
+    assert refused.exit_code == 2
+    assert "columns are of several metrics (there are: train/tps, train/loss): choose one" in refused.stderr
+    assert "no column is of the metric 'x'" in run(file, "--wide", "rate", "--metric", "x").stderr
+
+
+def test_cells_of_wide_tables_that_cannot_be_used_have_the_place_of_their_row(tmp_path: Path) -> None:
+    lines = wide(PLAIN).splitlines()
+    lines[50] = lines[50].replace(",", ",oops", 1)
+    lines.insert(20, "")
+    file = written(tmp_path, "\n".join(lines))
+
+    assert (
+        "1 row could not be used, first " + str(file) + ", row 52, column rate: 'oops"
+        in run(file, "--wide", "rate").stdout
+    )
+
+
+def test_files_of_single_runs_are_nodes(tmp_path: Path) -> None:
+    files = [
+        written(
+            tmp_path,
+            "Wall time,Step,Value\n" + "".join(f"{START + 30 * t}.25,{t},{RATES[t, number]}\n" for t in range(200)),
+            f"{node}.csv",
+        )
+        for number, node in enumerate(NODES)
+    ]  # fmt: skip
+
+    assert named(*files, "--column", "rate=Value")[0] == "gpu-2"
+
+
+@pytest.mark.parametrize("column", ["pod", "worker", "run_name", "uuid", "rank", "gpu"])
+def test_what_stands_for_a_node_is_judged_where_there_is_none(tmp_path: Path, column: str) -> None:
+    lines = [f"{START + 30 * t},{node},{RATES[t, number]}" for t in range(200) for number, node in enumerate(NODES)]
+
+    assert named(written(tmp_path, "\n".join([f"time,{column},rate", *lines]))) == ("gpu-2", 120)
+
+
+@pytest.mark.parametrize(
+    ("preface", "names", "row"),
+    [
+        ("sep=,\n", "time,node,rate", 9),
+        ("# exported by x\n# at noon\n", "time,node,rate", 10),
+        ("", "# time,node,rate", 8),
+    ],
+)
+def test_comments_before_the_names_of_columns_are_left_out(
+    tmp_path: Path, preface: str, names: str, row: int
+) -> None:
+    lines = [f"{START + 30 * t},{node},{RATES[t, number]}" for t in range(200) for number, node in enumerate(NODES)]
+    lines.insert(6, "now,gpu-0,1")
+    file = written(tmp_path, preface + "\n".join([names, *lines]))
+
+    assert named(file) == ("gpu-2", 120)
+    assert f"first {file}, row {row}, column time: 'now'" in run(file).stdout
+
+
+def test_columns_may_be_separated_by_single_blanks(tmp_path: Path) -> None:
+    lines = [f"{START + 30 * t} {node} {RATES[t, number]}" for t in range(200) for number, node in enumerate(NODES)]
+
+    assert named(written(tmp_path, "\n".join(["time node rate", *lines]))) == ("gpu-2", 120)
