@@ -8,7 +8,7 @@ MOST_BYTES: Final = 512 << 20
 """Bytes of a document, which is parsed at once; objects of a line each may be more together."""
 
 
-class Stream(Protocol):
+class LineStream(Protocol):
     """Bytes that can be read by line."""
 
     def read(self, size: int, /) -> bytes:
@@ -23,7 +23,7 @@ Fail = Callable[[str, int], None]
 """Takes what is wrong in a row, and its number; rows of a document are counted from 1. It may raise."""
 
 
-def rows_of(first: bytes, stream: Stream, fail: Fail) -> Iterator[tuple[int, Row]]:
+def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
     """Rows with their numbers; `first`: what of the stream was read already, the begin of its first line."""
     if not first.endswith(b"\n"):
         first += stream.readline(MOST_BYTES)
@@ -52,7 +52,7 @@ def names_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _lines(first: bytes, stream: Stream, fail: Fail) -> Iterator[tuple[int, Row]]:
+def _lines(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
     number, line = 1, first
     while line:
         if line.strip():

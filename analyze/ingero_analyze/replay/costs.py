@@ -13,20 +13,20 @@ HOUR: Final = 3600.0
 
 
 @dataclass(frozen=True)
-class Span:
+class Presence:
     """How long an accused node was there: seconds with reports, and its last report until it was cleared."""
 
     reported: float
     last_report: float
 
 
-class Spans:
-    """The spans of all episodes, by node and onset. Silence costs nothing, however long it lasts."""
+class Presences:
+    """The presences of all episodes, by node and onset. Silence costs nothing, however long it lasts."""
 
     def __init__(self, silences: Silences, tick_seconds: float) -> None:
         self._silences, self._tick_seconds = silences, tick_seconds
         self._begun: dict[NodeKey, tuple[float, float]] = {}
-        self._ended: dict[tuple[NodeKey, float], Span] = {}
+        self._ended: dict[tuple[NodeKey, float], Presence] = {}
 
     def note(self, now: float, edges: Iterable[Edge]) -> None:
         """Add the edges of a tick that the silences know already."""
@@ -43,15 +43,15 @@ class Spans:
                 self._ended[node, since] = self._until(node, well)
                 del self._begun[node]
 
-    def of(self, episode: Episode) -> Span:
-        """The span of an episode, as of the last tick if it goes on."""
+    def of(self, episode: Episode) -> Presence:
+        """The presence of an episode, as of the last tick if it goes on."""
         node = node_key(episode.first.cluster, episode.first.node)
         since = episode.first.since or 0.0
         return self._ended.get((node, since)) or self._until(node, 0.0)
 
-    def _until(self, node: NodeKey, well: float) -> Span:
-        """The span from a node's onset to now, without the last seconds in which it was `well`."""
+    def _until(self, node: NodeKey, well: float) -> Presence:
+        """The presence from a node's onset to now, without the last seconds in which it was `well`."""
         since, before = self._begun[node]
         ticks, last = self._silences.reports(node)
         reported = ticks * self._tick_seconds - before - well
-        return Span(min(max(0.0, reported), max(0.0, last - well - since)), last)
+        return Presence(min(max(0.0, reported), max(0.0, last - well - since)), last)

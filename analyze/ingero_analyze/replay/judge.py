@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.replay.costs import HOUR, Spans
+from ingero_analyze.replay.costs import HOUR, Presences
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, RecordedHistory, RecordedTick
@@ -173,13 +173,13 @@ class Replay:
     nodes: int
     last: float
     silences: Silences
-    spans: Spans
+    presences: Presences
     watch: Watch | None
 
     def lasted(self, episode: Episode) -> float:
         """Seconds that an episode lasted, until the last report of its node if it has not ended."""
         since = episode.first.since or 0.0
-        end = episode.end if episode.ended else self.spans.of(episode).last_report
+        end = episode.end if episode.ended else self.presences.of(episode).last_report
         return max(0.0, (since if end is None else end) - since)
 
     def fell_silent(self, episode: Episode) -> bool:
@@ -189,7 +189,7 @@ class Replay:
 
     def lost_node_hours(self, episode: Episode) -> float:
         """What an episode cost: the share that its node lost, times the hours in which it reported."""
-        return max(episode.first.severity, episode.last.severity) * self.spans.of(episode).reported / HOUR
+        return max(episode.first.severity, episode.last.severity) * self.presences.of(episode).reported / HOUR
 
     def summary(self) -> dict[str, Any]:
         """The summary as JSON, times in seconds."""
@@ -202,6 +202,7 @@ class Replay:
             "episodes": len(self.episodes),
             "lost_node_hours": round(sum(map(self.lost_node_hours, self.episodes)), 6),
             **self.judge.summary(),
+            "drifts": self._drifts(),
             "cohorts": len(self.history.subjects.cohorts),
             "columns": {"used": reading.used, "ignored": reading.ignored},
             "doubts": reading.doubts,
@@ -218,6 +219,15 @@ class Replay:
         if reading.recorded and reading.problems.count:
             about["digest"], about["recorded_states"] = "", None
         return about
+
+    def _drifts(self) -> list[dict[str, Any]]:
+        """Nodes that fell behind their peers too slowly to be accused."""
+        accused = {(episode.first.cluster, episode.first.node) for episode in self.episodes}
+        return [
+            {"cluster": node[0], "node": node[1], "severity": round(drift.lost, 4), "since": drift.since,
+             "until": drift.until}
+            for node, drift in self.history.drifts() if node not in accused
+        ]  # fmt: skip
 
     def _never_reported(self) -> list[NodeKey]:
         """Nodes all of whose rows lack a value."""
@@ -242,7 +252,7 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
 def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None) -> Replay:
     judge: Judge | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
-    spans = Spans(silences, parameters.tick_seconds)
+    presences = Presences(silences, parameters.tick_seconds)
     ticks, last = 0, 0.0
     for moment in history.ticks():
         if judge is None:
@@ -253,11 +263,11 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
                 judge.states = RecordedStates.read(history.files)
             else:
                 judge = PublishedRuleJudge(history.reading.measure, history.tick_seconds, parameters.warmup)
-            spans = Spans(silences, history.tick_seconds)
+            presences = Presences(silences, history.tick_seconds)
         edges = judge.tick(moment)
         episodes.add(edges)
         silences.note(moment.now, moment.seen)
-        spans.note(moment.now, edges)
+        presences.note(moment.now, edges)
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())
         ticks, last = ticks + 1, moment.now
@@ -266,4 +276,4 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
     if history.lockstep.seen() and not (episodes.done or episodes.open):
         history.reading.doubt(LOCKSTEP)
     nodes = len(history.subjects.nodes) - 1
-    return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, spans, watch)
+    return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, presences, watch)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
+from ingero_analyze.replay.drifts import Drift, Drifts
 from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.reading import COUNTER, DIFFERENT, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.rows import BatchRows, RowReader
@@ -19,7 +20,7 @@ from ingero_analyze.replay.subjects import NOBODY, Subjects
 from ingero_analyze.tables import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.observation import Observation
+from ingero_detect.observation import ACTIVE, Observation
 
 SORTED_ROWS: Final = 1 << 18
 """Rows of a part of a history that was sorted."""
@@ -93,6 +94,7 @@ class RecordedHistory:
         self._rises, self._increases, self.lockstep = RisesAndFalls(), Increases(), Lockstep()
         self._earliest, self._latest = np.inf, -np.inf
         self._node_ticks = self._different = 0
+        self._drifts: Drifts | None = None
 
     @property
     def reading(self) -> Reading:
@@ -103,6 +105,11 @@ class RecordedHistory:
     def subjects(self) -> Subjects:
         """The nodes and cohorts that are judged."""
         return self._reader.subjects
+
+    def drifts(self) -> list[tuple[NodeKey, Drift]]:
+        """Nodes that fell behind their peers slowly, over all ticks so far."""
+        names = list(self.subjects.nodes)
+        return [(names[drift.node], drift) for drift in (self._drifts.found() if self._drifts else ())]
 
     def sorted(self) -> "RecordedHistory":
         """The same files, all of which are read and sorted by time before the first tick."""
@@ -220,6 +227,9 @@ class RecordedHistory:
             self._rises.note(node, value)
         if self.reading.measure in ("rate", "step_seconds"):
             self.lockstep.note(node, cohort, value)
+        self._drifts = self._drifts or Drifts(self.tick_seconds)
+        working = state == ACTIVE
+        self._drifts.note(now, node[working], cohort[working], value[working])
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

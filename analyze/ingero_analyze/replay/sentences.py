@@ -34,6 +34,7 @@ def below(done: Replay) -> Iterator[str]:
     yield words
     if about["budget"] is not None:
         yield from _limits(about)
+    yield from _drifts(about["drifts"], calendar)
     yield from _slow_jobs(about, calendar)
     yield from _silent(about["silent"], calendar)
     yield from _reading(done, about)
@@ -59,6 +60,19 @@ def _slow_jobs(about: dict[str, Any], calendar: bool) -> Iterator[str]:
         yield f"{words}: {'too few nodes to tell whose fault' if few else why}"
     if len(cohorts) > MOST_NAMES:
         yield f"so did {_counted(len(cohorts) - MOST_NAMES, 'more cohort')}; --json has them all"
+
+
+def _drifts(drifts: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
+    """Nodes that fell behind slowly, a line for each."""
+    for drift in drifts[:MOST_NAMES]:
+        name = plain("/".join(filter(None, (drift["cluster"], drift["node"]))))
+        since, until = (short_time(drift[name], calendar) for name in ("since", "until"))
+        yield (
+            f"{name} lost {100 * drift['severity']:.0f} % against its peers between {since} and {until}, too slowly "
+            "to be accused: see whether its work or its hardware changed"
+        )
+    if len(drifts) > MOST_NAMES:
+        yield f"so did {_counted(len(drifts) - MOST_NAMES, 'more node')}; --json has them all"
 
 
 def _limits(about: dict[str, Any]) -> Iterator[str]:

@@ -1,0 +1,136 @@
+"""Finds nodes that fell behind their peers so slowly that they were never accused, over a whole history. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST: Final = 0.05
+"""Loss that is said, log units, which is also how far the node is behind its peers at the end."""
+
+OUTLYING: Final = 6.0
+"""Standard deviations of the changes of its peers that a node changed by more than."""
+
+LEAST_DEVIATION: Final = 0.005
+"""These deviations are taken to be at least so large, log units."""
+
+FEWEST_NODES: Final = 6
+"""Nodes of a cohort whose changes tell what is usual."""
+
+FEWEST_BLOCKS: Final = 8
+BLOCK_SECONDS: Final = 3600.0
+BLOCK_TICKS: Final = 30
+"""Blocks that a history needs, and how long one is at least: an hour and so many ticks."""
+
+MOST_BLOCKS: Final = 512
+"""Blocks that are kept; then two become one."""
+
+LARGEST: Final = 0.5
+"""A distance from the peers counts as at most this, log units: stops and stalls are no drift."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Numbers of a node and its cohort; the share of its rate that it lost between two times, seconds."""
+
+    node: int
+    cohort: int
+    lost: float
+    since: float
+    until: float
+
+
+class Drifts:
+    """Distances of nodes from the median of their cohort, averaged over blocks of time."""
+
+    def __init__(self, tick_seconds: float) -> None:
+        self._ticks = max(BLOCK_TICKS, round(BLOCK_SECONDS / tick_seconds))
+        self._pairs: dict[tuple[int, int], int] = {}
+        self._sum, self._count = np.zeros(0), np.zeros(0)
+        self._blocks: list[tuple[float, Floats]] = []
+        self._tick, self._begun = 0, 0.0
+        self._last = (b"", b""), np.zeros(0, np.int64)
+
+    def note(self, now: float, node: Ints, cohort: Ints, value: Floats) -> None:
+        """Add a tick: by row the number of a node, its cohort, and its value."""
+        known = np.isfinite(value) & (value > 0)
+        node, cohort, logs = node[known], cohort[known], np.log(value[known])
+        if len(logs):
+            order = np.lexsort((logs, cohort))
+            begin = np.flatnonzero(np.diff(cohort[order], prepend=-1))
+            size = np.diff(np.append(begin, len(order)))
+            middle = (logs[order[begin + (size - 1) // 2]] + logs[order[begin + size // 2]]) / 2
+            distance = logs - middle[np.searchsorted(cohort[order[begin]], cohort)]
+            place = self._places(node, cohort)
+            self._sum[place] += np.clip(distance, -LARGEST, LARGEST)
+            self._count[place] += 1
+        self._begun = self._begun if self._tick else now
+        self._tick += 1
+        if self._tick == self._ticks:
+            self._close(now)
+
+    def found(self) -> list[Drift]:
+        """Nodes that lost more than their peers, by number."""
+        if len(self._blocks) < FEWEST_BLOCKS:
+            return []
+        times = np.array([time for time, _ in self._blocks])
+        table = np.full((len(self._pairs), len(times)), np.nan)
+        for column, (_, block) in enumerate(self._blocks):
+            table[: len(block), column] = block
+        pairs = np.array(list(self._pairs), np.int64).reshape(-1, 2)
+        drifts = []
+        for cohort in np.unique(pairs[:, 1]).tolist():
+            rows = np.flatnonzero((pairs[:, 1] == cohort) & (np.isfinite(table).sum(axis=1) >= FEWEST_BLOCKS))
+            if len(rows) >= FEWEST_NODES:
+                drifts += _of_cohort(pairs[rows, 0], cohort, table[rows], times)
+        return sorted(drifts, key=lambda drift: drift.node)
+
+    def _close(self, now: float) -> None:
+        """End a block; its value is missing where a node worked in less than half of it."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = np.where(2 * self._count >= self._ticks, self._sum / self._count, np.nan)
+        self._blocks.append(((self._begun + now) / 2, mean))
+        self._sum, self._count, self._tick = np.zeros_like(self._sum), np.zeros_like(self._count), 0
+        if len(self._blocks) >= MOST_BLOCKS:
+            pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
+            self._blocks = [((a + b) / 2, (_longer(one, len(two)) + two) / 2) for (a, one), (b, two) in pairs]
+            self._ticks *= 2
+
+    def _places(self, node: Ints, cohort: Ints) -> Ints:
+        """Numbers of nodes in their cohorts, entering new ones; the same as of the last tick for the same rows."""
+        key = node.tobytes(), cohort.tobytes()
+        if key != self._last[0]:
+            both = zip(node.tolist(), cohort.tolist(), strict=True)
+            found = np.array([self._pairs.setdefault(pair, len(self._pairs)) for pair in both], np.int64)
+            self._sum, self._count = (_longer(each, len(self._pairs), 0.0) for each in (self._sum, self._count))
+            self._last = key, found
+        return self._last[1]
+
+
+def _longer(values: Floats, length: int, missing: float = np.nan) -> Floats:
+    return np.append(values, np.full(length - len(values), missing))
+
+
+def _of_cohort(nodes: Ints, cohort: int, table: Floats, times: Floats) -> list[Drift]:
+    """Those of a cohort; `table`: by node and block the distance from the peers."""
+    quarter = max(2, table.shape[1] // 4)
+    first, last = np.full(len(nodes), np.nan), np.full(len(nodes), np.nan)
+    for row, line in enumerate(table):
+        there = line[np.isfinite(line)]
+        first[row], last[row] = np.median(there[:quarter]), np.median(there[-quarter:])
+    change = last - first
+    usual = float(np.median(change))
+    deviation = max(LEAST_DEVIATION, 1.4826 * float(np.median(np.abs(change - usual))))
+    lost = usual - change
+    found = []
+    for row in np.flatnonzero((lost > max(LEAST, OUTLYING * deviation)) & (last < -LEAST)).tolist():
+        high = np.flatnonzero(table[row] > first[row] - 0.2 * lost[row])
+        low = np.flatnonzero(table[row] < first[row] - 0.8 * lost[row])
+        since = times[high[high < low[0]][-1]] if len(low) and (high < low[0]).any() else times[0]
+        until = times[low[0]] if len(low) else times[-1]
+        found.append(Drift(int(nodes[row]), cohort, float(-np.expm1(-lost[row])), float(since), float(until)))
+    return found
