@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ingero_analyze.replay.counters import Increases
-from ingero_analyze.replay.reading import COUNTER, POINTS
+from ingero_analyze.replay.reading import COARSE, COUNTER, POINTS
 from ingero_fleet.cli import main
 
 
@@ -109,6 +109,29 @@ def test_words_of_tools_for_no_value_are_no_report(tmp_path: Path, word: str) ->
     ]
 
     assert (summary["problems"]["count"], summary["without_value"]["count"]) == (0, 80)
+
+
+@pytest.mark.parametrize(
+    ("measure", "usual", "digits", "coarse"),
+    [
+        ("step_time", 1.25, 1, True),
+        ("step_time", 4.3, 0, True),
+        ("step_time", 1.25, 2, False),
+        ("step_time", 870.0, 0, False),
+        ("rate", 1.9, 1, True),
+        ("rate", 11.5, 0, False),
+        ("rate", 1150.0, 1, False),
+    ],
+)
+def test_values_that_are_rounded_coarsely_put_the_result_in_doubt(
+    tmp_path: Path, measure: str, usual: float, digits: int, coarse: bool
+) -> None:
+    sign = 1 if measure == "rate" else -1
+    lines = slow_node(lambda value: f"{usual * (value / 1150) ** sign:.{digits}f}")
+
+    found = replay(written(tmp_path, [lines[0].replace("rate", measure), *lines[1:]]))["summary"]["doubts"]
+
+    assert found == ([COARSE] if coarse else [])
 
 
 DATES: dict[str, str] = {

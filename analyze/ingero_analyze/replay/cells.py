@@ -22,6 +22,9 @@ MISSING: Final = (
 FEW: Final = 3
 """Cells of a form that are no exception."""
 
+FEWEST_ROUNDED: Final = 100
+"""Values that show to which unit they are rounded."""
+
 SCALES: Final = {1.0: "seconds", 1e3: "milliseconds", 1e6: "microseconds", 1e9: "nanoseconds"}
 """Units of times since 1970, by how many are a second."""
 
@@ -175,6 +178,21 @@ def points_may_be_thousands(column: Any) -> bool:
     grouped = pc.sum(pc.match_substring_regex(column, r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}$")).as_py() or 0
     whole = pc.sum(pc.match_substring_regex(column, r"^[+-]?[1-9][0-9]{0,2}$")).as_py() or 0
     return bool(pointed == grouped >= FEW and whole >= max(FEW, grouped / 50))
+
+
+def coarseness(values: Floats, whole: bool) -> float:
+    """The decimal unit to which values are rounded, relative to their median; 0 if none is seen.
+
+    Whole numbers count only if `whole`: they may be counts, whose unit is no rounding.
+    """
+    values = values[np.isfinite(values) & (values > 0)]
+    if len(values) < FEWEST_ROUNDED or values.min() == values.max():
+        return 0.0
+    for digits in range(0 if whole else 1, 3):
+        if np.allclose(values, np.round(values, digits), rtol=0, atol=1e-9):
+            rounded = whole or not np.allclose(values, np.round(values), rtol=0, atol=1e-9)
+            return float(10.0**-digits / np.median(values)) if rounded else 0.0
+    return 0.0
 
 
 def _finite(column: Any) -> Floats:

@@ -14,6 +14,13 @@ SEVERAL: Final = "of several rows of a node at one time the median counts"
 POINTS: Final = (
     "values such as 1.040 beside 987 are read as decimals: write them without points that separate thousands"
 )
+COARSEST: Final = 0.05
+"""Unit of rounded values, relative to their median, below which rounding is no loss that counts."""
+
+COARSE: Final = (
+    "values are rounded to a unit that is a twentieth of them or more, so that a loss of that size may be rounding: "
+    "write more digits"
+)
 COUNTER: Final = (
     "the values of nearly all nodes only rise, and are judged as rates; if they are counts, choose their column with "
     "--column counter=COLUMN"

@@ -15,6 +15,7 @@ from ingero_analyze.replay.cells import (
     Clock,
     Form,
     clock_of,
+    coarseness,
     form_of,
     numbers,
     points_may_be_thousands,
@@ -22,7 +23,7 @@ from ingero_analyze.replay.cells import (
 )
 from ingero_analyze.replay.columns import FILE, Columns, recognised, time_of, unit_of
 from ingero_analyze.replay.metrics import MetricColumn
-from ingero_analyze.replay.reading import POINTS, ZONELESS, Reading
+from ingero_analyze.replay.reading import COARSE, COARSEST, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import RowSource, Subjects, short_names
 from ingero_analyze.replay.wide import WideTable, wide_table
 from ingero_analyze.tables import TableBatch, TableError, read_columns
@@ -192,6 +193,8 @@ class RowReader:
         cells = _cells(batch, name, lambda column: numbers(column, form))
         if not form.comma and points_may_be_thousands(batch.columns[name]):
             self.reading.doubt(POINTS)
+        if measure != "counter" and coarseness(cells.values, whole=measure == "step_seconds") > COARSEST:
+            self.reading.doubt(COARSE)
         value = cells.values * columns.seconds if measure == "step_seconds" else cells.values
         check.refuse(cells.wrong, name, lambda index: f"{_shown(batch.columns[name][index])} is not a number")
         if measure == "step_seconds":
