@@ -175,6 +175,15 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("nodes", "said"), [(60, ""), (70, " (60 of 70)")])
+def test_a_plot_of_some_nodes_says_how_many_there_are(tmp_path: Path, nodes: int, said: str) -> None:
+    lines = [f"{5 * tick},n{node},{100 + (tick + node) % 3}" for tick in range(40) for node in range(nodes)]
+
+    run(written(tmp_path, ["time,node,rate", *lines]), "--plot", tmp_path / "plot.svg")
+
+    assert f"<!-- speed of nodes{said} relative to what was expected" in (tmp_path / "plot.svg").read_text()
+
+
 GOOD = "time,node,rate\n0,a,1\n5,a,1\n"
 
 

@@ -52,7 +52,8 @@ def draw(done: Replay, file: Path) -> None:
         extent=(hours[0], hours[-1], len(shown), 0),
     )  # fmt: skip
     top.set_yticks(np.arange(len(shown)) + 0.5, [_shown(names[place]) for place in shown], fontsize=6)
-    top.set_title("speed of nodes relative to what was expected of them; black bars: accused")
+    some = "" if len(shown) == len(names) else f" ({len(shown)} of {len(names):,})"
+    top.set_title(f"speed of nodes{some} relative to what was expected of them; black bars: accused")
     figure.colorbar(heatmap, ax=top, pad=0.01)
     scale = 3600.0 if done.history.reading.calendar else 1.0
     for episode in done.episodes:
