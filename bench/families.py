@@ -69,6 +69,27 @@ def autocorrelated(rng: np.random.Generator, ticks: int, nodes: int) -> History:
     return History(_rate(_ar(rng, ticks, nodes)))
 
 
+def wandering(rng: np.random.Generator, ticks: int, nodes: int) -> History:
+    """Loads that wander by 3 %, 0.98 from tick to tick, under independent noise of 2 %."""
+    return History(_rate(_wandering(rng, ticks, nodes)))
+
+
+def _wandering(rng: np.random.Generator, ticks: int, nodes: int) -> Matrix:
+    return (0.03 * _ar(rng, ticks, nodes, 0.98) + 0.02 * _white(rng, ticks, nodes)) / NOISE
+
+
+def averaged(rng: np.random.Generator, ticks: int, nodes: int) -> History:
+    """Rates over the last five ticks, as a recorded `rate(...[5m])` of every minute has them."""
+    return History(_rate(_averaged(rng, ticks, nodes)))
+
+
+def _averaged(rng: np.random.Generator, ticks: int, nodes: int) -> Matrix:
+    noise = _white(rng, ticks + 4, nodes)
+    summed: Matrix = sum((noise[lag : lag + ticks] for lag in range(5)), np.zeros((ticks, nodes)))
+    mean: Matrix = summed / np.sqrt(5)
+    return mean
+
+
 def dips(rng: np.random.Generator, ticks: int, nodes: int) -> History:
     """A checkpoint every ten minutes: all nodes lose 70 % for two ticks, not all at the same tick."""
     rate = _rate(_white(rng, ticks, nodes))
@@ -116,7 +137,7 @@ def glitches(rng: np.random.Generator, ticks: int, nodes: int) -> History:
 HEALTHY: dict[str, Generator] = {
     "Gaussian": gaussian, "Student t(3)": student, "lognormal": lognormal, "AR(1) 0.8": autocorrelated,
     "common dips": dips, "diurnal drift": diurnal, "chips differ 10 %": chips, "20 % restart": restarts,
-    "pauses of 1-2 ticks": glitches,
+    "pauses of 1-2 ticks": glitches, "wandering loads": wandering, "averaged over 5": averaged,
 }  # fmt: skip
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect import false_alarm_budget
+from ingero_detect.autocorrelation import autocorrelation
 from ingero_detect.column_store import NO_STEPS, RUNS, STEP_BITS, STEPS_KEPT, ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, Singles
 from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest, Residuals, variance_ratio
+from ingero_detect.residuals import Residuals
+from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest
 
 OFFSET_TICKS: Final = 12
 """Ticks between two measurements of the spread of a cohort's nodes, and at least between two calibrations."""
@@ -41,11 +43,12 @@ _UNLIKE: Final = 1.4
 """How much wider the band was, in standard deviations: up to where a level learnt then counts, and from where not."""
 
 
-def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals, theory: float) -> Floats:
-    """The alarm level of every group; each tick recalibrates some of them. `theory`: without safety factor."""
-    first = false_alarm_budget.initial_level(theory, parameters.largest_step)
+def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals) -> Floats:
+    """The alarm level of every group; each tick recalibrates some of them."""
+    wanted = 1 / (parameters.budget * parameters.tick_hours)
+    first = false_alarm_budget.initial_levels(wanted, nodes.drift, parameters.largest_step)
     alarm = memory.group("alarm")
-    alarm[np.isnan(alarm)] = first
+    alarm[np.isnan(alarm)] = first[np.isnan(alarm)]
     period = max(OFFSET_TICKS, len(alarm) // _CALIBRATED)
     part = slice(ticks % period, None, period)
     hours = memory.group("hours")[part]
@@ -53,13 +56,13 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
         peaks, steps = (
             [memory.group(f"{table}_{side}")[part] for side in ("slow", "fast")] for table in ("peaks", "steps")
         )
-        unseen = variance_ratio(memory)[part]
+        unseen = nodes.past.left[part]
         tails = [
             false_alarm_budget.fit_tail(*pair, hours, unseen, parameters.budget)
             for pair in zip(peaks, steps, strict=True)
         ]
         judged = hours / parameters.tick_hours
-        alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first)
+        alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first[part])
         runs = memory.group("runs")[part]
         memory.group("confirm")[part] = false_alarm_budget.confirming_ticks(runs, parameters.budget * hours)
         fade = 0.5 ** (period * parameters.tick_hours / _HALF_LIFE_HOURS)
@@ -76,7 +79,7 @@ def _learnt_in_less_noise(memory: ColumnStore, parameters: Parameters, nodes: Re
     ticks have been seen, the level is at least that of a group without data.
     """
     count, lenience = nodes.reference.count, memory.group("lenience")
-    now = np.maximum(parameters.drift, parameters.own_band / nodes.usual)
+    now = np.maximum(nodes.drift, parameters.own_band / nodes.usual)
     node_ticks, least_ticks = _ADAPTS
     gain = np.minimum(1 / least_ticks, count / node_ticks)
     lenience[:] = np.where(np.isnan(lenience), now, lenience + gain * (now - lenience))
@@ -134,8 +137,8 @@ def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools
     rows = np.flatnonzero(free)
     stride = 1 + len(rows) // _SAMPLE
     rows = rows[ticks % stride :: stride]
-    group, z, allowance, cap = nodes.group[rows], bounds.z[rows], bounds.allowance[rows], bounds.cap[rows]
-    slow, fast = (false_alarm_budget.step_bins_of(np.minimum(loss - allowance, cap)) for loss in (z, -z))
+    group, cap = nodes.group[rows], bounds.cap[rows]
+    slow, fast = (false_alarm_budget.step_bins_of(np.minimum(bounds.steps.later[side][rows], cap)) for side in (0, 1))
     _count(memory.group("steps_slow"), group, slow)
     _count(memory.group("steps_fast"), group, fast)
     latest = np.full(len(nodes.group), _NO_STEP, np.uint32)
@@ -207,6 +210,6 @@ def estimates(memory: ColumnStore, budget: float, theory: float) -> dict[str, fl
         found[name] = 0.0
         if total > 0:
             peaks, steps = memory.group(f"peaks_{side}"), memory.group(f"steps_{side}")
-            tail = false_alarm_budget.fit_tail(peaks, steps, hours, variance_ratio(memory), budget)
+            tail = false_alarm_budget.fit_tail(peaks, steps, hours, autocorrelation(memory).left, budget)
             found[name] = float((tail.rate(alarm) * hours).sum() / total)
     return found

@@ -12,7 +12,7 @@ from ingero_detect.grouped import Singles
 from ingero_detect.observation import JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import APART, Reference
-from ingero_detect.sequential_tests import NOTHING, Residuals
+from ingero_detect.residuals import NOTHING, Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _REST_TICKS: Final = 360

@@ -36,7 +36,8 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "kind": (np.uint8, 0), "axis": (np.uint8, 0), "since": (np.float64, 0.0), "detected": (np.float64, 0.0),
     "loss": (np.float32, 0.0), "well": (np.float32, 0.0), "well_since": (np.float64, 0.0), "hold": (np.int16, 0),
     "reached": (np.float32, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
-    "expected": (np.float64, np.nan), "residual": (np.float32, np.nan), "scale": (np.float32, np.nan),
+    "expected": (np.float32, np.nan), "residual": (np.float32, np.nan), "scale": (np.float32, np.nan),
+    "block": (np.float16, 0.0), "last_block": (np.float16, np.nan), "block_before": (np.float16, np.nan),
 }  # fmt: skip
 """Type and initial value of the columns by node.
 
@@ -46,7 +47,8 @@ baseline. `slow`, `fast`, `below`: the sequential test against own history, its 
 rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for
 `dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short or recurring accusations and
 relapses, halved every four hours. `last_steps`: bins of the last five steps that were counted, and of an accused node
-those that no longer are.
+those that no longer are. `block`, `last_block`, `block_before`: sums of
+deviations over the present block of ticks and the two before it.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -56,14 +58,18 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
     "unexamined": (np.bool_, False), "unit": (np.float64, np.nan), "counted": (np.float32, 0.0),
     "lenience": (np.float64, np.nan), "learnt": (np.float64, np.nan),
-    "back": (np.bool_, True),
+    "back": (np.bool_, True), "block_count": (np.float64, 0.0),
+    "block_near": (np.float64, 0.0), "block_far": (np.float64, 0.0),
+    "block_spread": (np.float64, 0.0),
 }  # fmt: skip
 """Type and initial value of the columns by group.
 
 `unexamined`: a node began to be below its peers, and whether it is alone there has not been looked at yet.
 `unit`: rate of one event, where rates are small counts, which `counted` says from 0 to 1. `lenience`: the loss that
 adds no evidence, in standard deviations, while the alarm level was learnt. `learnt`: the level at which the
-baselines were learnt; `back`: whether the job is there, so that they hold in spite of `relearn`.
+baselines were learnt; `back`: whether the job is there, so that they hold in spite of `relearn`. `block_count`:
+blocks of ticks that were compared with the last one and the one before; `block_near`, `block_far`: squares of what
+they differ from these; `block_spread`: squares of their medians.
 """
 
 HISTOGRAMS: Final = {
@@ -72,7 +78,7 @@ HISTOGRAMS: Final = {
 """Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
 losses that ended by themselves."""
 
-VERSION: Final = 8
+VERSION: Final = 9
 """Version of the snapshot format."""
 
 _ADDED: Final[dict[int, tuple[str, ...]]] = {
@@ -81,6 +87,14 @@ _ADDED: Final[dict[int, tuple[str, ...]]] = {
     6: ("group_unexamined", "group_unit", "group_counted"),
     7: ("group_lenience",),
     8: ("node_last_steps", "group_learnt", "group_back"),
+    9: (
+        "node_block",
+        "node_last_block",
+        "node_block_before",
+        "group_block_count",
+        "group_block_near",
+        "group_block_far",
+    ),
 }
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 
@@ -282,6 +296,7 @@ class ColumnStore:
                 arrays[column] = np.full(len(names if kind == "node" else groups), start, dtype)
             if version < _PHASES_APART:
                 arrays["node_sofar"] = np.where(arrays["node_learned"], 0.0, arrays["node_sofar"])
+            arrays["node_expected"] = arrays["node_expected"].astype(np.float32)
             free = [int(slot) for slot in about["free"]]
             columns = {
                 name: _typed(arrays[f"node_{name}"], column.dtype, (len(names),))

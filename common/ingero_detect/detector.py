@@ -1,8 +1,8 @@
 """The detector: takes a tick of observations, returns states and edges. No clock or I/O; equal inputs, equal results.
 
-The steps of a tick: assign nodes to cohorts (`cohort_assignment`), compute residuals and tests (`sequential_tests`),
-calibrate the alarm levels (`calibration`), update baselines (`learning`), states (`states`) and the common level of
-every cohort (`cohort_levels`). The formulas are in docs/detection.md.
+The steps of a tick: assign nodes to cohorts (`cohort_assignment`), compute residuals (`residuals`) and tests
+(`sequential_tests`), calibrate the alarm levels (`calibration`), update baselines (`learning`), states (`states`) and
+the common level of every cohort (`cohort_levels`). The formulas are in docs/detection.md.
 """
 
 import json
@@ -19,6 +19,7 @@ from ingero_detect import (
     counted_events,
     false_alarm_budget,
     learning,
+    residuals,
     sequential_tests,
     states,
 )  # fmt: skip
@@ -102,10 +103,10 @@ class Detector:
         if not self._groups.still(group, len(memory.groups)):
             self._groups = Groups(group, len(memory.groups))
         counted_events.follow_units(memory, self.ticks, group[index], logs[index])
-        nodes = sequential_tests.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
+        nodes = residuals.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
-        alarm = calibration.alarm_levels(memory, parameters, self.ticks, nodes, self.theory)
+        alarm = calibration.alarm_levels(memory, parameters, self.ticks, nodes)
         bounds = sequential_tests.compute_bounds(memory, parameters, nodes, alarm)
         own = sequential_tests.against_own_history(memory, now, nodes, bounds)
         distance = sequential_tests.distance_from_peers(nodes)
@@ -117,7 +118,7 @@ class Detector:
         calibration.record_tick(memory, parameters, self.ticks, nodes, bounds, own, collapse)
         self.node_hours += int(np.count_nonzero(nodes.fresh)) * parameters.tick_hours
         calm = sequential_tests.may_learn_from(nodes, bounds, own, collapse)
-        learning.update_baselines(memory, parameters, nodes, calm)
+        learning.update_baselines(memory, parameters, self.ticks, nodes, calm)
         sequential_tests.store_results(memory, nodes, own, peers, collapse, dips)
         alarms = sequential_tests.decide(parameters, now, nodes, bounds, own, peers, collapse, dips)
         states.advance(memory, parameters, now, nodes, bounds, peers, dips, alarms)

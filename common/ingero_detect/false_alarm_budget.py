@@ -9,6 +9,7 @@ the idea).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -274,13 +275,23 @@ def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats 
     return Tail(log_rate, exponent, seen_rate, seen_exponent)
 
 
-def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first: float) -> Floats:
+def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first: Floats) -> Floats:
     """The alarm level of every cohort: the larger of test and mirrored test, mixed with `first` at the beginning."""
     fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
     weight = ticks / (ticks + np.where(fitted > first, PRIOR_TICKS_ABOVE, PRIOR_TICKS))
     levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
     clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
     return clipped
+
+
+def initial_levels(ticks: float, drift: Floats, largest_step: float) -> Floats:
+    """The level of every cohort without data, from its reference value."""
+    return np.array([_initial_level(ticks, round(float(one), 2), largest_step) for one in drift])
+
+
+@cache
+def _initial_level(ticks: float, drift: float, largest_step: float) -> float:
+    return initial_level(theoretical_level(ticks, drift), largest_step)
 
 
 def confirming_ticks(runs: Histogram, allowed: Floats) -> Ints:

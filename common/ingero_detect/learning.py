@@ -5,12 +5,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_detect.autocorrelation import follow_blocks
 from ingero_detect.codes import HEALTHY, LEARNING
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
-from ingero_detect.sequential_tests import Residuals
+from ingero_detect.residuals import Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LEAKS: Final = 30
@@ -88,7 +89,7 @@ def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Flo
     return middle, spread, lagged, squares
 
 
-def update_baselines(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
+def update_baselines(memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals, calm: Bools) -> None:
     """Update baseline, noise and autocorrelation of nodes without evidence against them (`calm`, by judged node)."""
     at = nodes.index
     _follow_node(memory, parameters, nodes, calm)
@@ -97,6 +98,8 @@ def update_baselines(memory: ColumnStore, parameters: Parameters, nodes: Residua
         left = memory.node(name)
         left[at] = np.maximum(left[at] - nodes.fresh, 0)
     _follow_lag(memory, nodes, calm)
+    counts = ~nodes.accused & nodes.ready & nodes.eligible & ~nodes.reference.common[nodes.group]
+    follow_blocks(memory, ticks, at, nodes.group, counts, nodes.gap / nodes.sigma)
 
 
 def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:

@@ -12,7 +12,8 @@ from ingero_detect.calibration import discount_steps
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, singles
 from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import Bounds, CollapseTest, OwnTest, Residuals
+from ingero_detect.residuals import Residuals
+from ingero_detect.sequential_tests import Bounds, CollapseTest, OwnTest
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _AHEAD: Final = 4.0

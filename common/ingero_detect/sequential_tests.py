@@ -1,48 +1,29 @@
-"""Computes the residuals of all nodes and the sequential tests on them (one-sided CUSUMs; see docs/detection.md).
+"""Computes the sequential tests on the residuals of all nodes (one-sided CUSUMs; see docs/detection.md).
 
-`compute_residuals` returns residuals and their scale, `compute_bounds` how much one tick may add. There are three
-tests: against own history (with a mirrored test), against peers, and for a collapse. They read earlier columns; only
-`store_results` writes.
+`compute_bounds` returns how much one tick may add. There are three tests: against own history (with a mirrored test),
+against peers, and for a collapse. They read earlier columns; only `store_results` writes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from ingero_detect.codes import RECOVERING, is_accused
+from ingero_detect.autocorrelation import Steps, steps_of
+from ingero_detect.codes import RECOVERING
 from ingero_detect.cohorts import is_guest
 from ingero_detect.column_store import ColumnStore
-from ingero_detect.counted_events import noise_of_counts, on_root_scale, share_of_unit
-from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
+from ingero_detect.grouped import Bools, Floats, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
-from ingero_detect.reference import HALF, Reference, find_reference
-
-MAX_DEVIATION: Final = 7.0
-"""Limit of residuals, log units."""
-
-NOTHING: Final = 4.0
-"""Residuals below minus this (2 % of the usual rate) count as this: of what a job does while it starts or ends, the
-logarithm is noise."""
+from ingero_detect.reference import HALF
+from ingero_detect.residuals import MAX_DEVIATION, Residuals
 
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
 
 _MEDIAN_ERROR: Final = 1.2533
 """Standard error of the median of n normal values, in standard deviations, times the root of n."""
-
-_RECENT: Final = 64
-"""Samples that tell how much the nodes of a cohort scatter at present."""
-
-_CHANCE_GROWTH: Final = 1.25
-"""What the recent spread exceeds the lasting one by without meaning: three standard errors of so many samples."""
-
-_CERTAIN_GROWTH: Final = 1.5
-_GROWTH_SLOPE: Final = 4.0
-"""What the recent spread exceeds the lasting one by when the noise has certainly grown, and how fast the whole excess
-then counts: from two thirds more than usual."""
 
 DIP_TICKS: Final = 120
 """Ticks over which short losses are averaged."""
@@ -62,9 +43,6 @@ It is also the longest that the alarm for a large loss waits because of pauses.
 CROWD_TICKS: Final = 5
 """Ticks that confirm a loss of a fifth of a cohort at once: often it is the beginning of what all do."""
 
-_LATE_PHASE_COUNT: Final = 10
-"""Samples that a baseline is worth once the job has entered a new phase."""
-
 _CROWD_DEVIATION: Final = 4.0
 """Standard deviations by which a node of a crowd falls or rises at least. Beside a straggler one of seven others is
 beyond three in one of a hundred ticks."""
@@ -74,46 +52,13 @@ LONGEST_RUN: Final = 30_000
 
 
 @dataclass(frozen=True)
-class Residuals:
-    """Nodes judged in a tick, arrays by node; `index` selects their columns, `group` those of their groups.
-
-    `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
-    `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`.
-    `new`: in a new phase of the job, for which baselines are still learnt; `known`: ticks that `baseline` was learnt
-    from. `ready`: its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. By
-    group, `usual`: the mean `scale`; `recent`: the spread of the last ticks; `median`: medians. `share`: one event as
-    a share of those expected, where they are so few that residuals are those of roots, else 0; None if no cohort
-    counts events.
-    """
-
-    index: slice | Ints
-    group: Ints
-    logs: Floats
-    baseline: Floats
-    new: Bools
-    known: Ints
-    level: Floats
-    gap: Singles
-    sigma: Singles
-    scale: Singles
-    usual: Floats
-    recent: Floats
-    accused: Bools
-    ready: Bools
-    fresh: Bools
-    eligible: Bools
-    reference: Reference
-    median: Callable[[Floats | Singles], Floats]
-    share: Floats | None = None
-
-
-@dataclass(frozen=True)
 class Bounds:
     """How a tick changes the evidence, standard deviations by node: it adds at most `cap`; the alarm is above `top`.
 
     `z`: this tick's loss, of which a negative one removes at most `largest`; `allowance`: the loss that adds nothing
     (the reference value of the test), wider by the standard error of the baseline. `crowded`, by group: a fifth of
-    it falls at once, or rises, which no straggler explains.
+    it falls at once, or rises, which no straggler explains. `steps`: what the tick adds before these
+    limits, of which `first_cap` is that of the first tick of a loss.
     """
 
     z: Singles
@@ -122,6 +67,8 @@ class Bounds:
     cap: Singles
     top: Singles
     crowded: Bools
+    steps: Steps
+    first_cap: Singles
 
 
 @dataclass(frozen=True)
@@ -191,112 +138,6 @@ class Alarms:
         return self.own | self.collapse | self.peers | self.dips
 
 
-def compute_residuals(
-    memory: ColumnStore, parameters: Parameters, groups: Groups, index: slice | Ints, logs: Floats, fresh: Bools
-) -> Residuals:
-    """Compute the residuals of the nodes in `index` from their log rates; nodes that are not `fresh` are held."""
-    group = memory.node("group")[index].astype(np.int64)
-    spread = np.nan_to_num(memory.group("scale"), nan=0.0)
-    level = np.nan_to_num(memory.group("level"), nan=0.0)
-    new = (memory.node("relearn")[index] > 0) & ~memory.group("back")[group]
-    baseline, known = memory.node("baseline")[index].copy(), memory.node("count")[index]
-    if new.any():
-        baseline += np.where(new, memory.node("sofar")[index], 0.0)
-        in_phase = _LATE_PHASE_COUNT + parameters.warmup - memory.node("relearn")[index]
-        known = np.where(new, np.minimum(known, in_phase), known)
-    residual = singles(logs - baseline - level[group])
-    share = share_of_unit(memory, group, baseline + level[group])
-    if share is not None:
-        residual = np.where(share > 0, on_root_scale(residual, share), residual)
-    residual = np.clip(residual, -NOTHING, MAX_DEVIATION)
-    tolerance = np.maximum(parameters.own_band, 3 * spread)
-    count = np.bincount(group, minlength=len(memory.groups))
-
-    def median(values: Floats | Singles) -> Floats:
-        return groups.median(values, index, count)
-
-    def quartiles(values: Singles, members: Ints) -> tuple[Floats, Floats]:
-        return groups.median_and_upper_quartile(values, index, members)
-
-    accused = is_accused(memory.node("state"))[index]
-    reference = find_reference(residual, group, count, accused, quartiles, tolerance)
-    recent = _recent_spread(memory, reference)
-    sigma = _sigma(memory, index, group, spread)
-    if share is not None:
-        sigma = np.maximum(sigma, noise_of_counts(share))
-    scale, usual = _long_run_scale(memory, parameters, sigma, group, reference, recent)
-    return Residuals(
-        index=index,
-        group=group,
-        logs=logs,
-        baseline=baseline,
-        new=new,
-        known=known,
-        level=level,
-        gap=residual - singles(reference.level)[group],
-        sigma=sigma,
-        scale=scale,
-        usual=usual,
-        recent=recent,
-        accused=accused,
-        ready=memory.node("grace")[index] <= 0,
-        fresh=fresh,
-        eligible=(reference.count >= parameters.min_peers)[group] & fresh,
-        reference=reference,
-        median=median,
-        share=share,
-    )
-
-
-def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats) -> Singles:
-    """The node's own noise, mixed with the cohort's spread while there are few samples of the node."""
-    own = memory.node("own")[index]
-    trust = singles(np.minimum(memory.node("count")[index], 300))
-    sigma = np.sqrt((trust * own**2 + singles(30 * spread**2)[group]) / (trust + 30))
-    floored: Singles = np.maximum(sigma, 1e-12)
-    return floored
-
-
-def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
-    """By group the spread of its faster nodes in the last ticks, from about `_RECENT` samples."""
-    before = memory.group("recent")
-    gain = np.clip(reference.count / _RECENT, 0.0, 0.5)
-    step = gain * (reference.upper - before)
-    return np.where(np.isnan(reference.upper), before, np.where(np.isnan(before), reference.upper, before + step))
-
-
-def variance_ratio(memory: ColumnStore) -> Floats:
-    """By group the variance in the long run over that from tick to tick: so many ticks tell as much as one sample."""
-    ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
-    ratios: Floats = (1 + ratio) / (1 - ratio)
-    return ratios
-
-
-def _growth(recent: Floats, usual: Floats) -> Floats:
-    """By group the factor by which the noise of all nodes has just grown: 1 unless it is more than chance brings."""
-    times = recent / np.maximum(usual, 1e-12)
-    factor: Floats = np.clip(1 + _GROWTH_SLOPE * (times - _CERTAIN_GROWTH), 1.0, np.maximum(times, 1.0))
-    return factor
-
-
-def _long_run_scale(
-    memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference, recent: Floats
-) -> tuple[Singles, Floats]:
-    """The standard deviation including autocorrelation, never below half of the band; also the usual one by group.
-
-    Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
-    """
-    stretch, least = np.sqrt(variance_ratio(memory)), 0.5 * parameters.own_band
-    recent = np.nan_to_num(recent, nan=0.0)
-    usual = np.bincount(group, sigma, len(recent)) / np.maximum(reference.count, 1)
-    factor = _growth(recent, usual) * stretch
-    floor = np.maximum(recent / _CHANCE_GROWTH * stretch, least)
-    scale: Singles = np.maximum(sigma * singles(factor)[group], singles(floor)[group])
-    if reference.common.any():
-        scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
-    return scale, np.maximum(usual * factor, floor)
-
-
 def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
     """Compute how much this tick may add. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
@@ -304,17 +145,28 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     band = np.where(wide, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
     z = -nodes.gap / scale
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
-    allowance = np.maximum(parameters.drift, band / scale) + error
+    allowance = np.maximum(singles(nodes.drift)[group], band / scale) + error
     far = np.maximum(allowance, _CROWD_DEVIATION)
     low = (z > far) & ~nodes.accused & nodes.ready
     high = (z < -far) & nodes.ready
     slow, fast = (np.bincount(group[some], minlength=len(alarm)) for some in (low, high))
     crowded = is_crowd(slow, nodes.reference.count) | is_crowd(fast, nodes.reference.count)
     confirm = np.minimum(memory.group("confirm"), LONGEST_PAUSE)
-    cap = np.minimum(parameters.largest_step, LARGEST_SHARE * alarm)
-    cap = np.where(confirm > 2, np.minimum(cap, alarm / (confirm - 0.5)), cap)
-    cap = np.where(crowded, np.minimum(cap, alarm / CROWD_TICKS), cap)
-    return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
+    most = np.where(confirm > 2, alarm / (confirm - 0.5), LARGEST_SHARE * alarm)
+    most = np.where(crowded, np.minimum(most, alarm / CROWD_TICKS), most)
+    cap = np.minimum(parameters.largest_step, most)
+    follows = ~(nodes.new | nodes.reference.common[group])
+    steps = steps_of(memory, nodes.past, nodes.index, group, follows, scale, z, allowance)
+    return Bounds(
+        z,
+        parameters.largest_step,
+        allowance,
+        singles(cap)[group],
+        singles(alarm)[group],
+        crowded,
+        steps,
+        singles(most)[group],
+    )
 
 
 def _many_moved_differently(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Bools:
@@ -338,12 +190,24 @@ def is_crowd(falling: Ints, nodes: Ints) -> Bools:
     return crowd
 
 
-def _cusum(before: Singles, step: Singles, nodes: Residuals, bounds: Bounds, most: Singles | None = None) -> Singles:
-    """One step of a one-sided CUSUM (Page 1954), at most `most`; without enough peers nothing changes."""
+def _cusum(
+    before: Singles,
+    step: Singles,
+    nodes: Residuals,
+    bounds: Bounds,
+    most: Singles | None = None,
+    first: Singles | None = None,
+) -> Singles:
+    """One step of a one-sided CUSUM (Page 1954), at most `most`; without enough peers nothing changes.
+
+    `first`: what the tick is worth as the first one of a change.
+    """
     after = -bounds.largest - bounds.allowance
     np.maximum(after, step, out=after)
     np.minimum(after, bounds.cap, out=after)
     after += before
+    if first is not None:
+        np.maximum(after, np.minimum(first, bounds.first_cap), out=after)
     np.maximum(after, 0.0, out=after)
     after *= nodes.ready
     if most is not None:
@@ -362,9 +226,10 @@ def _onset(now: float, evidence: Singles, onset: Floats, top: Singles) -> tuple[
 
 def against_own_history(memory: ColumnStore, now: float, nodes: Residuals, bounds: Bounds) -> OwnTest:
     """The sequential test against own history, and its mirror for nodes that are too fast."""
-    at, z, allowance = nodes.index, bounds.z, bounds.allowance
-    slow = _cusum(memory.node("slow")[at], z - allowance, nodes, bounds)
-    fast = _cusum(memory.node("fast")[at], -z - allowance, nodes, bounds, most=1.5 * bounds.top)
+    at = nodes.index
+    (loss, gain), (first_loss, first_gain) = bounds.steps.later, bounds.steps.first or (None, None)
+    slow = _cusum(memory.node("slow")[at], loss, nodes, bounds, first=first_loss)
+    fast = _cusum(memory.node("fast")[at], gain, nodes, bounds, most=1.5 * bounds.top, first=first_gain)
     begins, onset = _onset(now, slow, memory.node("onset")[at], bounds.top)
     goes_on = ~begins
     shortfall = memory.node("shortfall")[at] * goes_on - nodes.gap * nodes.eligible

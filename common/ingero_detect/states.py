@@ -29,17 +29,15 @@ from ingero_detect.counted_events import on_root_scale
 from ingero_detect.grouped import Bools, Floats, Ints, singles
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
 from ingero_detect.parameters import Parameters
+from ingero_detect.residuals import MAX_DEVIATION, NOTHING, Residuals
 from ingero_detect.sequential_tests import (
     CROWD_TICKS,
     DIP_TICKS,
     LONGEST_RUN,
-    MAX_DEVIATION,
-    NOTHING,
     Alarms,
     Bounds,
     DipTest,
     PeerTest,
-    Residuals,
     is_crowd,
 )
 from ingero_detect.verdicts import Axis, Kind
@@ -101,6 +99,7 @@ def advance(
             speaks_against[followed],
             dips.calm[followed],
             None if nodes.share is None else nodes.share[followed],
+            nodes.drift[nodes.group[followed]],
         )
 
 
@@ -164,9 +163,9 @@ def _mean_of_dips(memory: ColumnStore, rows: Ints) -> Floats:
 
 def _check_recovery(
     memory: ColumnStore, parameters: Parameters, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats,
-    again: Bools, calm: Bools, share: Floats | None,
+    again: Bools, calm: Bools, share: Floats | None, drift: Floats,
 ) -> None:  # fmt: skip
-    """Test accused nodes for recovery, and recovering nodes for a relapse. `share`: as in the residuals."""
+    """Test accused nodes for recovery, and recovering nodes for a relapse. `share`, `drift`: as in the residuals."""
     state = memory.node("state")
     against_peers = memory.node("axis")[rows] == AXES.index(Axis.PEERS)
     error = np.where(against_peers, absolute, gap)
@@ -176,7 +175,7 @@ def _check_recovery(
     if share is not None:
         half = np.where(few, -on_root_scale(singles(-half), share).astype(np.float64), half)
     scale = memory.node("scale")[rows].astype(np.float64)
-    step = np.clip((error + half) / scale - 0.5 * parameters.drift, -2 * parameters.largest_step, 0.75 * top)
+    step = np.clip((error + half) / scale - 0.5 * drift, -2 * parameters.largest_step, 0.75 * top)
     before = memory.node("well")[rows].astype(np.float64)
     well = np.maximum(0.0, before + step)
     memory.node("well_since")[rows] = np.where((well > 0) & (before <= 0), now, memory.node("well_since")[rows])

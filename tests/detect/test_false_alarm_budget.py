@@ -124,11 +124,20 @@ def test_caution_never_asks_for_more_than_two_ticks_where_theory_does_not(theory
     assert false_alarm_budget.initial_level(theory, 5.0) == pytest.approx(first)
 
 
+def test_the_first_level_belongs_to_the_reference_value() -> None:
+    levels = false_alarm_budget.initial_levels(720_000, np.array([1.0, 0.5, 0.3]), 5.0)
+
+    assert levels[0] == pytest.approx(
+        false_alarm_budget.initial_level(false_alarm_budget.theoretical_level(720_000, 1.0), 5.0)
+    )
+    assert 1.2 * levels[0] < levels[1] < levels[2] <= false_alarm_budget.HIGHEST_LEVEL
+
+
 def test_without_data_the_level_is_the_first() -> None:
     none = np.zeros((1, false_alarm_budget.BINS))
     tail = false_alarm_budget.fit_tail(none, np.zeros((1, false_alarm_budget.STEP_BINS)), np.zeros(1))
 
-    (level,) = false_alarm_budget.calibrated_levels([tail], np.zeros(1), 1e-4, 8.5)
+    (level,) = false_alarm_budget.calibrated_levels([tail], np.zeros(1), 1e-4, np.array([8.5]))
 
     assert level == pytest.approx(8.5)
 

@@ -1,0 +1,175 @@
+"""Computes the residuals of all nodes, what they differ from what was expected of them, and how much these vary."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.autocorrelation import Autocorrelation, autocorrelation
+from ingero_detect.codes import is_accused
+from ingero_detect.column_store import ColumnStore
+from ingero_detect.counted_events import noise_of_counts, on_root_scale, share_of_unit
+from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
+from ingero_detect.parameters import Parameters
+from ingero_detect.reference import Reference, find_reference
+
+MAX_DEVIATION: Final = 7.0
+"""Limit of residuals, log units."""
+
+NOTHING: Final = 4.0
+"""Residuals below minus this (2 % of the usual rate) count as this: of what a job does while it starts or ends, the
+logarithm is noise."""
+
+_RECENT: Final = 64
+"""Samples that tell how much the nodes of a cohort scatter at present."""
+
+_CHANCE_GROWTH: Final = 1.25
+"""What the recent spread exceeds the lasting one by without meaning: three standard errors of so many samples."""
+
+_CERTAIN_GROWTH: Final = 1.5
+_GROWTH_SLOPE: Final = 4.0
+"""What the recent spread exceeds the lasting one by when the noise has certainly grown, and how fast the whole excess
+then counts: from two thirds more than usual."""
+
+_LATE_PHASE_COUNT: Final = 10
+"""Samples that a baseline is worth once the job has entered a new phase."""
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Nodes judged in a tick, arrays by node; `index` selects their columns, `group` those of their groups.
+
+    `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
+    `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`.
+    `new`: in a new phase of the job, for which baselines are still learnt; `known`: ticks that `baseline` was learnt
+    from. `ready`: its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. By
+    group, `usual`: the mean `scale`; `recent`: the spread of the last ticks; `median`: medians; `past`: how residuals
+    depend on earlier ones; `drift`: the loss that adds no evidence, standard deviations. `share`: one event as
+    a share of those expected, where they are so few that residuals are those of roots, else 0; None if no cohort
+    counts events.
+    """
+
+    index: slice | Ints
+    group: Ints
+    logs: Floats
+    baseline: Floats
+    new: Bools
+    known: Ints
+    level: Floats
+    gap: Singles
+    sigma: Singles
+    scale: Singles
+    usual: Floats
+    recent: Floats
+    accused: Bools
+    ready: Bools
+    fresh: Bools
+    eligible: Bools
+    reference: Reference
+    median: Callable[[Floats | Singles], Floats]
+    past: Autocorrelation
+    drift: Floats
+    share: Floats | None = None
+
+
+def compute_residuals(
+    memory: ColumnStore, parameters: Parameters, groups: Groups, index: slice | Ints, logs: Floats, fresh: Bools
+) -> Residuals:
+    """Compute the residuals of the nodes in `index` from their log rates; nodes that are not `fresh` are held."""
+    group = memory.node("group")[index].astype(np.int64)
+    spread = np.nan_to_num(memory.group("scale"), nan=0.0)
+    level = np.nan_to_num(memory.group("level"), nan=0.0)
+    new = (memory.node("relearn")[index] > 0) & ~memory.group("back")[group]
+    baseline, known = memory.node("baseline")[index].copy(), memory.node("count")[index]
+    if new.any():
+        baseline += np.where(new, memory.node("sofar")[index], 0.0)
+        in_phase = _LATE_PHASE_COUNT + parameters.warmup - memory.node("relearn")[index]
+        known = np.where(new, np.minimum(known, in_phase), known)
+    residual = singles(logs - baseline - level[group])
+    share = share_of_unit(memory, group, baseline + level[group])
+    if share is not None:
+        residual = np.where(share > 0, on_root_scale(residual, share), residual)
+    residual = np.clip(residual, -NOTHING, MAX_DEVIATION)
+    tolerance = np.maximum(parameters.own_band, 3 * spread)
+    count = np.bincount(group, minlength=len(memory.groups))
+
+    def median(values: Floats | Singles) -> Floats:
+        return groups.median(values, index, count)
+
+    def quartiles(values: Singles, members: Ints) -> tuple[Floats, Floats]:
+        return groups.median_and_upper_quartile(values, index, members)
+
+    accused = is_accused(memory.node("state"))[index]
+    reference = find_reference(residual, group, count, accused, quartiles, tolerance)
+    recent = _recent_spread(memory, reference)
+    sigma = _sigma(memory, index, group, spread)
+    if share is not None:
+        sigma = np.maximum(sigma, noise_of_counts(share))
+    past = autocorrelation(memory)
+    scale, usual = _long_run_scale(parameters, sigma, group, reference, recent, past)
+    return Residuals(
+        index=index,
+        group=group,
+        logs=logs,
+        baseline=baseline,
+        new=new,
+        known=known,
+        level=level,
+        gap=residual - singles(reference.level)[group],
+        sigma=sigma,
+        scale=scale,
+        usual=usual,
+        recent=recent,
+        accused=accused,
+        ready=memory.node("grace")[index] <= 0,
+        fresh=fresh,
+        eligible=(reference.count >= parameters.min_peers)[group] & fresh,
+        reference=reference,
+        median=median,
+        past=past,
+        drift=past.drift(parameters.drift),
+        share=share,
+    )
+
+
+def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats) -> Singles:
+    """The node's own noise, mixed with the cohort's spread while there are few samples of the node."""
+    own = memory.node("own")[index]
+    trust = singles(np.minimum(memory.node("count")[index], 300))
+    sigma = np.sqrt((trust * own**2 + singles(30 * spread**2)[group]) / (trust + 30))
+    floored: Singles = np.maximum(sigma, 1e-12)
+    return floored
+
+
+def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
+    """By group the spread of its faster nodes in the last ticks, from about `_RECENT` samples."""
+    before = memory.group("recent")
+    gain = np.clip(reference.count / _RECENT, 0.0, 0.5)
+    step = gain * (reference.upper - before)
+    return np.where(np.isnan(reference.upper), before, np.where(np.isnan(before), reference.upper, before + step))
+
+
+def _growth(recent: Floats, usual: Floats) -> Floats:
+    """By group the factor by which the noise of all nodes has just grown: 1 unless it is more than chance brings."""
+    times = recent / np.maximum(usual, 1e-12)
+    factor: Floats = np.clip(1 + _GROWTH_SLOPE * (times - _CERTAIN_GROWTH), 1.0, np.maximum(times, 1.0))
+    return factor
+
+
+def _long_run_scale(
+    parameters: Parameters, sigma: Singles, group: Ints, reference: Reference, recent: Floats, past: Autocorrelation
+) -> tuple[Singles, Floats]:
+    """The standard deviation including autocorrelation, never below half of the band; also the usual one by group.
+
+    Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
+    """
+    stretch, least = np.sqrt(past.ratio), 0.5 * parameters.own_band
+    recent = np.nan_to_num(recent, nan=0.0)
+    usual = np.bincount(group, sigma, len(recent)) / np.maximum(reference.count, 1)
+    factor = _growth(recent, usual) * stretch
+    floor = np.maximum(recent / _CHANCE_GROWTH * stretch, least)
+    scale: Singles = np.maximum(sigma * singles(factor)[group], singles(floor)[group])
+    if reference.common.any():
+        scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
+    return scale, np.maximum(usual * factor, floor)

@@ -1,0 +1,86 @@
+"""Sudden losses in noise that depends on that of the tick before."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ingero_detect.autocorrelation import autocorrelation
+
+from .fleets import healthy, play
+
+
+def autoregressive(
+    ticks: int, nodes: int, coefficient: float, seed: int, freedom: float | None = None
+) -> npt.NDArray[np.float64]:
+    """Noise of variance 1, (ticks, nodes); `freedom`: degrees of freedom of Student innovations, else normal ones."""
+    rng = np.random.default_rng(seed)
+    size = (ticks + 100, nodes)
+    new = (
+        rng.normal(size=size) if freedom is None else rng.standard_t(freedom, size) / np.sqrt(freedom / (freedom - 2))
+    )
+    noise = np.zeros(size)
+    for tick in range(1, len(noise)):
+        noise[tick] = coefficient * noise[tick - 1] + np.sqrt(1 - coefficient**2) * new[tick]
+    return noise[100:]
+
+
+@pytest.mark.parametrize("loss", [0.1, 0.15])
+def test_a_sudden_loss_stands_out_of_what_noise_changes_from_tick_to_tick(loss: float) -> None:
+    waited = []
+    for seed in range(8):
+        rates = 100 * np.exp(0.02 * autoregressive(700, 8, 0.8, seed))
+        rates[600:, 1] *= 1 - loss
+        waited.append(next(tick for tick, node in play(rates, budget=1e-3).accused() if node == "n1") - 599)
+
+    assert np.mean(waited) <= 4, waited
+
+
+def test_a_sudden_loss_within_the_band_accuses_nobody() -> None:
+    for seed in range(6):
+        rates = 100 * np.exp(0.004 * autoregressive(900, 8, 0.8, seed))
+        rates[600:, 1] *= 0.965
+
+        assert play(rates).accused() == []
+
+
+def test_sudden_changes_that_die_away_are_noise() -> None:
+    accused = 0
+    for seed in range(4):
+        accused += len(play(100 * np.exp(0.03 * autoregressive(1600, 8, 0.8, seed, 4)), budget=0.01).accused())
+
+    assert accused <= 3
+
+
+def test_noise_that_wanders_under_independent_noise_accuses_few() -> None:
+    accused = 0
+    for seed in range(3):
+        wandering, rng = autoregressive(1600, 8, 0.98, seed), np.random.default_rng(seed)
+        rates = 100 * np.exp(0.03 * wandering + 0.02 * rng.normal(size=wandering.shape))
+        accused += len([tick for tick, _ in play(rates, budget=1e-3).accused() if tick >= 400])
+
+    assert accused <= 1
+
+
+@pytest.mark.parametrize("nodes", [3, 8, 64])
+@pytest.mark.parametrize(("coefficient", "least", "most"), [(0.0, 1.0, 1.15), (0.8, 5.0, 11.0), (0.95, 20.0, 80.0)])
+def test_the_variance_ratio_is_that_of_the_noise(nodes: int, coefficient: float, least: float, most: float) -> None:
+    played = play(100 * np.exp(0.03 * autoregressive(1200, nodes, coefficient, 3)), budget=1e-3)
+
+    assert least <= autocorrelation(played.detector.memory).ratio[0] <= most
+
+
+def test_the_memory_of_a_moving_average_ends() -> None:
+    new = np.random.default_rng(1).normal(size=(1504, 8))
+    average = sum(new[lag : lag + 1500] for lag in range(5)) / np.sqrt(5)
+
+    found = autocorrelation(play(100 * np.exp(0.03 * average)).detector.memory)
+
+    assert found.lag_one[0] > 0.7
+    assert found.ratio[0] < 7
+
+
+def test_nodes_that_are_ahead_for_long_do_not_make_the_noise_seem_to_wander() -> None:
+    rates = healthy(1500, 16, noise=0.02)
+    rates[300:, :2] *= 1.3
+
+    assert autocorrelation(play(rates).detector.memory).ratio[0] < 1.6
