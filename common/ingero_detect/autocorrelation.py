@@ -52,6 +52,9 @@ _SPREAD: Final = _covariance(0)
 _NEAR: Final = _SPREAD - _covariance(1)
 _FAR: Final = _SPREAD - _covariance(2)
 
+_LEAST_SHARE: Final = 0.2
+"""Share of the variance that a memory must explain: below it, what blocks differ by chance looks like a long one."""
+
 _UNTOLD: Final = 1.6
 """Variance ratio of innovations, at least: the coefficient is learnt from ticks without evidence, and so too low."""
 
@@ -106,11 +109,11 @@ def _extrapolated(lag_one: Floats, growth: Floats) -> tuple[Floats, Floats]:
     share = np.minimum(lag_one[:, None] / _COEFFICIENTS, 1.0)
     near, far, spread = (share * parts + 1 - share for parts in (_NEAR, _FAR, _SPREAD))
     ratio = share * (1 + _COEFFICIENTS) / (1 - _COEFFICIENTS) + 1 - share
-    model = np.maximum.accumulate(far / near, axis=1)
-    place = np.clip((model <= growth[:, None]).sum(axis=1) - 1, 0, len(_COEFFICIENTS) - 2)
+    model, known = np.maximum.accumulate(far / near, axis=1), share >= _LEAST_SHARE
+    place = np.clip((known & (model <= growth[:, None])).sum(axis=1) - 1, 0, len(_COEFFICIENTS) - 2)
     rows = np.arange(len(lag_one))
     low, high = model[rows, place], model[rows, place + 1]
-    between = np.clip((growth - low) / np.maximum(high - low, 1e-9), 0.0, 1.0)
+    between = np.clip((growth - low) / np.maximum(high - low, 1e-9), 0.0, 1.0) * known[rows, place + 1]
     by_near, by_spread = (
         excess[rows, place] + between * (excess[rows, place + 1] - excess[rows, place])
         for excess in (ratio / near, ratio / spread)

@@ -84,3 +84,13 @@ def test_nodes_that_are_ahead_for_long_do_not_make_the_noise_seem_to_wander() ->
     rates[300:, :2] *= 1.3
 
     assert autocorrelation(play(rates).detector.memory).ratio[0] < 1.6
+
+
+def test_independent_noise_with_many_small_faults_seems_to_remember_nothing() -> None:
+    rates = healthy(2400, 8, 1, noise=0.03)
+    for number in range(16):
+        rates[300 + 120 * number : 360 + 120 * number, number % 8] *= 1 - 0.09
+
+    played = play(rates, budget=1e-3)
+
+    assert autocorrelation(played.detector.memory).ratio[0] < 1.3
