@@ -88,14 +88,10 @@ _ADDED: Final[dict[int, tuple[str, ...]]] = {
     7: ("group_lenience",),
     8: ("node_last_steps", "group_learnt", "group_back"),
     9: (
-        "node_block",
-        "node_last_block",
-        "node_block_before",
-        "group_block_count",
-        "group_block_near",
-        "group_block_far",
+        "node_block", "node_last_block", "node_block_before", "group_block_count", "group_block_near",
+        "group_block_far", "group_block_spread",
     ),
-}
+}  # fmt: skip
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 
 Versions before the first of these are not read.
@@ -104,6 +100,9 @@ Versions before the first of these are not read.
 
 _PHASES_APART: Final = 8
 """Version from which `sofar` has a meaning after the warm-up."""
+
+_EXPECTED_SINGLE: Final = 9
+"""Version from which `expected` is kept in single precision."""
 
 
 class SnapshotError(ValueError):
@@ -296,7 +295,8 @@ class ColumnStore:
                 arrays[column] = np.full(len(names if kind == "node" else groups), start, dtype)
             if version < _PHASES_APART:
                 arrays["node_sofar"] = np.where(arrays["node_learned"], 0.0, arrays["node_sofar"])
-            arrays["node_expected"] = arrays["node_expected"].astype(np.float32)
+            if version < _EXPECTED_SINGLE:
+                arrays["node_expected"] = arrays["node_expected"].astype(np.float32)
             free = [int(slot) for slot in about["free"]]
             columns = {
                 name: _typed(arrays[f"node_{name}"], column.dtype, (len(names),))

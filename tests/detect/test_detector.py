@@ -1,9 +1,11 @@
 """Who is accused, when, on what evidence, and who is not."""
 
+import gzip
 import io
 import json
 import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -778,6 +780,17 @@ def test_a_snapshot_of_the_version_before_is_continued_without_learning_anew() -
     second.restore(older_snapshot(play(rates[:250]).detector.snapshot(), 3, ("node_steep",)))
 
     assert play(rates[250:], detector=second, first=250).accused() == [(261, "n4")]
+
+
+def test_a_snapshot_that_version_8_wrote_is_continued_without_learning_anew() -> None:
+    """Its file holds eight nodes after fifty ticks of `healthy(50, 8)`."""
+    rates = healthy(80, 8)
+    rates[60:, 4] *= 0.5
+
+    second = Detector(Parameters(tick_seconds=TICK))
+    second.restore(gzip.decompress((Path(__file__).parent / "snapshot_version_8.npz.gz").read_bytes()))
+
+    assert play(rates[50:], detector=second, first=50).accused() == [(61, "n4")]
 
 
 def test_a_snapshot_of_version_7_within_a_new_phase_adds_nothing_of_the_warm_up_to_the_baselines() -> None:
