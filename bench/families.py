@@ -71,23 +71,14 @@ def autocorrelated(rng: np.random.Generator, ticks: int, nodes: int) -> History:
 
 def wandering(rng: np.random.Generator, ticks: int, nodes: int) -> History:
     """Loads that wander by 3 %, 0.98 from tick to tick, under independent noise of 2 %."""
-    return History(_rate(_wandering(rng, ticks, nodes)))
-
-
-def _wandering(rng: np.random.Generator, ticks: int, nodes: int) -> Matrix:
-    return (0.03 * _ar(rng, ticks, nodes, 0.98) + 0.02 * _white(rng, ticks, nodes)) / NOISE
+    return History(_rate((0.03 * _ar(rng, ticks, nodes, 0.98) + 0.02 * _white(rng, ticks, nodes)) / NOISE))
 
 
 def averaged(rng: np.random.Generator, ticks: int, nodes: int) -> History:
     """Rates over the last five ticks, as a recorded `rate(...[5m])` of every minute has them."""
-    return History(_rate(_averaged(rng, ticks, nodes)))
-
-
-def _averaged(rng: np.random.Generator, ticks: int, nodes: int) -> Matrix:
     noise = _white(rng, ticks + 4, nodes)
     summed: Matrix = sum((noise[lag : lag + ticks] for lag in range(5)), np.zeros((ticks, nodes)))
-    mean: Matrix = summed / np.sqrt(5)
-    return mean
+    return History(_rate(summed / np.sqrt(5)))
 
 
 def dips(rng: np.random.Generator, ticks: int, nodes: int) -> History:

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.column_store import ColumnStore
+from ingero_detect.false_alarm_budget import CORRELATED
 from ingero_detect.grouped import Bools, Floats, Ints, Singles, grouped_median, singles
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -33,7 +34,7 @@ _FEW: Final = 1.75
 _BY_MEDIAN: Final = 1.64
 """How much larger the standard error of a median of deviations is than that of their variance."""
 
-CORRELATED: Final = 0.2
+_CORRELATED: Final = (CORRELATED - 1) / (CORRELATED + 1)
 """Coefficient from which ticks do not count as independent."""
 
 _COEFFICIENTS: Final = np.array([1e-6, 0.3, 0.5, 0.65, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99])
@@ -97,7 +98,7 @@ def autocorrelation(memory: ColumnStore) -> Autocorrelation:
     ratio = of_lag * np.exp(np.where(count > 0, certain, 0.0))
     least = np.minimum(of_lag, ratio)
     coefficient = (least - 1) / (least + 1)
-    left = np.maximum(ratio / of_lag, np.where(coefficient > CORRELATED, _UNTOLD, 1.0))
+    left = np.maximum(ratio / of_lag, np.where(coefficient > _CORRELATED, _UNTOLD, 1.0))
     return Autocorrelation(lag_one, ratio, coefficient, left)
 
 
@@ -175,7 +176,7 @@ def steps_of(
     `follows`: nodes whose last residual tells what to expect of this one. `z`: the loss in standard deviations of the
     long run, `scale`; `allowance`: what of it adds nothing. Innovations have the same mean in a lasting loss.
     """
-    correlated = found.coefficient > CORRELATED
+    correlated = found.coefficient > _CORRELATED
     if not correlated.any():
         return Steps((z - allowance, -z - allowance))
     kept = np.where(correlated, found.coefficient, 0.0)

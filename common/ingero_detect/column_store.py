@@ -47,8 +47,8 @@ baseline. `slow`, `fast`, `below`: the sequential test against own history, its 
 rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for
 `dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short or recurring accusations and
 relapses, halved every four hours. `last_steps`: bins of the last five steps that were counted, and of an accused node
-those that no longer are. `block`, `last_block`, `block_before`: sums of
-deviations over the present block of ticks and the two before it.
+those that no longer are. `block`, `last_block`, `block_before`: sums of deviations over the present block of ticks,
+and over the two before it.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -58,9 +58,8 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
     "unexamined": (np.bool_, False), "unit": (np.float64, np.nan), "counted": (np.float32, 0.0),
     "lenience": (np.float64, np.nan), "learnt": (np.float64, np.nan),
-    "back": (np.bool_, True), "block_count": (np.float64, 0.0),
-    "block_near": (np.float64, 0.0), "block_far": (np.float64, 0.0),
-    "block_spread": (np.float64, 0.0),
+    "back": (np.bool_, True), "block_count": (np.float64, 0.0), "block_near": (np.float64, 0.0),
+    "block_far": (np.float64, 0.0), "block_spread": (np.float64, 0.0),
 }  # fmt: skip
 """Type and initial value of the columns by group.
 

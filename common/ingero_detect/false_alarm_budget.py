@@ -286,7 +286,9 @@ def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first
 
 def initial_levels(ticks: float, drift: Floats, largest_step: float) -> Floats:
     """The level of every cohort without data, from its reference value."""
-    return np.array([_initial_level(ticks, round(float(one), 2), largest_step) for one in drift])
+    values, place = np.unique(drift, return_inverse=True)
+    levels = np.array([_initial_level(ticks, round(one, 2), largest_step) for one in values.tolist()])
+    return levels[place]
 
 
 @cache

@@ -57,8 +57,8 @@ class Bounds:
 
     `z`: this tick's loss, of which a negative one removes at most `largest`; `allowance`: the loss that adds nothing
     (the reference value of the test), wider by the standard error of the baseline. `crowded`, by group: a fifth of
-    it falls at once, or rises, which no straggler explains. `steps`: what the tick adds before these
-    limits, of which `first_cap` is that of the first tick of a loss.
+    it falls at once, or rises, which no straggler explains. `steps`: what the tick adds before these limits, of which
+    `first_cap` is that of the first tick of a loss.
     """
 
     z: Singles

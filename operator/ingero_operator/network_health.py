@@ -66,9 +66,8 @@ def parse_network(payload: Any) -> NetworkState | None:
     except ValidationError:
         return None
     verdict = answer.verdict
-    shown = ", ".join("".join(filter(str.isprintable, name)) for name in answer.missing_nodes[:SHOWN])
-    more = answer.missing_node_count - len(answer.missing_nodes[:SHOWN])
-    missing = f"{shown} and {more} more" if shown and more > 0 else shown
+    names = tuple("".join(filter(str.isprintable, name)) for name in answer.missing_nodes)
+    missing = _listed(names, answer.missing_node_count) if names else ""
     if verdict is None:
         return NetworkState(compared=answer.compared > 0, missing=missing)
     since = moment(verdict.since)
@@ -85,13 +84,17 @@ def network_healthy(state: NetworkState | None) -> Condition | None:
         return None
     if state.slow:
         message = (
-            f"slow since {state.since}: {_listed(state.slow)}. Collectives that cross it take longer than like ones; "
-            "check cables, counters and firmware. No node is tainted for it"
+            f"slow since {state.since}: {_listed(state.slow, len(state.slow))}. Collectives that cross it take "
+            "longer than like ones; check cables, counters and firmware. No node is tainted for it"
         )
         return no(NETWORK, "SlowPart", message)
     if state.since:
         message = f"some collectives take longer than like ones since {state.since}, and the cause is not certain"
-        listed = f": one of {_listed(state.possible)}" if state.possible else ": nothing in the topology explains it"
+        listed = (
+            f": one of {_listed(state.possible, len(state.possible))}"
+            if state.possible
+            else ": nothing in the topology explains it"
+        )
         return unknown(NETWORK, "CauseUnknown", message + listed)
     if state.missing:
         message = f"the topology lacks {state.missing}: collectives of these nodes are not compared; add them to it"
@@ -106,6 +109,7 @@ def _name(element: _Element) -> str:
     return "".join(filter(str.isprintable, f"{element.kind} {element.name}"))
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def _listed(names: tuple[str, ...], count: int) -> str:
+    """The first of so many names, and how many more there are."""
+    more = count - len(names[:SHOWN])
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

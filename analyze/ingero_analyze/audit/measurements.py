@@ -275,8 +275,11 @@ class Measurements:
             kinds = node_kinds(given.slowness, given.unit, given.run, given.node)
             of_row = kinds.of_unit[np.unique(its.chip.codes[here], return_inverse=True)[1]]
             parts = [here[of_row == one] for one in range(len(kinds.slower))]
-            parted = [self._population(rows, row, texts, its, run, runs) for rows in parts]
-            parted = told_apart(parted, kinds.slower) if len(parts) > 1 else [whole]
+            parted = [whole]
+            if len(parts) > 1:
+                parted = told_apart(
+                    [self._population(rows, row, texts, its, run, runs) for rows in parts], kinds.slower
+                )
             inputs += [replace(part, notes=part.notes + joint) for part in parted]
         return inputs
 

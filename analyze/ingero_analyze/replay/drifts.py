@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+
+from ingero_detect.audit_tiers import robust_spread
+from ingero_detect.grouped import Floats, Ints, grouped_median
 
 LEAST: Final = 0.05
 """Loss that is said, log units, which is also how far the node is behind its peers at the end."""
@@ -28,9 +30,6 @@ MOST_BLOCKS: Final = 512
 
 LARGEST: Final = 0.5
 """A distance from the peers counts as at most this, log units: stops and stalls are no drift."""
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,9 @@ class Drifts:
         known = np.isfinite(value) & (value > 0)
         node, cohort, logs = node[known], cohort[known], np.log(value[known])
         if len(logs):
-            order = np.lexsort((logs, cohort))
-            begin = np.flatnonzero(np.diff(cohort[order], prepend=-1))
-            size = np.diff(np.append(begin, len(order)))
-            middle = (logs[order[begin + (size - 1) // 2]] + logs[order[begin + size // 2]]) / 2
-            distance = logs - middle[np.searchsorted(cohort[order[begin]], cohort)]
+            middle = grouped_median(logs, cohort, int(cohort.max()) + 1)[1]
             place = self._places(node, cohort)
-            self._sum[place] += np.clip(distance, -LARGEST, LARGEST)
+            self._sum[place] += np.clip(logs - middle[cohort], -LARGEST, LARGEST)
             self._count[place] += 1
         self._begun = self._begun if self._tick else now
         self._tick += 1
@@ -124,7 +119,7 @@ def _of_cohort(nodes: Ints, cohort: int, table: Floats, times: Floats) -> list[D
         first[row], last[row] = np.median(there[:quarter]), np.median(there[-quarter:])
     change = last - first
     usual = float(np.median(change))
-    deviation = max(LEAST_DEVIATION, 1.4826 * float(np.median(np.abs(change - usual))))
+    deviation = max(LEAST_DEVIATION, robust_spread(change))
     lost = usual - change
     found = []
     for row in np.flatnonzero((lost > max(LEAST, OUTLYING * deviation)) & (last < -LEAST)).tolist():

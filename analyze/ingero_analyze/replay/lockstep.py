@@ -3,7 +3,8 @@
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+
+from ingero_detect.grouped import Floats, Ints
 
 FEWEST_TICKS: Final = 30
 """Ticks that tell this from chance."""
@@ -22,9 +23,6 @@ LEAST: Final = 0.002
 
 MUCH_LESS: Final = 0.2
 """How much smaller these differences are than the changes themselves."""
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Lockstep:
@@ -46,7 +44,7 @@ class Lockstep:
         known = np.isfinite(change)
         change, cohort = change[known], cohort[known]
         count = np.bincount(cohort)
-        if not count.max(initial=0) >= FEWEST_NODES:
+        if count.max(initial=0) < FEWEST_NODES:
             return
         enough = count[cohort] >= FEWEST_NODES
         change, cohort = change[enough], cohort[enough]

@@ -3,7 +3,8 @@
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
+
+from ingero_detect.grouped import Floats, Ints
 
 NEARLY: Final = 0.02
 """Share by which intervals may differ from a multiple of the tick that is meant."""
@@ -16,9 +17,6 @@ FEW: Final = 0.02
 
 PLACES: Final = 20
 """Places in a tick at which its edge may lie."""
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def usual_interval(time: Floats, of: Ints) -> float | None:
