@@ -296,7 +296,10 @@ class QueryService:
         window, limit = prepared.window, prepared.limit
         with store.pinned(window) as sources:
             sql = f"{scoped(prepared.statement, window, sources.tables)} LIMIT {limit + 1}"
-            result = run_query(store.cursor(), sql, prepared.parameters, self._config.query, limit, cancel)
+            values = prepared.parameters
+            if "window_end" in values:
+                values = {**values, "window_end": sources.known_until(values["window_end"])}
+            result = run_query(store.cursor(), sql, values, self._config.query, limit, cancel)
         following = None
         if question.paged and result.truncated and result.table.num_rows:
             (last,) = QueryResult(result.table.slice(result.table.num_rows - 1)).objects()
@@ -377,6 +380,7 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
             extra = {"newer_start": max(0, end - length), "older_end": max(0, end - apart)}
     except (ValueError, OverflowError) as error:
         raise EchoApiError("bad_arguments", str(error), status=422) from None
+    extra["window_end"] = until if until is not None else now
     if given.until == "0s":
         until = None
     if getattr(given, "event_ids", ()):

@@ -48,6 +48,13 @@ class Sources:
     missing: tuple[str, ...] = ()
     """Writers whose newest events are missing."""
 
+    def known_until(self, end: int) -> int:
+        """The end of a window, or the earlier time up to which the events of all writers are whole; nanoseconds.
+
+        What is missing after it is no silence.
+        """
+        return min([end, *(parse_moment(text, 0) or 0 for text in (self.as_of or {}).values())])
+
 
 def literal(text: str) -> str:
     """An SQL string."""

@@ -4,9 +4,10 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from ingero_contract import attributes, metrics
+from ingero_contract import metrics
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND, VerdictState
+from ingero_echo.questions.accusations import PATIENCE, VERDICTS, second, silence, silent
 from ingero_echo.questions.base import (
     CHANGES,
     MAX_ID,
@@ -19,60 +20,6 @@ from ingero_echo.questions.base import (
 )
 from ingero_echo.window import ACCUSED
 
-VERDICTS = f"""
-    newest AS (
-        SELECT cluster_id, node_id, source, arg_max(state, "timestamp") AS state, arg_max(kind, "timestamp") AS kind,
-               arg_max(since, "timestamp") AS since, arg_max(severity, "timestamp") AS severity,
-               arg_max(event_id, "timestamp") AS event_id, arg_max(evidence, "timestamp") AS proof,
-               max("timestamp") AS "timestamp", arg_max_null(rank, "timestamp") AS rank,
-               arg_max(communicator, "timestamp") AS communicator, arg_max(pod, "timestamp") AS pod,
-               json_extract_string(arg_max(evidence, "timestamp"), '$.gpu') AS gpu
-        FROM verdicts GROUP BY cluster_id, node_id, source
-    ),
-    reported AS (
-        SELECT cluster_id, node_id, max(node_metrics."timestamp") AS "timestamp" FROM node_metrics
-        JOIN (SELECT cluster_id, node_id, "timestamp" AS named FROM newest
-              WHERE source = 'fleet' AND state IN ({ACCUSED})) USING (cluster_id, node_id)
-        WHERE node_metrics."timestamp" > named GROUP BY cluster_id, node_id HAVING count(*) >= 3
-    ),
-    told_well AS (
-        SELECT cluster_id, node_id, any_value("timestamp") AS told
-        FROM events JOIN reported USING (cluster_id, node_id, "timestamp")
-        WHERE metric_name = '{metrics.HEALTH_SCORE}'
-          AND json_extract_string(attributes, '$."{attributes.LAST_VERDICT}"') LIKE '{VerdictState.HEALTHY}%'
-        GROUP BY cluster_id, node_id
-    ),
-    detected AS (
-        SELECT newest.* REPLACE (CASE WHEN told > "timestamp" + INTERVAL 1 MINUTE AND state IN ({ACCUSED})
-                                      THEN '{VerdictState.HEALTHY}' ELSE state END AS state)
-        FROM newest LEFT JOIN told_well USING (cluster_id, node_id) WHERE source = 'fleet'
-    ),
-    own AS (
-        SELECT * FROM detected
-        UNION ALL
-        SELECT * FROM newest ANTI JOIN detected USING (cluster_id, node_id) WHERE source = 'agent'
-    ),
-    late AS (SELECT * FROM newest WHERE source = 'collectives' AND state IN ({ACCUSED})),
-    latest AS (
-        SELECT own.* REPLACE (coalesce(late.rank, own.rank) AS rank, late.communicator AS communicator,
-                              late.pod AS pod, late.gpu AS gpu), late.event_id AS late_event
-        FROM own LEFT JOIN late USING (cluster_id, node_id)
-        WHERE late.node_id IS NULL OR own.state IN ({ACCUSED})
-        UNION ALL
-        SELECT late.*, NULL AS late_event
-        FROM late ANTI JOIN (SELECT * FROM own WHERE state IN ({ACCUSED})) USING (cluster_id, node_id)
-    )
-"""
-"""The newest verdict of every node: Fleet's, or the agent's own where Fleet sent none.
-
-An accusation of Fleet is over when the node's newest report, the third or a later one and a minute after it or more,
-says that Fleet called it healthy: a Fleet that began without a snapshot knows of no accusation that it could end. The
-first report after an accusation was sent before the node could know of it.
-
-Where only collectives accuse a node, it is their verdict. Where they accuse it too, rank, communicator and pod are
-theirs. Accusations that they withdrew are ignored.
-"""
-
 
 class SummaryRow(EvidenceRow):
     """One cluster."""
@@ -83,7 +30,12 @@ class SummaryRow(EvidenceRow):
     active: int
     idle: int
     calibrating: int
-    """States as the nodes reported them last."""
+    """States as the nodes reported them last, without those that are silent."""
+    silent: int
+    """Nodes that reported their health, and have sent nothing for five of the usual intervals, and two minutes."""
+    silent_nodes: list[str]
+    silent_since: str | None
+    """Time of the newest event, where the whole cluster is silent for as long; its accusations may be over."""
     stragglers: int
     """Nodes under an accusation now."""
     straggler_nodes: list[str]
@@ -104,17 +56,22 @@ _NAMED: Final = 5
 def _summary(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return "No events in this window."
-    ordered = sorted(rows, key=lambda row: not (row["stragglers"] or row["faults"]))
-    words = [
-        f"{row['cluster_id'] or 'no cluster'}: {plural(row['nodes'], 'node')}, "
-        + (f"straggler: {_names(row['straggler_nodes'])}" if row["stragglers"] else "no straggler")
-        + (f" ({' '.join(row['faults'])})" if row["faults"] else "")
-        for row in ordered[:_NAMED]
-    ]
+    ordered = sorted(rows, key=lambda row: (not (row["stragglers"] or row["faults"]), bool(row["silent_since"])))
+    words = [_state(row) for row in ordered[:_NAMED]]
     if more := ordered[_NAMED:]:
         accused = sum(1 for row in more if row["stragglers"])
         words.append(f"{plural(len(more), 'more cluster')}, {accused or 'none'} of them with stragglers")
     return "; ".join(words)
+
+
+def _state(row: dict[str, Any]) -> str:
+    since = row["silent_since"]
+    words = f"{row['cluster_id'] or 'no cluster'}: {plural(row['nodes'], 'node')}, "
+    words += f"nothing since {second(since)}, " if since else ""
+    straggler = f"straggler{' then' if since else ''}: {_names(row['straggler_nodes'])}"
+    words += straggler if row["stragglers"] else "no straggler"
+    words += f", silent: {_names(row['silent_nodes'])}" if row["silent"] and not since else ""
+    return words + (f" ({' '.join(row['faults'])})" if row["faults"] else "")
 
 
 def _names(nodes: list[str]) -> str:
@@ -129,17 +86,28 @@ SUMMARY = Question(
     row=SummaryRow,
     sql=f"""
     WITH {VERDICTS},
+    {PATIENCE.strip()},
+    sent AS (
+        SELECT cluster_id, node_id, sum(events)::BIGINT AS events, max(last) AS last_event
+        FROM activity GROUP BY cluster_id, node_id
+    ),
     states AS (
         SELECT cluster_id, node_id, arg_max(state, "timestamp") AS state,
                arg_max(health_score, "timestamp") AS score, arg_max(event_id, "timestamp") AS event_id
         FROM node_metrics GROUP BY cluster_id, node_id
     ),
+    heard AS (
+        SELECT states.*, {silent("last_event")} AS silent
+        FROM states LEFT JOIN sent USING (cluster_id, node_id) LEFT JOIN patience USING (cluster_id)
+    ),
     scores AS (
-        SELECT cluster_id, count(*) FILTER (state = 'active') AS active, count(*) FILTER (state = 'idle') AS idle,
-               count(*) FILTER (state = 'calibrating') AS calibrating, median(score) AS median_score,
-               min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node,
+        SELECT cluster_id, count(*) FILTER (state = 'active' AND NOT silent) AS active,
+               count(*) FILTER (state = 'idle' AND NOT silent) AS idle,
+               count(*) FILTER (state = 'calibrating' AND NOT silent) AS calibrating,
+               count(*) FILTER (silent) AS silent, list(node_id ORDER BY node_id) FILTER (silent) AS silent_nodes,
+               median(score) AS median_score, min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node,
                arg_min(event_id, score) AS lowest_event
-        FROM states GROUP BY cluster_id
+        FROM heard GROUP BY cluster_id
     ),
     accused AS (
         SELECT cluster_id, count(*) AS stragglers, list(node_id ORDER BY node_id) AS names,
@@ -156,19 +124,21 @@ SUMMARY = Question(
         ) WHERE kind <> 'none' GROUP BY cluster_id
     ),
     seen AS (
-        SELECT cluster_id, count(*) AS nodes, sum(events)::BIGINT AS events, max(last_event) AS last_event FROM (
-            SELECT cluster_id, node_id, sum(events) AS events, max(last) AS last_event
-            FROM activity GROUP BY cluster_id, node_id
-        ) GROUP BY cluster_id
+        SELECT cluster_id, count(*) FILTER (node_id <> '') AS nodes, sum(events)::BIGINT AS events,
+               max(last_event) AS last_event
+        FROM sent GROUP BY cluster_id
     )
     SELECT cluster_id, coalesce(nodes, 0) AS nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
-           coalesce(calibrating, 0) AS calibrating, coalesce(stragglers, 0) AS stragglers,
+           coalesce(calibrating, 0) AS calibrating, coalesce(silent, 0) AS silent,
+           coalesce(silent_nodes, []) AS silent_nodes,
+           CASE WHEN {silent("coalesce(last_event, accused_at)")} THEN coalesce(last_event, accused_at) END
+             AS silent_since, coalesce(stragglers, 0) AS stragglers,
            coalesce(names, []) AS straggler_nodes, coalesce(faults, []) AS faults, coalesce(events, 0) AS events,
            median_score, lowest_score, lowest_node, coalesce(last_event, accused_at) AS last_event,
            list_filter(list_append(coalesce(proofs, []) || coalesce(records, []), lowest_event),
                        lambda x: x IS NOT NULL)::VARCHAR[] AS evidence
     FROM seen FULL JOIN accused USING (cluster_id) LEFT JOIN scores USING (cluster_id)
-         LEFT JOIN broken USING (cluster_id) ORDER BY cluster_id
+         LEFT JOIN broken USING (cluster_id) LEFT JOIN patience USING (cluster_id) ORDER BY cluster_id
     """,
     sentence=lambda rows, _: _summary(rows),
 )
@@ -185,6 +155,10 @@ class StragglerRow(VerdictFacts):
     """Median of the mean scores of its cluster."""
     deficit: float | None
     """How far the score lies below that."""
+    last_event: str | None
+    """Time of the node's newest event in the window."""
+    silent: bool
+    """Whether it has sent nothing for five of the usual intervals, and two minutes; then others are named first."""
 
 
 def in_communicator(row: dict[str, Any]) -> str:
@@ -215,19 +189,30 @@ STRAGGLERS = Question(
                max(rank) AS rank
         FROM activity WHERE samples > 0 AND metric_name = '{metrics.HEALTH_SCORE}' GROUP BY cluster_id, node_id
     ),
-    peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id)
-    SELECT cluster_id, node_id, CASE WHEN communicator IS NULL THEN coalesce(means.rank, latest.rank)
-           ELSE latest.rank END AS rank, communicator, gpu, pod, state, kind, since, severity, source,
-           score, peer_median, greatest(peer_median - score, 0) AS deficit,
-           list_filter([latest.event_id, late_event, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
-    FROM means FULL JOIN latest USING (cluster_id, node_id) LEFT JOIN peers USING (cluster_id)
-    WHERE coalesce(state IN ({ACCUSED}), false) OR peer_median - score > $min_deficit
-    ORDER BY coalesce(state IN ({ACCUSED}), false) DESC, coalesce(severity, 0) DESC, deficit DESC NULLS LAST,
-             cluster_id, node_id
+    peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id),
+    found AS (
+        SELECT cluster_id, node_id, CASE WHEN communicator IS NULL THEN coalesce(means.rank, latest.rank)
+               ELSE latest.rank END AS rank, communicator, gpu, pod, state, kind, since, severity, source,
+               score, peer_median, greatest(peer_median - score, 0) AS deficit,
+               coalesce(state IN ({ACCUSED}), false) AS accused,
+               list_filter([latest.event_id, late_event, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+        FROM means FULL JOIN latest USING (cluster_id, node_id) LEFT JOIN peers USING (cluster_id)
+        WHERE accused OR peer_median - score > $min_deficit
+    ),
+    {PATIENCE.strip()},
+    heard AS (
+        SELECT cluster_id, node_id, max(last) AS last_event FROM activity SEMI JOIN found USING (cluster_id, node_id)
+        GROUP BY cluster_id, node_id
+    )
+    SELECT cluster_id, node_id, rank, communicator, gpu, pod, state, kind, since, severity, source, score,
+           peer_median, deficit, last_event, {silent("last_event")} AS silent, evidence
+    FROM found LEFT JOIN heard USING (cluster_id, node_id) LEFT JOIN patience USING (cluster_id)
+    ORDER BY accused DESC, silent AND state IS DISTINCT FROM '{VerdictState.SILENT}',
+             coalesce(severity, 0) DESC, deficit DESC NULLS LAST, cluster_id, node_id
     """,
     arguments=StragglerArguments,
     sentence=lambda rows, _: (
-        f"{rows[0]['node_id']} is the straggler"
+        f"{rows[0]['node_id']}{silence(rows[0])} {'was' if rows[0]['silent'] else 'is'} the straggler"
         + (f" ({rows[0]['kind']})" if rows[0]["kind"] else "")
         + in_communicator(rows[0])
         + (f", since {rows[0]['since']}" if rows[0]["since"] else "")
@@ -327,13 +312,17 @@ class WhyRow(VerdictFacts):
     """What the node's agent found: its most severe causal chain, the newest of these; else `weakest`."""
     causal_chain_id: str | None
     """The causal chain that `cause` describes."""
+    last_event: str | None
+    """Time of the node's newest event in the window."""
+    silent: bool
+    """Whether it has sent nothing for five of the usual intervals, and two minutes."""
 
 
 def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
     if not rows:
         return f"{arguments.node_id} sent nothing in this window, and no verdict names it."
     row = rows[0]
-    name = row["node_id"]
+    name = row["node_id"] + silence(row)
     compared = (
         f"score {row['score']:.3f}, place {row['place']} of {row['peers'] + 1}, peers at {row['peer_median']:.3f}"
         if row["score"] is not None and row["peer_median"] is not None
@@ -402,18 +391,22 @@ WHY_NOT = Question(
         FROM described
         QUALIFY row_number() OVER (PARTITION BY cluster_id ORDER BY
             list_position(['LOW', 'MEDIUM', 'HIGH'], severity) DESC NULLS LAST, "timestamp" DESC, causal_chain_id) = 1
-    )
+    ),
+    {PATIENCE.strip()},
+    heard AS (SELECT cluster_id, max(last) AS last_event FROM activity WHERE node_id = $node_id GROUP BY cluster_id)
     SELECT cluster_id, $node_id AS node_id, coalesce(state IN ({ACCUSED}), false) AS straggler, state, kind,
            severity, since, rank, communicator, gpu, pod, proof,
            coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
            peer_median,
            peer_median - greatest({THRESHOLD_K} * 1.4826 * spread, {THRESHOLD_MIN_BAND}) AS threshold,
-           place, weakest, coalesce(found, weakest) AS cause, causal_chain_id,
+           place, weakest, coalesce(found, weakest) AS cause, causal_chain_id, last_event,
+           {silent("last_event")} AS silent,
            list_filter(
                [accused.event_id, late_event, worst, chain_event]::VARCHAR[], lambda x: x IS NOT NULL
            ) AS evidence
     FROM one FULL JOIN accused USING (cluster_id) LEFT JOIN others USING (cluster_id)
          LEFT JOIN weak USING (cluster_id) LEFT JOIN chained USING (cluster_id)
+         LEFT JOIN heard USING (cluster_id) LEFT JOIN patience USING (cluster_id)
     ORDER BY cluster_id
     """,
     sentence=_why,

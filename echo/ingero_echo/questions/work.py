@@ -5,7 +5,8 @@ from typing import Any
 from pydantic import Field
 
 from ingero_contract import attributes, metrics
-from ingero_contract.values import LATE_RANK
+from ingero_contract.values import LATE_RANK, VerdictState
+from ingero_echo.questions.accusations import VERDICTS
 from ingero_echo.questions.base import EvidenceRow, NodeRow, Question, Scoped, plural
 from ingero_echo.settings import RatesConfig
 from ingero_echo.window import ACCUSED
@@ -369,18 +370,47 @@ COST = Question(
         SELECT unnest($providers::VARCHAR[]) AS provider, unnest($models::VARCHAR[]) AS gpu_model,
                unnest($prices::DOUBLE[]) AS rate
     ),
-    -- What was accused before the window is charged from its beginning, what is accused still up to its newest event.
-    spans AS (
-        SELECT *, greatest("timestamp", make_timestamp_ns($window_start::BIGINT)) AS began,
-               coalesce(lead("timestamp") OVER (PARTITION BY cluster_id, node_id, source ORDER BY "timestamp"),
-                        (SELECT max("timestamp") FROM events)) AS ended
+    {VERDICTS.strip()},
+    changes AS (
+        SELECT *, lead("timestamp") OVER (PARTITION BY cluster_id, node_id, source ORDER BY "timestamp") AS next
         FROM verdicts WHERE source IN ('fleet', 'collectives')
+    ),
+    open AS (SELECT * FROM changes WHERE next IS NULL AND state IN ({ACCUSED})),
+    heard AS (
+        SELECT cluster_id, node_id, max(last) AS last_event FROM activity SEMI JOIN open USING (cluster_id, node_id)
+        GROUP BY cluster_id, node_id
+    ),
+    others AS (
+        SELECT cluster_id, max(last) AS last_of_all FROM activity
+        SEMI JOIN (SELECT * FROM open WHERE state = '{VerdictState.SILENT}') USING (cluster_id) GROUP BY cluster_id
+    ),
+    told AS (
+        SELECT cluster_id, node_id, "timestamp"
+        FROM events JOIN (SELECT cluster_id, node_id, open."timestamp" AS named
+                          FROM open SEMI JOIN told_well USING (cluster_id, node_id) WHERE source = 'fleet')
+             USING (cluster_id, node_id)
+        WHERE metric_name = '{metrics.HEALTH_SCORE}' AND "timestamp" > named + INTERVAL 1 MINUTE
+        GROUP BY cluster_id, node_id, "timestamp"
+        HAVING json_extract_string(any_value(attributes), '{key(attributes.LAST_VERDICT)}')
+               LIKE '{VerdictState.HEALTHY}%'
+    ),
+    well AS (SELECT cluster_id, node_id, 'fleet' AS source, min("timestamp") AS well FROM told GROUP BY ALL),
+    -- What was accused before the window is charged from its beginning. What is accused still is charged up to the
+    -- node's newest event, or its cluster's where the accusation is that the node is silent, or its first report that
+    -- Fleet calls it healthy.
+    spans AS (
+        SELECT changes.*, greatest("timestamp", make_timestamp_ns($window_start::BIGINT)) AS began,
+               greatest(began, coalesce(next, least(well, CASE state WHEN '{VerdictState.SILENT}' THEN last_of_all
+                                                          ELSE last_event END))) AS ended
+        FROM changes LEFT JOIN heard USING (cluster_id, node_id) LEFT JOIN others USING (cluster_id)
+             LEFT JOIN well USING (cluster_id, node_id, source)
     ),
     charged AS (
         SELECT cluster_id, node_id, coalesce(sum(epoch_ns(ended) - epoch_ns(began)), 0) / 3.6e12 AS hours,
                avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS cited,
                max(try_cast(json_extract_string(evidence, '$.ranks') AS INTEGER)) AS ranks
-        FROM spans WHERE state IN ({ACCUSED}) GROUP BY cluster_id, node_id, source
+        FROM spans WHERE state IN ({ACCUSED}) AND (ended > began OR "timestamp" = began)
+        GROUP BY cluster_id, node_id, source
     ),
     -- Whom detector and collectives both accuse is charged once, for the larger of the two.
     accused AS (
@@ -394,7 +424,7 @@ COST = Question(
                json_extract_string(attributes, '{key(attributes.CURRENCY)}') AS currency
         FROM events WHERE metric_name = '{metrics.STRAGGLER_COST}'
     ),
-    reported AS (
+    sent AS (
         SELECT cluster_id, node_id, arg_max(currency, "timestamp") AS currency,
                sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END) AS cost,
                list(event_id::VARCHAR ORDER BY "timestamp" DESC)[1:10] AS cited
@@ -411,11 +441,11 @@ COST = Question(
         FROM events WHERE metric_name = '{metrics.NODE_INFO}' GROUP BY cluster_id, node_id
     ),
     found AS (
-        SELECT cluster_id, node_id, provider, gpu_model, hours, severity, reported.cost AS reported_cost,
+        SELECT cluster_id, node_id, provider, gpu_model, hours, severity, sent.cost AS reported_cost,
                greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1), coalesce(ranks, 0)) AS gpus,
-               coalesce(rate, $fallback::DOUBLE) AS rate, coalesce(reported.currency, $currency) AS currency,
-               list_concat(reported.cited, accused.cited)[1:10] AS evidence
-        FROM accused FULL JOIN reported USING (cluster_id, node_id) LEFT JOIN nodes USING (cluster_id, node_id)
+               coalesce(rate, $fallback::DOUBLE) AS rate, coalesce(sent.currency, $currency) AS currency,
+               list_concat(sent.cited, accused.cited)[1:10] AS evidence
+        FROM accused FULL JOIN sent USING (cluster_id, node_id) LEFT JOIN nodes USING (cluster_id, node_id)
              LEFT JOIN counts USING (cluster_id, node_id) LEFT JOIN rates USING (provider, gpu_model)
     )
     SELECT cluster_id, node_id, provider, gpu_model, hours, severity, gpus, rate,
