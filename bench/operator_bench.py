@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -36,6 +37,10 @@ LANES = (("outage",), ("kills", "many_nodes"))
 QUICK = {"clusters": 200, "rest": 45, "resync": 20, "kills": 20, "outage": 30, "nodes": 2000}
 
 
+FLEET_READY = {"status": {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1}}
+"""Status of a Deployment that the double of Fleet answers for: there are no controllers and no pods."""
+
+
 @dataclass
 class Bench(Rig):
     """What is measured."""
@@ -56,6 +61,17 @@ class Bench(Rig):
             namespace = body["metadata"]["namespace"]
             self.fleet.of(namespace, body["metadata"]["name"]).interval = 10.0
             yield "POST", f"/apis/ingero.io/v1alpha1/namespaces/{namespace}/fleetclusters", body
+
+    def fleets_ready(self, count: int) -> Iterator[tuple[str, str, Any]]:
+        """The status that says that the Fleet of each FleetCluster serves: it is polled from then on."""
+        for number in range(count):
+            path = f"/apis/apps/v1/namespaces/bench-{number % NAMESPACES}/deployments/fc-{number}-fleet/status"
+            yield "PATCH", path, FLEET_READY
+
+    def serve(self, name: str) -> None:
+        """Say that the Fleet of a FleetCluster in `bench-0` serves, as soon as its Deployment is there."""
+        deployment = ("deployment", f"{name}-fleet", FLEET_READY, "bench-0", "/status")
+        self.wait("the Deployment of Fleet", lambda: self.plane.patch(*deployment), 60)
 
     def reconciled(self) -> int:
         """Number of FleetClusters whose status describes their present spec."""
@@ -80,6 +96,7 @@ class Bench(Rig):
                 f"{requests / count:.0f} requests"
             )
             self.note(f"first reconcile of {count} FleetClusters", text, "< 120 s", seconds < 120)
+            self.parallel(self.fleets_ready(count))
             self.wait("the queue", lambda: operator.page()["ingero_operator_queue_length"] == 0, 120, 1.0)
             times = [self.change(number) for number in range(5)]
             self.note("one changed CR to its children", f"{max(times):.2f} s (slowest of 5)", "< 2 s", max(times) < 2)
@@ -162,8 +179,8 @@ class Bench(Rig):
         """Verdict to taint, and recovery to removal."""
         names = self.begin()
         says = self.fleet.of("bench-0", "taints")
-        with self.operator("--poll", "200ms", "--resync", "5s") as operator:
-            self.wait("the first reconcile", lambda: operator.page()["ingero_operator_reconciles_total"] > 0, 60)
+        with self.operator("--poll", "200ms", "--resync", "5s"):
+            self.serve("taints")
             added, removed = [], []
             for name in names[:3]:
                 says.stragglers = {name}
@@ -179,6 +196,7 @@ class Bench(Rig):
         names = self.begin()
         says = self.fleet.of("bench-0", "taints")
         with self.operator("--poll", "200ms", "--resync", "5s") as operator:
+            self.serve("taints")
             says.stragglers = {names[5]}
             self.wait("the taint", lambda: self.marked(names[5]), 60)
             self.plane.stop_server()
@@ -210,6 +228,7 @@ class Bench(Rig):
         body["spec"]["agents"]["nodeSelector"] = {POOL: "many"}
         self.plane.apply(body)
         with self.operator("--poll", "2s") as operator:
+            self.serve("nodes")
             self.wait("every node", lambda: operator.page()["ingero_operator_nodes"] >= count, 300, 0.5,
                       lambda: f"({operator.page()['ingero_operator_nodes']:.0f} of {count})")  # fmt: skip
             says.stragglers = set(names[:5])
@@ -258,6 +277,9 @@ class Bench(Rig):
         before = self.event_counts()
         with self.forks() as fork:
             says.stragglers = {names[0]}
+            child = fork("--poll", "200ms", "--resync", "60s")
+            self.serve("taints")
+            os.kill(child, signal.SIGKILL)
             child, started = fork("--poll", "200ms", "--resync", "60s"), time.monotonic()
             self.wait("the first taint", lambda: self.marked(names[0]), 60)
             window = 2 * (time.monotonic() - started)
@@ -312,17 +334,17 @@ def main() -> None:
                 setattr(flags, name, value)
     wanted = flags.only or PARTS
     print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
-    with tempfile.TemporaryDirectory(prefix="ingero-bench-") as name:
-        folder = Path(name)
-        try:
-            each(folder / "taints", flags, [name for name in ("taints",) if name in wanted])
-            if "many" in wanted:
-                with bench(folder / "many", flags) as found:
-                    found.many(lambda: run_lanes(folder, flags, wanted))
-            else:
-                run_lanes(folder, flags, wanted)
-        except FileNotFoundError as error:
-            raise SystemExit(f"bench: {error}") from None
+    folder = Path(tempfile.mkdtemp(prefix="ingero-bench-"))  # stays with its logs when something fails
+    try:
+        each(folder / "taints", flags, [name for name in ("taints",) if name in wanted])
+        if "many" in wanted:
+            with bench(folder / "many", flags) as found:
+                found.many(lambda: run_lanes(folder, flags, wanted))
+        else:
+            run_lanes(folder, flags, wanted)
+    except FileNotFoundError as error:
+        raise SystemExit(f"bench: {error}") from None
+    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
