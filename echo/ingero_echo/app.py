@@ -82,7 +82,7 @@ class Echo:
         writer = Writer(store, self.config.ingest)
         await asyncio.to_thread(writer.start)
         self._stack.callback(writer.stop)
-        clock = await asyncio.to_thread(retention.retention_clock, store)
+        clock = await asyncio.to_thread(retention.retention_clock, store, time.time_ns(), time.monotonic_ns())
         per_second = self.config.ingest.requests_per_second
         rate = RateLimit(per_second, max(1, round(per_second))) if per_second else None
         self._ingest_handler = IngestHandler(

@@ -4,7 +4,7 @@ The file does not shrink; freed blocks are used again, so it stays bounded.
 """
 
 import threading
-import time
+from itertools import pairwise
 from typing import Any, Final
 
 from ingero_echo import rollups
@@ -27,7 +27,7 @@ class RetentionClock:
     """The time that ages are computed from, nanoseconds: the wall clock, but a leap ahead counts only after a while.
 
     A clock that is wrong for a while must not delete data. `newest` is the arrival of the newest event in the
-    database, `None` without one: the time between it and the start may be a leap too.
+    database that is believed, `None` without one: the time between it and the start may be a leap too.
     """
 
     def __init__(self, newest: int | None, wall: int, steady: int) -> None:
@@ -50,10 +50,30 @@ class RetentionClock:
             return steady + self._believed
 
 
-def retention_clock(store: Store) -> RetentionClock:
-    """The clock for a store that was just opened."""
-    row = store.cursor().execute("SELECT epoch_ns(max(received)) FROM events").fetchall()[0]
-    return RetentionClock(row[0], time.time_ns(), time.monotonic_ns())
+def retention_clock(store: Store, wall: int, steady: int) -> RetentionClock:
+    """The clock for a store that was just opened; the times are those of `RetentionClock.now`."""
+    return RetentionClock(_believed_arrival(store.cursor()), wall, steady)
+
+
+def _believed_arrival(cursor: Any) -> int | None:
+    """The arrival of the newest event, nanoseconds, without the leaps of the last hour that events arrived in.
+
+    Events may have arrived while the clock was wrong, so what lies between two arrivals of that hour is no proof that
+    time passed, nor is what lies before the first of them. `None` without events.
+    """
+    newest = cursor.execute("SELECT epoch_ns(max(received)) FROM events").fetchall()[0][0]
+    if newest is None:
+        return None
+    slots = cursor.execute(
+        f"""
+        SELECT epoch_ns(received) // {_SLACK} AS slot FROM events WHERE received > make_timestamp_ns($edge)
+        UNION SELECT epoch_ns(max(received)) // {_SLACK} FROM events WHERE received <= make_timestamp_ns($edge)
+        ORDER BY slot
+        """,
+        {"edge": newest - TRUSTED_AFTER},
+    ).fetchall()
+    known = [slot for (slot,) in slots if slot is not None]
+    return int(newest) - _SLACK * sum(later - earlier - 1 for earlier, later in pairwise(known))
 
 
 def sweep(store: Store, config: RetentionConfig, now_nanos: int, *, sealing: bool = False) -> int:

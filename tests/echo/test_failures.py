@@ -22,12 +22,13 @@ from ingero_contract import attributes, echo, routes
 from ingero_echo.app import Echo
 from ingero_echo.concurrency import STUCK_AFTER
 from ingero_echo.ingest import decode_request
-from ingero_echo.retention import TRUSTED_AFTER, RetentionClock
+from ingero_echo.retention import TRUSTED_AFTER, RetentionClock, retention_clock
 from ingero_echo.settings import EchoConfig, IngestConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import WriteFailed, Writer
 from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
+from ingero_testing.books import Books
 from ingero_testing.needs import MOUNT
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
@@ -312,6 +313,38 @@ def test_after_a_long_time_off_nothing_goes_for_an_hour() -> None:
 
     assert dates.now(START + 40 * DAY, 7) == START
     assert dates.now(START + 40 * DAY + HOUR, HOUR + 7) == START + 40 * DAY + HOUR
+
+
+def arrivals(books: Books, *minutes_ago: float) -> None:
+    """Events that arrived, by Echo's clock of then, so long before a moment in 2027."""
+    for number in minutes_ago:
+        books.now = 1_800_000_000 * 10**9 - int(number * 60e9)
+        books.put(Signal.METRICS, telemetry.gauges([("m", 1.0, {})], at=books.now))
+
+
+@pytest.mark.parametrize(
+    ("minutes_ago", "believed"),
+    [
+        ((180, 0), -179),  # a leap of three hours, in which one event arrived
+        ((400, 399, 5, 4, 3, 2, 1, 0), -393),
+        ((*range(80, -1, -1),), 0),
+        ((5000, *range(65, -1, -1)), 0),  # the clock has kept that leap for an hour
+        ((9, 0), -8),
+        ((0,), 0),
+    ],
+)
+def test_a_leap_that_events_arrived_in_is_not_believed_after_a_restart(
+    tmp_path: Path, minutes_ago: tuple[float, ...], believed: int
+) -> None:
+    books = Books(tmp_path)
+    arrivals(books, *minutes_ago)
+    wall = books.now + 10**9
+    try:
+        clock = retention_clock(books.store, wall, 7)
+        assert (clock.now(wall, 7) - books.now) / 60e9 == pytest.approx(believed, abs=0.1)
+        assert clock.now(wall + HOUR, 7 + HOUR) == wall + HOUR
+    finally:
+        books.close()
 
 
 def test_one_batch_sent_by_many_at_once_is_kept_once(tmp_path: Path) -> None:
