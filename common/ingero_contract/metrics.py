@@ -50,6 +50,9 @@ COLLECTIVE_BARRIER_WAIT: Final = "nccl.collective.barrier_wait_ms"
 INSPECTOR_EXEC_TIME: Final = "nccl_collective_exec_time_microseconds"
 """Time of a collective's kernels, from NCCL Inspector's OTLP export. Instrument: gauge per event. Unit: us."""
 
+INSPECTOR_BANDWIDTH: Final = "nccl_collective_algobw_gbs"
+"""Bytes of a collective over its time, from NCCL Inspector's OTLP export. Instrument: gauge per event. Unit: GB/s."""
+
 COLLECTIVE_PEER_LAG: Final = "nccl.collective.peer_lag_ms"
 """How much later than the median rank this rank arrived; computed by Fleet. Instrument: gauge. Unit: ms."""
 

@@ -81,9 +81,10 @@ _COLLECTIVE: Final = {
     metrics.COLLECTIVE_BARRIER_WAIT: "barrier_wait_ms",
     metrics.COLLECTIVE_PEER_LAG: "peer_lag_ms",
 }
+_INSPECTOR: Final = frozenset((metrics.INSPECTOR_EXEC_TIME, metrics.INSPECTOR_BANDWIDTH))
 DERIVED: Final = {
     metrics.HEALTH_SCORE: "node_metrics",
-    **dict.fromkeys(_COLLECTIVE, "collectives"),
+    **dict.fromkeys((*_COLLECTIVE, *_INSPECTOR), "collectives"),
     metrics.VERDICT_EVENT: "verdicts",
     metrics.STRAGGLER_EVENT: "verdicts",
     echo.CAUSAL_CHAIN_EVENT: "causal_chains",
@@ -102,6 +103,8 @@ _VERDICT_TEXTS: Final = (
 )  # fmt: skip
 
 _OPERATIONS: Final = {"bcast": "broadcast"}
+_MAX_DIGITS: Final = 18
+"""Digits of a number that fits into 64 bits."""
 
 Allowed = Callable[[str], bool]
 """Whether the sender may write to a cluster."""
@@ -320,6 +323,8 @@ class RowBuilder:
                 health[name] = (record, head)
             elif name in _COLLECTIVE:
                 self._collective(record, head)
+            elif name in _INSPECTOR:
+                self._inspector(record, head)
             elif name == metrics.VERDICT_EVENT:
                 self._verdict(record, head)
             elif name == metrics.STRAGGLER_EVENT:
@@ -448,6 +453,23 @@ class RowBuilder:
             sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None, record.value,
         )  # fmt: skip
 
+    def _inspector(self, record: Record, head: Head) -> None:
+        """What NCCL Inspector says of one collective on one GPU: the time of its kernel, or its bytes.
+
+        The form that is not verbose has averages that name no collective: nothing is derived from them.
+        """
+        own = record.attributes
+        communicator, sequence = _optional_text(own.get(keys.INSPECTOR_COMM)), _count(own.get(keys.INSPECTOR_SEQ))
+        timed = record.name == metrics.INSPECTOR_EXEC_TIME
+        value = record.value if timed else _count(own.get(keys.INSPECTOR_SIZE))
+        if communicator is None or sequence is None or value is None:
+            return
+        self._add_row(
+            "collectives", *head, "duration_ms" if timed else "bytes",
+            operation_name(str(own.get(keys.INSPECTOR_OP) or "")), communicator, None,
+            _int32(_count(own.get(keys.INSPECTOR_NRANKS))), sequence, value / 1000 if timed else float(value),
+        )  # fmt: skip
+
     def _own_verdict(self, record: Record, head: Head) -> None:
         """The verdict of a node about itself."""
         own, rank = record.attributes, self._number(record, keys.NODE_RANK, keys.NCCL_RANK)
@@ -496,6 +518,12 @@ def _int32(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return int(value) if -(1 << 31) <= value < 1 << 31 else None
+
+
+def _count(value: Any) -> int | None:
+    """A whole number that is sent as text."""
+    known = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
+    return int(value) if known else None
 
 
 def _optional_text(value: Any) -> str | None:

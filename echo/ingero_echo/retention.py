@@ -61,7 +61,7 @@ def _believed_arrival(cursor: Any) -> int | None:
     Events may have arrived while the clock was wrong, so what lies between two arrivals of that hour is no proof that
     time passed, nor is what lies before the first of them. `None` without events.
     """
-    newest = cursor.execute("SELECT epoch_ns(max(received)) FROM events").fetchall()[0][0]
+    newest: int | None = cursor.execute("SELECT epoch_ns(max(received)) FROM events").fetchall()[0][0]
     if newest is None:
         return None
     slots = cursor.execute(
@@ -73,7 +73,8 @@ def _believed_arrival(cursor: Any) -> int | None:
         {"edge": newest - TRUSTED_AFTER},
     ).fetchall()
     known = [slot for (slot,) in slots if slot is not None]
-    return int(newest) - _SLACK * sum(later - earlier - 1 for earlier, later in pairwise(known))
+    leaps = sum(later - earlier - 1 for earlier, later in pairwise(known))
+    return int(newest - _SLACK * leaps)
 
 
 def sweep(store: Store, config: RetentionConfig, now_nanos: int, *, sealing: bool = False) -> int:

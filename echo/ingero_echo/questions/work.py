@@ -29,11 +29,11 @@ class CollectiveRow(EvidenceRow):
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
-    """Host time inside the call."""
+    """Host time inside the call; the kernel's on the GPU where NCCL Inspector sends it."""
     bytes: float | None
     """Sum over all ranks."""
     gigabytes_per_second: float | None
-    """Bytes over summed host time."""
+    """Bytes over summed time."""
 
 
 COLLECTIVES = Question(
@@ -42,7 +42,8 @@ COLLECTIVES = Question(
     description="Collectives by communicator and operation: calls, percentiles of the duration, bytes, bandwidth.",
     row=CollectiveRow,
     sql="""
-    SELECT cluster_id, communicator, operation, count(DISTINCT rank) AS ranks,
+    SELECT cluster_id, communicator, operation,
+           CASE WHEN count(rank) > 0 THEN count(DISTINCT rank) ELSE coalesce(max(nranks), 0) END AS ranks,
            greatest(count(*) FILTER (measure = 'duration_ms'), count(*) FILTER (measure = 'bytes')) AS calls,
            quantile_cont(value_double, 0.5) FILTER (measure = 'duration_ms') AS p50_ms,
            quantile_cont(value_double, 0.95) FILTER (measure = 'duration_ms') AS p95_ms,
