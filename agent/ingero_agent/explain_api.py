@@ -16,7 +16,7 @@ from ingero_contract import routes
 from ingero_http.http1.messages import Request, Response
 from ingero_kit.addresses import is_local_name, is_local_request, parse_listen
 from ingero_kit.settings import parse_duration
-from ingero_kit.tokens import TokenStore, read_digests
+from ingero_kit.tokens import TokenStore, read_digests, token_refusal
 
 DEFAULT_SECONDS: Final = 300.0
 """How far back causes are searched if the request does not say."""
@@ -44,8 +44,10 @@ class ApiAccess:
     def refusal(self, request: Request, method: bytes) -> Response | None:
         """Why a request is not answered; `method` is the only one that is."""
         if self._tokens is not None:
-            if self._tokens.find(request.headers.get(b"authorization")) is None:
-                return Response(401, b"a bearer token is required\n", extra=b"www-authenticate: Bearer\r\n")
+            authorization = request.headers.get(b"authorization")
+            if self._tokens.find(authorization) is None:
+                text = f"{token_refusal(authorization)}\n".encode()
+                return Response(401, text, extra=b"www-authenticate: Bearer\r\n")
         elif not self._local or not is_local_request(request.headers):
             return Response(403, b"without --explain-token-file only a loopback address is served\n")
         if request.method != method:

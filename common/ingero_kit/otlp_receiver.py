@@ -26,7 +26,7 @@ from ingero_kit.addresses import is_local_request
 from ingero_kit.logs import get
 from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_kit.otlp_wire import write_varint
-from ingero_kit.tokens import TokenStore
+from ingero_kit.tokens import TokenStore, token_refusal
 
 log = get(__name__)
 
@@ -146,8 +146,9 @@ class OtlpHttpReceiver(Http1Server):
             return Response(405, b"use POST", extra=b"allow: POST\r\n")
         if self._authenticator.local_only and not is_local_request(request.headers):
             return Response(403, b"without tokens only loopback names are served")
-        if not self._authenticator.admit(request.headers.get(b"authorization")):
-            return Response(401, b"a bearer token is required", extra=b"www-authenticate: Bearer\r\n")
+        authorization = request.headers.get(b"authorization")
+        if not self._authenticator.admit(authorization):
+            return Response(401, token_refusal(authorization).encode(), extra=b"www-authenticate: Bearer\r\n")
         return None
 
     def _serve(self, request: Request) -> Response | Awaitable[Response]:
@@ -225,9 +226,10 @@ class OtlpGrpcReceiver(Http2Server):
         super().__init__(service, limits=replace(limits, body_bytes=limits.body_bytes + PREFIX))
 
     def _check_call(self, fields: Fields) -> Reply | None:
-        if self._authenticator.admit(fields.get(b"authorization")):
+        authorization = fields.get(b"authorization")
+        if self._authenticator.admit(authorization):
             return None
-        return refuse(StatusCode.UNAUTHENTICATED, "a bearer token is required")
+        return refuse(StatusCode.UNAUTHENTICATED, token_refusal(authorization))
 
     def _export(self, signal: Signal, fields: Fields, message: bytes) -> Reply | Awaitable[Reply]:
         cluster = fields.get(_CLUSTER_HEADER, b"").decode("latin-1")

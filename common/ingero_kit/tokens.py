@@ -65,6 +65,12 @@ def bearer_digest(authorization: bytes | str | None) -> bytes | None:
     return hashlib.sha256(token.strip()).digest() if scheme.lower() == b"bearer" else None
 
 
+def token_refusal(authorization: bytes | str | None) -> str:
+    """Why a request with this Authorization header is not admitted, without the token."""
+    sent = bearer_digest(authorization) is not None
+    return "this bearer token is not accepted" if sent else "a bearer token is required"
+
+
 def token_digest(token: str) -> bytes:
     """SHA-256 of a token; only this digest is stored."""
     return hashlib.sha256(token.encode()).digest()

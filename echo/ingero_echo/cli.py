@@ -235,6 +235,8 @@ def ask(
         return
     if "summary" in answer:
         click.echo(answer["summary"])
+    else:
+        click.echo(json.dumps(answer["columns"]))
     for row in answer["rows"]:
         click.echo(json.dumps(row))
 

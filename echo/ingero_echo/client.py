@@ -100,6 +100,10 @@ class RemoteReply:
     text: str
 
 
+def _table(body: dict[str, Any]) -> str:
+    return f"Rows of {', '.join(body.get('columns', ()))}: {body.get('row_count', 0)}."
+
+
 @dataclass(frozen=True)
 class RemoteQueryService:
     """A query service that forwards questions to a running Echo."""
@@ -109,4 +113,4 @@ class RemoteQueryService:
     async def call(self, identity: Any, tool: str, arguments: dict[str, Any]) -> RemoteReply:
         """Answer one call; the client's token decides what is allowed."""
         body = await anyio.to_thread.run_sync(self.client.tool, tool, arguments)
-        return RemoteReply(body, body.get("summary") or f"{body.get('row_count', 0)} rows.")
+        return RemoteReply(body, body.get("summary") or _table(body))

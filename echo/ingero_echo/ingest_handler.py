@@ -19,6 +19,7 @@ from ingero_echo.records import MalformedRequest
 from ingero_echo.retention import RetentionClock
 from ingero_echo.writer import RETRY_SECONDS, QueueFull, WriteFailed, Writer
 from ingero_kit.otlp_receiver import ACCEPTED, Answer, Authenticator, Push, Status
+from ingero_kit.tokens import token_refusal
 
 MAX_INLINE_BYTES: Final = 8 << 10
 """Longest body, bytes, that is read on the event loop: a tenth of a second at most, where every record is empty."""
@@ -77,7 +78,7 @@ class IngestHandler:
         self.pushes[push.signal.name] += 1
         identity = self._tokens.find(push.authorization)
         if identity is None:
-            return Answer(status=Status.UNAUTHENTICATED, message="a bearer token is required")
+            return Answer(status=Status.UNAUTHENTICATED, message=token_refusal(push.authorization))
         size, sender = len(push.body), caller_key(identity)
         wait = self._rate.wait(sender) if self._rate and not self._tokens.open else 0.0
         if wait > 0:

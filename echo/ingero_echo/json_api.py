@@ -215,7 +215,8 @@ def make_api(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, problem: RequestValidationError) -> Response:
         text = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in problem.errors()[:5])
-        return error(EchoApiError("bad_arguments", text, status=422), request.scope["ingero.request_id"])
+        hint = "send a JSON object, with Content-Type: application/json"
+        return error(EchoApiError("bad_arguments", text, hint, status=422), request.scope["ingero.request_id"])
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, problem: HTTPException) -> Response:

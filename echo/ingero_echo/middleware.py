@@ -14,6 +14,7 @@ from ingero_echo.errors import EchoApiError, respond
 from ingero_kit.addresses import is_local_request
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
+from ingero_kit.tokens import token_refusal
 
 log = get("audit")
 
@@ -22,6 +23,11 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Application = Callable[[Scope_, Receive, Send], Awaitable[None]]
 
+_TOKEN_HINTS: Final = {
+    False: "send Authorization: Bearer TOKEN; ingero-echo ask takes --token-file",
+    True: "accepted are the tokens of auth.tokens_file, in the form Authorization: Bearer TOKEN",
+}
+"""What to do about a request without an Authorization header, and about one that has a wrong one."""
 OPEN: Final = frozenset({echo.VERSIONS, echo.HEALTH, echo.READY, echo.LIVE})
 """Paths that need no token."""
 
@@ -173,9 +179,8 @@ class AuthMiddleware:
                             "rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait)
                         )
                     refused_token = headers.get(b"authorization", b"")
-                    raise EchoApiError(
-                        "unauthenticated", "a bearer token is required", "Authorization: Bearer …", 401
-                    )
+                    problem = token_refusal(refused_token or None)
+                    raise EchoApiError("unauthenticated", problem, _TOKEN_HINTS[bool(refused_token)], 401)
                 wait = self._rate.wait(identity.digest)
                 if wait > 0:
                     who = "callers without tokens together" if self._tokens.open else "this token"

@@ -71,24 +71,28 @@ def shown(name: str, column: pa.ChunkedArray) -> list[Any]:
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
-    """A column as JSON values: times as RFC 3339, identifiers, intervals and bytes as text."""
+    """A column as JSON values: times as RFC 3339, intervals as ISO 8601, identifiers and bytes as text."""
     import pyarrow.compute as pc  # imported late: the SQL worker does not need it
 
     kind = column.type
     if pa.types.is_timestamp(kind):
         text = pc.strftime(column.cast(pa.timestamp("ns")), format="%Y-%m-%dT%H:%M:%SZ")
         return list(text.to_pylist())
+    if pa.types.is_decimal(kind) and kind.scale == 0:  # such as the sum of whole numbers
+        numbers = (None if value is None else int(value) for value in column.to_pylist())
+        return [value if value is None or abs(value) < 1 << 63 else float(value) for value in numbers]
     if pa.types.is_decimal(kind):
         return list(column.cast(pa.float64()).to_pylist())
     values = column.to_pylist()
-    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType) or not pa.types.is_primitive(kind):
-        return [_plain(value) for value in values]
-    if pa.types.is_temporal(kind):
-        return [None if value is None else str(value) for value in values]
-    return list(values)
+    if pa.types.is_primitive(kind) and not pa.types.is_temporal(kind) and not isinstance(kind, pa.BaseExtensionType):
+        return list(values)
+    return [_plain(value) for value in values]
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, pa.MonthDayNano):
+        months, days, nanos = value
+        return f"P{months}M{days}DT{nanos / 1e9:.9f}".rstrip("0").rstrip(".") + "S"
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

@@ -25,13 +25,13 @@ from ingero_echo.errors import EchoApiError
 from ingero_echo.lake.tail import tail_page
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, run_query
 from ingero_echo.questions import QUESTIONS
-from ingero_echo.questions.base import Arguments, Question
+from ingero_echo.questions.base import Arguments, Question, plural
 from ingero_echo.sandbox import MAX_TEXT
 from ingero_echo.settings import EchoConfig
 from ingero_echo.sql_pool import SqlPool
 from ingero_echo.store import Store, published_columns, volume_used
 from ingero_echo.tables import TABLES
-from ingero_echo.window import Sources, Window, parse_moment, scoped
+from ingero_echo.window import Sources, Window, parse_moment, rfc3339, scoped
 from ingero_kit.settings import parse_duration
 
 T = TypeVar("T")
@@ -58,6 +58,9 @@ class AnalysisArguments(Arguments):
     limit: int = Field(default=1000, ge=1, le=100_000)
     """Most rows."""
 
+
+_PROBLEMS: Final = {"missing": "this argument is needed", "extra_forbidden": "there is no such argument"}
+"""What is wrong with an argument, by pydantic's name, where its words are those of a schema."""
 
 DESCRIBE_OUTPUT: Final[dict[str, Any]] = {
     "type": "object",
@@ -213,9 +216,8 @@ class QueryService:
             return encode(_describe(_validate(DescribeArguments, arguments).table))
         question = QUESTIONS.get(tool)
         if question is None:
-            raise EchoApiError(
-                "unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404
-            )
+            hint = echo.TOOL_PREFIX + tool if echo.TOOL_PREFIX + tool in TOOLS else f"see {echo.TOOLS_LIST}"
+            raise EchoApiError("unknown_tool", f"there is no tool {tool[:100]!r}", hint, status=404)
         identity.require(Scope.READ)
         given = _validate(question.arguments, arguments)
         store, prepared = self._open(), self._prepare(identity, question, given)
@@ -300,6 +302,11 @@ class QueryService:
             if "window_end" in values:
                 values = {**values, "window_end": sources.known_until(values["window_end"])}
             result = run_query(store.cursor(), sql, values, self._config.query, limit, cancel)
+            nothing = ""
+            if not result.table.num_rows and not question.paged:
+                probe = f"{scoped('SELECT 1 AS one FROM events', window, sources.tables)} LIMIT 1"
+                if not run_query(store.cursor(), probe, {}, self._config.query, 1, cancel).table.num_rows:
+                    nothing = _nothing(given.cluster_id)
         following = None
         if question.paged and result.truncated and result.table.num_rows:
             (last,) = QueryResult(result.table.slice(result.table.num_rows - 1)).objects()
@@ -307,7 +314,7 @@ class QueryService:
 
         def show() -> tuple[dict[str, Any], str]:
             rows = result.objects()
-            text = question.sentence(rows, given)
+            text = nothing or question.sentence(rows, given)
             return {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}, text
 
         return QueryReply(result, show, following, sources)
@@ -343,7 +350,13 @@ def _table(result: QueryResult) -> tuple[dict[str, Any], str]:
     rows = result.lists()
     body = {"columns": result.columns, "rows": rows, "row_count": len(rows), "truncated": result.truncated}
     more = ", and there are more" if result.truncated else ""
-    return body, f"{len(rows)} rows of {len(result.columns)} columns{more}."
+    return body, f"{plural(len(rows), 'row')} of {', '.join(result.columns)}{more}."
+
+
+def _nothing(cluster: str | None) -> str:
+    """That no answer can be given, which is not the same as that all is well."""
+    of = f" of cluster {cluster}" if cluster is not None else ""
+    return f"There are no events{of} in this window, so nothing is known; summary with since=all names the clusters."
 
 
 def _shown(reply: QueryReply) -> QueryReply:
@@ -357,9 +370,12 @@ def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
         first = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}" for problem in problems[:5]
+            f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {_PROBLEMS.get(problem['type'], problem['msg'])}"
+            for problem in problems[:5]
         )
-        raise EchoApiError("bad_arguments", first, f"see the input schema in {echo.TOOLS_LIST}", status=422) from None
+        raise EchoApiError(
+            "bad_arguments", first, f"it takes {', '.join(model.model_fields)}; see {echo.TOOLS_LIST}", status=422
+        ) from None
 
 
 def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
@@ -371,13 +387,17 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
         clusters = frozenset({given.cluster_id})
     now = time.time_ns()
     try:
-        since, until = parse_moment(given.since, now), parse_moment(given.until, now)
+        until = parse_moment(given.until, now)
         extra: dict[str, Any] = {}
         if hasattr(given, "apart"):
             length, apart = _nanos(given.length), _nanos(given.apart)
             end = until if until is not None else now
-            since = max(0, end - apart - length)
+            since: int | None = max(0, end - apart - length)
             extra = {"newer_start": max(0, end - length), "older_end": max(0, end - apart)}
+        else:
+            since = parse_moment(given.since, now)
+        if since is not None and until is not None and since >= until:
+            raise ValueError(f"the window ends before it begins: since={rfc3339(since)}, until={rfc3339(until)}")
     except (ValueError, OverflowError) as error:
         raise EchoApiError("bad_arguments", str(error), status=422) from None
     extra["window_end"] = until if until is not None else now

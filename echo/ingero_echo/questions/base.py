@@ -19,17 +19,22 @@ class Arguments(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Scoped(Arguments):
-    """Where and when."""
+class Ending(Arguments):
+    """Where, and up to when."""
 
     cluster_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
     """One cluster; without it all that the token may see."""
-    since: str = Field(default="1h", max_length=64)
-    """Start of the window: how long ago (`15m`, `2h`, `7d`), RFC 3339, or `all`; the last hour by default."""
     until: str = Field(default="0s", max_length=64)
-    """End of the window, in the same words, or `now`, which is the default."""
+    """End of the window: how long ago (`15m`, `2h`, `7d`), RFC 3339, or `now`, which is the default."""
     limit: int = Field(default=100, ge=1, le=10_000)
     """Most rows."""
+
+
+class Scoped(Ending):
+    """Where and when."""
+
+    since: str = Field(default="1h", max_length=64)
+    """Start of the window: how long ago (`15m`, `2h`, `7d`), RFC 3339, or `all`; the last hour by default."""
 
 
 class NodeFilter(Scoped):
@@ -108,7 +113,7 @@ class Question:
     sql: str
     row: type[Row]
     sentence: Sentence
-    arguments: type[Arguments] = Scoped
+    arguments: type[Ending] = Scoped
     parameters: Parameters | None = None
     filters: Mapping[str, str] = field(default_factory=dict)
     """Conditions by argument. Those whose argument is given replace `$filters` in `sql`. The engine could not use a

@@ -11,6 +11,7 @@ from ingero_echo.questions.accusations import PATIENCE, VERDICTS, second, silenc
 from ingero_echo.questions.base import (
     CHANGES,
     MAX_ID,
+    Ending,
     EvidenceRow,
     NodeRow,
     Question,
@@ -413,7 +414,7 @@ WHY_NOT = Question(
 )
 
 
-class CompareArguments(Scoped):
+class CompareArguments(Ending):
     """Two windows of one length: the newer ends at `until`, the older ends `apart` before that."""
 
     metric_name: str = Field(default=metrics.HEALTH_SCORE, min_length=1, max_length=MAX_ID)

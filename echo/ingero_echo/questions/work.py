@@ -354,6 +354,8 @@ def _cost_sentence(rows: list[dict[str, Any]], _: Any) -> str:
     unknown = [row["node_id"] for row in rows if row["cost"] is None]
     if unknown:
         words += f"; no rate is known for {', '.join(unknown[:5])}" + (" and others" if len(unknown) > 5 else "")
+        named = any(row["cost"] is None and row["gpu_model"] for row in rows)
+        words += " (set cost.rates)" if named else ", which report no GPU model (set cost.fallback_rate)"
     return f"{words}."
 
 
