@@ -192,3 +192,20 @@ def test_evidence_is_shown_when_it_is_asked_for_by_id_however_old_it_is(books: B
     assert one in row["evidence"]
     assert {event["event_id"] for event in found} == set(row["evidence"])
     assert books.ask("event_history", node_id="slow", signal="logs")["rows"] == []
+
+
+def test_what_an_agent_repeats_with_every_push_is_one_anomaly_until_it_pauses(books: Books) -> None:
+    books.verdict("slow", "straggler", 0.9)
+    for minutes in (50, 49, 48, 47, 10, 9):
+        at = books.now - minutes * 60 * 10**9
+        points: list[telemetry.Point] = [
+            (metrics.STRAGGLER_EVENT, 1.0, {attributes.DOMINANT_SIGNAL: "throughput"}),
+            (metrics.DEGRADATION_WARNING, float(minutes < 20), {}),
+        ]
+        books.put(Signal.METRICS, telemetry.gauges(points, "c", "slow", at))
+
+    rows = books.ask("anomaly_stream")["rows"]
+
+    assert [row["anomaly"] for row in rows] == ["degradation", "self_reported", "self_reported", "verdict"]
+    assert rows[2]["detail"].startswith("straggler throughput, 4 reports until ")
+    assert [len(row["evidence"]) for row in rows] == [2, 2, 2, 1]

@@ -1,5 +1,6 @@
 """Questions about history: events, anomalies, verdicts with their evidence, causal chains."""
 
+from typing import Final
 from uuid import UUID
 
 from pydantic import Field
@@ -89,6 +90,7 @@ class AnomalyRow(EvidenceRow):
     """One anomaly, the newest first."""
 
     timestamp: str
+    """When it began, in the window."""
     cluster_id: str
     node_id: str
     anomaly: str
@@ -97,6 +99,11 @@ class AnomalyRow(EvidenceRow):
     severity: str | None
 
 
+_LASTING: Final = "5 MINUTE"
+"""Time between two reports of the same thing after which the second is another anomaly."""
+
+_SECONDS: Final = "%Y-%m-%dT%H:%M:%SZ"
+
 ANOMALIES = Question(
     name="anomaly_stream",
     title="Anomaly stream",
@@ -104,22 +111,46 @@ ANOMALIES = Question(
     row=AnomalyRow,
     arguments=NodeFilter,
     sql=f"""
-    WITH {CHANGES.strip()}
-    SELECT "timestamp", cluster_id, node_id, anomaly, detail, severity, [event_id]::VARCHAR[] AS evidence FROM (
-        SELECT "timestamp", cluster_id, node_id, event_id,
-               CASE source WHEN 'agent' THEN 'self_reported' ELSE 'verdict' END AS anomaly,
+    WITH {CHANGES.strip()},
+    -- What an agent repeats with every push while it lasts is one anomaly.
+    repeated AS (
+        SELECT "timestamp", cluster_id, node_id, event_id, 'self_reported' AS anomaly,
+               concat_ws(' ', state, kind) AS detail
+        FROM verdicts WHERE source = 'agent' AND state IS DISTINCT FROM '{VerdictState.HEALTHY}'
+        UNION ALL
+        SELECT "timestamp", cluster_id, node_id, event_id, 'degradation', 'a signal below half of its baseline'
+        FROM events WHERE metric_name = '{metrics.DEGRADATION_WARNING}' AND value_double > 0
+    ),
+    begun AS (
+        SELECT *, coalesce("timestamp" - lag("timestamp") OVER alike > INTERVAL {_LASTING}, true) AS begins
+        FROM repeated WINDOW alike AS (PARTITION BY cluster_id, node_id, anomaly, detail ORDER BY "timestamp")
+    ),
+    numbered AS (
+        SELECT *, count(*) FILTER (begins) OVER (PARTITION BY cluster_id, node_id, anomaly, detail
+                                                 ORDER BY "timestamp" ROWS UNBOUNDED PRECEDING) AS number
+        FROM begun
+    ),
+    lasting AS (
+        SELECT min("timestamp") AS "timestamp", cluster_id, node_id, anomaly,
+               CASE WHEN count(*) = 1 THEN detail
+                    ELSE concat(detail, ', ', count(*), ' reports until ', strftime(max("timestamp"), '{_SECONDS}'))
+               END AS detail,
+               list_distinct([arg_min(event_id, "timestamp"), arg_max(event_id, "timestamp")]) AS cited
+        FROM numbered GROUP BY cluster_id, node_id, anomaly, numbered.detail, number
+    )
+    SELECT "timestamp", cluster_id, node_id, anomaly, detail, severity, cited::VARCHAR[] AS evidence FROM (
+        SELECT "timestamp", cluster_id, node_id, [event_id] AS cited, 'verdict' AS anomaly,
                concat_ws(' ', state, kind, CASE WHEN communicator IS NOT NULL THEN
                    concat('rank ' || rank || ' of ', json_extract_string(evidence, '$.gpu') || ' in ',
                           'communicator ', communicator) END) AS detail,
                severity::VARCHAR AS severity
-        FROM verdicts WHERE state IS DISTINCT FROM '{VerdictState.HEALTHY}'
+        FROM verdicts WHERE source <> 'agent' AND state IS DISTINCT FROM '{VerdictState.HEALTHY}'
         UNION ALL
-        SELECT "timestamp", cluster_id, node_id, event_id, what, message, severity FROM changes WHERE kind <> 'none'
+        SELECT "timestamp", cluster_id, node_id, [event_id], what, message, severity FROM changes WHERE kind <> 'none'
         UNION ALL
-        SELECT "timestamp", cluster_id, node_id, event_id, 'degradation', 'a signal below half of its baseline', NULL
-        FROM events WHERE metric_name = '{metrics.DEGRADATION_WARNING}' AND value_double > 0
+        SELECT "timestamp", cluster_id, node_id, cited, anomaly, detail, NULL FROM lasting
         UNION ALL
-        SELECT "timestamp", cluster_id, node_id, event_id, 'causal_chain', coalesce(summary, root_cause), severity
+        SELECT "timestamp", cluster_id, node_id, [event_id], 'causal_chain', coalesce(summary, root_cause), severity
         FROM causal_chains
     ) WHERE ($node_id IS NULL OR node_id = $node_id
              OR anomaly = 'network' AND contains(detail, concat(' ', $node_id, '/')))
