@@ -6,6 +6,8 @@ kopf's stateful handlers (create, update, timers, daemons) would write annotatio
 docs/decisions/2-kopf.md has the figures. Nodes are watched by `node_watch`.
 """
 
+from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -33,7 +35,7 @@ def registry(informer: Informer) -> kopf.OperatorRegistry:
         settings.watching.connect_timeout = 10
         settings.watching.chunk_size = 500
         settings.networking.request_timeout = 30
-        settings.networking.error_backoffs = [1, 2, 4]
+        settings.networking.error_backoffs = Pauses()
         settings.process.ultimate_exiting_timeout = 30
         settings.persistence.finalizer = "operator.ingero.io/finalizer"
         settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="operator.ingero.io", v1=False)
@@ -49,6 +51,19 @@ def registry(informer: Informer) -> kopf.OperatorRegistry:
             informer.on_event(param, event["type"], event["object"])
 
     return handlers
+
+
+class Pauses:
+    """Seconds between the tries of one request of kopf, without end.
+
+    An API server that has just started answers 503 for some seconds. kopf ends a watch, and the operator with it,
+    when the last of a limited number of tries falls into them. What is refused for good is found by the lists of the
+    operator itself, which do not go through kopf.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """1, 2, 4, 4, ..."""
+        return chain((1, 2), repeat(4))
 
 
 def _resource(kind: ResourceKind) -> tuple[str, str, str]:
