@@ -183,7 +183,8 @@ def questions(folder: Path, size: Size) -> None:
         for answer in QUESTIONS.values():
             needed = answer.arguments.model_json_schema()
             names = {*needed.get("required", ()), *({"length", "apart"} & needed["properties"].keys())}
-            every.append((answer.name, {"since": "all", **{name: one[name] for name in sorted(names)}}))
+            since = {"since": "all"} if "since" in needed["properties"] else {}
+            every.append((answer.name, {**since, **{name: one[name] for name in sorted(names)}}))
         by_node = (
             f"SELECT node_id, avg(value_double) FROM events WHERE metric_name = '{metrics.HEALTH_SCORE}' GROUP BY 1"
         )
