@@ -90,7 +90,7 @@ def resource_attributes(report: HealthReport) -> Attributes:
         attributes.NODE_ID: report.node_id,
         attributes.CLUSTER_ID: report.cluster_id,
         attributes.WORLD_SIZE: report.world_size if ranked else None,
-        attributes.NODE_RANK: report.rank or 0 if ranked else None,
+        attributes.NODE_RANK: report.rank if ranked else None,
         attributes.PROVIDER: report.provider or None,
         attributes.JOB_ID: report.job_id or None,
         attributes.STAGE: report.stage or None,

@@ -36,6 +36,12 @@ def test_a_report_survives_the_wire(
     assert decoded.reports == [report]
 
 
+def test_a_rank_that_is_not_known_is_not_sent_as_rank_zero() -> None:
+    report = HealthReport(node_id="n", cluster_id="c", world_size=8)
+    (decoded,) = ReportDecoder().decode(encode(report, "protobuf"), "protobuf", NOW).reports
+    assert (decoded.world_size, decoded.rank) == (8, None)
+
+
 def published(score: Any = 0.9, **changes: Any) -> dict[str, Any]:
     """A push as the published agent writes it: integers as numbers, no start time."""
     point = {
