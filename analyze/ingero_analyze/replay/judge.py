@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ingero_analyze.replay.costs import HOUR, Presences
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import LOCKSTEP
-from ingero_analyze.replay.recorded_history import NotInOrder, RecordedHistory, RecordedTick
+from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.silences import Silence, Silences
 from ingero_analyze.replay.subjects import NOBODY
 from ingero_contract.identifiers import NodeKey, node_key
@@ -203,6 +203,10 @@ class Replay:
             "lost_node_hours": round(sum(map(self.lost_node_hours, self.episodes)), 6),
             **self.judge.summary(),
             "drifts": self._drifts(),
+            "stuck": [
+                {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
+                for node, run in self.history.stuck()
+            ],
             "cohorts": len(self.history.subjects.cohorts),
             "columns": {"used": reading.used, "ignored": reading.ignored},
             "doubts": reading.doubts,
@@ -245,7 +249,7 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
     """Judge a whole history; the tick is the history's. `TableError` when nothing of it can be used."""
     try:
         return _replay(history, rule, parameters, watch)
-    except NotInOrder:
+    except (NotInOrder, NotRegular):
         return _replay(history.sorted(), rule, parameters, watch and Watch(watch.most_cells))
 
 

@@ -34,6 +34,7 @@ LOCKSTEP: Final = (
     "slows all: judge what each does by itself, such as its time of computing without waits, or use "
     "`ingero-fleet diagnose`"
 )
+LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"
 

@@ -13,9 +13,12 @@ from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.drifts import Drift, Drifts
+from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.lockstep import Lockstep
-from ingero_analyze.replay.reading import COUNTER, DIFFERENT, SEVERAL, SORTED, Reading
+from ingero_analyze.replay.reading import COUNTER, DIFFERENT, LONG_STEPS, SEVERAL, SORTED, Reading
+from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rows import BatchRows, RowReader
+from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, Subjects
 from ingero_analyze.tables import TableError
 from ingero_contract.identifiers import NodeKey
@@ -43,6 +46,10 @@ class NotInOrder(TableError):
     """Rows run backwards by more than a tick."""
 
 
+class NotRegular(Exception):
+    """Nodes report at long intervals, or repeat values: what that means is told from the whole history."""
+
+
 @dataclass(frozen=True)
 class RecordedTick:
     """One tick: the time of its last row, seconds, and the observation."""
@@ -63,7 +70,8 @@ class _Order:
 class RecordedHistory:
     """Files as ticks. After the first tick `tick_seconds` and `reading` are known.
 
-    `ticks` raises `NotInOrder` when rows run backwards by more than a tick; `sorted` takes them nevertheless.
+    `ticks` raises `NotInOrder` when rows run backwards by more than a tick, and `NotRegular` at the end when nodes
+    report irregularly; `sorted` takes both.
     A tick is never shorter than the interval between rows: 5 s become a minute where rows are a minute apart. Where
     times are numbers of steps, it is that interval, unless the tick was given.
     Rows of a recording belong to one tick if they have the same time.
@@ -94,6 +102,8 @@ class RecordedHistory:
         self._rises, self._increases, self.lockstep = RisesAndFalls(), Increases(), Lockstep()
         self._earliest, self._latest = np.inf, -np.inf
         self._node_ticks = self._different = 0
+        self._irregularities = Irregularities()
+        self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
 
     @property
@@ -111,6 +121,10 @@ class RecordedHistory:
         names = list(self.subjects.nodes)
         return [(names[drift.node], drift) for drift in (self._drifts.found() if self._drifts else ())]
 
+    def stuck(self) -> list[tuple[NodeKey, Stuck]]:
+        """Nodes that repeated a value as an exporter that hangs does; these rows count as no reports."""
+        return [(self.subjects.name(run.source), run) for run in self._stuck]
+
     def sorted(self) -> "RecordedHistory":
         """The same files, all of which are read and sorted by time before the first tick."""
         return RecordedHistory(*self._given, in_order=False)
@@ -119,7 +133,7 @@ class RecordedHistory:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""
         held: list[BatchRows] = []
         waiting = 0
-        for rows in map(self._as_rates, self._merged()):
+        for rows in map(self._as_rates, self._merged()) if self._in_order else self._sorted():
             if not len(rows.time):
                 continue
             held.append(rows)
@@ -130,6 +144,8 @@ class RecordedHistory:
             waiting = sum(len(part.time) for part in held)
         if held:
             yield from self._release(held, final=True)
+        if self._in_order and not self.reading.recorded and self._irregularities.found():
+            raise NotRegular
         if error := self.reading.unusable():
             raise error
         if not self.reading.rows:
@@ -177,7 +193,7 @@ class RecordedHistory:
                 break
             kept = stop
             here = slice(start, stop)
-            moment = self._moment(rows.cut(here), node[here], cohort[here])
+            moment = self._moment(int(tick[start]), rows.cut(here), node[here], cohort[here])
             if not self.reading.recorded:
                 yield from self._silence_before(int(tick[start]), moment.now)
             yield moment
@@ -202,7 +218,7 @@ class RecordedHistory:
         self.tick_seconds = interval if steps else tick_grid.fitting(self.tick_seconds, interval)
         self._phase = tick_grid.phase(rows.time, self.tick_seconds)
 
-    def _moment(self, rows: BatchRows, node: Ints, cohort: Ints) -> RecordedTick:
+    def _moment(self, tick: int, rows: BatchRows, node: Ints, cohort: Ints) -> RecordedTick:
         """One tick from its rows, sorted by node and source: the median of the values of a node's last source, the
         last of its other columns."""
         now = float(rows.time.max())
@@ -227,6 +243,7 @@ class RecordedHistory:
             self._rises.note(node, value)
         if self.reading.measure in ("rate", "step_seconds"):
             self.lockstep.note(node, cohort, value)
+        self._irregularities.note(tick, node, value)
         self._drifts = self._drifts or Drifts(self.tick_seconds)
         working = state == ACTIVE
         self._drifts.note(now, node[working], cohort[working], value[working])
@@ -242,9 +259,6 @@ class RecordedHistory:
         return RecordedTick(now, seen)
 
     def _merged(self) -> Iterator[BatchRows]:
-        if not self._in_order:
-            yield from self._sorted()
-            return
         if len(self.files) == 1:
             yield from self._read(self.files[0])
             return
@@ -267,14 +281,40 @@ class RecordedHistory:
                 heapq.heappush(heads, (float(rest.time[0]), number, rest))
 
     def _sorted(self) -> Iterator[BatchRows]:
+        """All rows in order of time, with rates, as far as they are reports."""
         parts = [rows for file in self.files for rows in self._read(file)]
         if not parts:
             return
-        rows = BatchRows.join(parts)
+        rows = self._as_rates(BatchRows.join(parts))
         parts.clear()
+        if not self.reading.recorded and len(rows.time):
+            self._fit_tick(rows)
+            rows = self._regular(rows)
         order = np.argsort(rows.time, kind="stable")
         for start in range(0, len(order), SORTED_ROWS):
             yield rows.cut(order[start : start + SORTED_ROWS])
+
+    def _regular(self, rows: BatchRows) -> BatchRows:
+        """The rows without repetitions of values that are stuck, with a row in every tick of a slow step."""
+        rows = rows.cut(np.lexsort((rows.time, rows.source)))
+        cohort = self.subjects.cohorts_of_sources()
+        value = np.where(rows.state == ACTIVE, rows.value, np.nan)
+        stuck, runs = stuck_values(rows.time, rows.source, value, cohort)
+        if runs:
+            rows, value = rows.cut(~stuck), value[~stuck]
+            self._stuck = runs
+        slow = np.zeros(len(rows.time), np.bool_)
+        if self.reading.measure != "score" and not self.reading.steps:
+            slow = slow_steps(rows.time, rows.source, value, cohort)
+        others = ~slow
+        tick = interval_for_most(rows.time[others], rows.source[others], self.tick_seconds)
+        if tick != self.tick_seconds:
+            self.tick_seconds = tick_grid.fitting(self.tick_seconds, tick)
+            self._phase = tick_grid.phase(rows.time, self.tick_seconds)
+        which, when = ticks_of_steps(rows.time, slow, self.tick_seconds, self._phase)
+        if len(which):
+            self.reading.note(LONG_STEPS)
+        return BatchRows.join([rows, replace(rows.cut(which), time=when)])
 
     def _read(self, file: str) -> Iterator[BatchRows]:
         newest = -np.inf

@@ -48,8 +48,8 @@ def to_json(done: Replay) -> dict[str, Any]:
     summary = done.summary()
     for job in summary.get("job_slow", ()):
         job["since"] = moment(job["since"], calendar)
-    for drift in summary["drifts"]:
-        drift |= {name: moment(drift[name], calendar) for name in ("since", "until")}
+    for found in (*summary["drifts"], *summary["stuck"]):
+        found |= {name: moment(found[name], calendar) for name in ("since", "until")}
     for silence in (*summary["silent"]["at_end"], *summary["silent"]["ended"]["first"]):
         silence |= {name: moment(silence[name], calendar) for name in SILENCE_TIMES}
     return {"episodes": episodes, "summary": summary}

@@ -37,6 +37,7 @@ def below(done: Replay) -> Iterator[str]:
     yield from _drifts(about["drifts"], calendar)
     yield from _slow_jobs(about, calendar)
     yield from _silent(about["silent"], calendar)
+    yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)
 
 
@@ -99,6 +100,19 @@ def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
             ]
             words = what if len(every) == 1 else what.replace("was", "were", 1)
             yield f"{_counted(len(every), 'node')} {words}: {listed(shown, len(every))}"
+
+
+def _stuck(stuck: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
+    if stuck:
+        shown = [
+            f"{plain('/'.join(filter(None, (one['cluster'], one['node']))))} ({one['rows']:,} rows from "
+            f"{short_time(one['since'], calendar)} to {short_time(one['until'], calendar)})"
+            for one in stuck[:MOST_NAMES]
+        ]
+        yield (
+            "values that repeat while those of others change, as of an exporter that hangs, count as no reports: "
+            f"{listed(shown, len(stuck))}"
+        )
 
 
 def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:

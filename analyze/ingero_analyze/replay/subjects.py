@@ -70,6 +70,11 @@ class Subjects:
         found: Ints = self._table[source, 0]
         return found
 
+    def cohorts_of_sources(self) -> Ints:
+        """By source a number of the cohort that the file names."""
+        self._grow()
+        return self._table[:, 2]
+
     def assign(self, source: Ints, tick: Ints, value: Floats, exact: bool) -> tuple[Ints, Ints]:
         """By row the numbers of the node and of the cohort as which it is judged; if `exact`, as the file says."""
         self._grow()
@@ -81,11 +86,15 @@ class Subjects:
             self._give_name(number)
         return self._node[source], self._cohort[source]
 
+    def name(self, number: int) -> NodeKey:
+        """The name under which a source that has rows is judged."""
+        return list(self.nodes)[int(self._node[number])]
+
     def finish(self) -> None:
         """Name the sources without any row that could be used."""
         self._grow()
         for number in np.flatnonzero(self._node < 0).tolist():
-            self.nodes.setdefault(self._name(number), len(self.nodes))
+            self.nodes.setdefault(self._given_name(number), len(self.nodes))
 
     def _grow(self) -> None:
         if len(self._known) == len(self._sources):
@@ -163,10 +172,10 @@ class Subjects:
             self._node[number] = self._cohort[number] = 0
             return
         key = (self._cluster(source), *source.cohort[1:])
-        self._node[number] = self.nodes.setdefault(self._name(number), len(self.nodes))
+        self._node[number] = self.nodes.setdefault(self._given_name(number), len(self.nodes))
         self._cohort[number] = self.cohorts.setdefault(key, len(self.cohorts))
 
-    def _name(self, number: int) -> NodeKey:
+    def _given_name(self, number: int) -> NodeKey:
         source = self._known[number]
         labels = [source.cohort[place] for place in self._split.get(number, ()) if place < len(source.cohort)]
         file = self._files[source.file] if self.by_file and not self.files_are_clusters else ""

@@ -1,0 +1,53 @@
+"""Sees while a history streams by whether nodes report irregularly, so that it is read as a whole. Pure."""
+
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Floats, Ints
+
+LONG_GAP: Final = 4
+"""Ticks from one report to the next after which a node counts as silent in between."""
+
+SEVERAL_GAPS: Final = 8
+"""Such gaps of a node that are no chance."""
+
+REPEATS: Final = 15
+"""Equal values of a node in a row that may be those of an exporter that hangs."""
+
+CHANGES: Final = 0.1
+"""Share of reports with another value than before, of nodes whose values change."""
+
+
+class Irregularities:
+    """Counts by node reports after long gaps and values that repeat."""
+
+    def __init__(self) -> None:
+        self._tick, self._value = np.zeros(0, np.int64), np.zeros(0)
+        self._gaps, self._repeats, self._changes = (np.zeros(0, np.int64) for _ in range(3))
+        self._reports, self._all_changes = 0, 0
+        self._stuck = False
+
+    def note(self, tick: int, node: Ints, value: Floats) -> None:
+        """Add a tick: the numbers of its nodes and their values."""
+        more = int(node.max(initial=-1)) + 1 - len(self._tick)
+        if more > 0:
+            self._tick = np.append(self._tick, np.full(more, tick))
+            self._value = np.append(self._value, np.full(more, np.nan))
+            self._gaps, self._repeats, self._changes = (
+                np.append(each, np.zeros(more, np.int64)) for each in (self._gaps, self._repeats, self._changes)
+            )
+        self._gaps[node] += tick - self._tick[node] >= LONG_GAP
+        same = value == self._value[node]
+        self._repeats[node] = np.where(same & (value > 0), self._repeats[node] + 1, 0)
+        self._changes[node] += ~same
+        self._reports, self._all_changes = self._reports + len(node), self._all_changes + int(np.sum(~same))
+        self._tick[node], self._value[node] = tick, value
+        long = self._repeats[node] >= REPEATS
+        if long.any() and not self._stuck:
+            changing = self._all_changes > CHANGES * self._reports
+            self._stuck = bool(changing and (self._changes[node][long] >= REPEATS).any())
+
+    def found(self) -> bool:
+        """Whether a node reported at long intervals several times, or repeated a value that usually changes."""
+        return self._stuck or bool((self._gaps >= SEVERAL_GAPS).any())

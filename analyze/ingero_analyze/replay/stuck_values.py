@@ -1,0 +1,92 @@
+"""Finds values that an exporter which hangs repeats, while those of all other nodes change. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.audit_tiers import robust_spread
+from ingero_detect.grouped import Bools, Floats, Ints
+
+CERTAIN: Final = 25.0
+"""Log of how unlikely it is that a node repeats its value so often by chance."""
+
+MOST_CHANGES: Final = 0.8
+"""Share of reports that change which counts at most, so that at least 16 equal values are needed."""
+
+SHORTEST: Final = 16
+HISTORY: Final = 200
+FEWEST: Final = 30
+"""Reports before a run that tell how often the values of a node change: at most, and at least."""
+
+
+MOST_DEVIATIONS: Final = 4.0
+"""Standard deviations of its last values from their median within which a value is usual."""
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A source that repeated a value: how often, from when to when."""
+
+    source: int
+    rows: int
+    since: float
+    until: float
+
+
+def stuck_values(time: Floats, source: Ints, value: Floats, cohort: Ints) -> tuple[Bools, list[Stuck]]:
+    """Which rows repeat the value of an exporter that hangs, and whose they are.
+
+    It repeats what was a usual value of the node when it began to hang: a chip whose clock is held at a lower value
+    than before repeats it too, but is slow. A value that is as high or as low as the node's values get is no sign.
+    Rows are sorted by source and time; `cohort`: by source.
+    """
+    changed = np.concatenate(([True], (np.diff(value) != 0) | (np.diff(source) != 0)))
+    starts = np.flatnonzero(changed)
+    lengths = np.diff(np.append(starts, len(value)))
+    first = np.searchsorted(source, source[starts])
+    long = (lengths >= SHORTEST) & (value[starts] > 0) & (starts - first >= FEWEST)
+    total = np.concatenate(([0], np.cumsum(changed)))
+    found, runs = np.zeros(len(value), np.bool_), []
+    peers = _Peers(time, source, changed, cohort) if long.any() else None
+    for start, length in zip(starts[long].tolist(), lengths[long].tolist(), strict=True):
+        begin = max(int(np.searchsorted(source, source[start])), start - HISTORY)
+        before = value[begin:start]
+        own = (total[start] - total[begin]) / (start - begin)
+        if not _usual(float(value[start]), before):
+            continue
+        stop, changes = start + length, min(own, MOST_CHANGES)
+        if not _certain(length, changes):
+            continue
+        assert peers is not None
+        if _certain(length, min(changes, peers.changes(int(source[start]), time[start], time[stop - 1]))):
+            found[start + 1 : stop] = True
+            runs.append(Stuck(int(source[start]), length, float(time[start]), float(time[stop - 1])))
+    return found, runs
+
+
+def _usual(value: float, before: Floats) -> bool:
+    """Whether a value is like the last ones before, and not the bound of them all that was reached before."""
+    recent = before[-FEWEST:]
+    near = abs(value - np.median(recent)) <= MOST_DEVIATIONS * robust_spread(recent)
+    bound = value in (before.min(), before.max()) and np.count_nonzero(before == value) > 1
+    return bool(near and not bound)
+
+
+def _certain(length: int, changes: float) -> bool:
+    return -length * float(np.log1p(-changes)) > CERTAIN
+
+
+class _Peers:
+    """How often the values of the other sources of a cohort change."""
+
+    def __init__(self, time: Floats, source: Ints, changed: Bools, cohort: Ints) -> None:
+        self._cohort = cohort
+        self._time, self._changed = time, changed
+        self._of, self._own = cohort[source], source
+
+    def changes(self, source: int, since: float, until: float) -> float:
+        """The share of their reports in this time that change; 0 without reports."""
+        here = (self._of == self._cohort[source]) & (self._own != source)
+        here &= (self._time > since) & (self._time <= until)
+        return float(self._changed[here].mean()) if here.any() else 0.0

@@ -1,0 +1,152 @@
+"""Nodes that report at other intervals than most, rows at the end of long steps, and exporters that hang."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps
+from ingero_analyze.replay.stuck_values import stuck_values
+from ingero_fleet.cli import main
+
+START = 1_767_225_600
+"""2026-01-01, seconds."""
+
+Row = tuple[float, str, float]
+NOBODY = np.zeros(8, np.int64)
+"""By source the number of the only cohort."""
+
+
+def judged(folder: Path, measure: str, rows: Iterable[Row]) -> dict[str, Any]:
+    lines = [f"{time:.3f},{node},{value:.6g}\n" for time, node, value in sorted(rows)]
+    (folder / "history.csv").write_text(f"time,node,{measure}\n" + "".join(lines))
+    done = CliRunner().invoke(main, ["replay", str(folder / "history.csv"), "--json"])
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def accused(found: dict[str, Any]) -> set[str]:
+    return {episode["node"] for episode in found["episodes"]}
+
+
+def steps(seed: int, factor: float, measure: str, since: float = 6000.0) -> Iterable[Row]:
+    """Rows at the end of each node's own steps of 12 s, which take longer at n3 by a factor after some time."""
+    random = np.random.default_rng(seed)
+    for node in range(8):
+        time = START + 12 * random.random()
+        while time < START + 12_000:
+            seconds = 12 * float(np.exp(0.03 * random.normal()))
+            seconds *= factor if node == 3 and time >= START + since else 1.0
+            time += seconds
+            yield time, f"n{node}", seconds if measure == "step_time" else 4096 / seconds
+
+
+@pytest.mark.parametrize("measure", ["step_time", "tokens_per_second"])
+@pytest.mark.parametrize(("factor", "seed"), [(3.0, 0), (6.0, 1), (25.0, 2)])
+def test_a_node_whose_rows_are_rare_because_its_steps_are_long_is_named(
+    tmp_path: Path, measure: str, factor: float, seed: int
+) -> None:
+    found = judged(tmp_path, measure, steps(seed, factor, measure))
+
+    (episode,) = found["episodes"]
+    assert episode["node"] == "n3"
+    assert episode["start"] == pytest.approx(START + 6000, abs=60)
+    assert episode["severity"] == pytest.approx(1 - 1 / factor, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_a_node_whose_steps_are_long_from_the_first_row_is_named(tmp_path: Path, seed: int) -> None:
+    assert accused(judged(tmp_path, "step_time", steps(seed, 6.0, "step_time", since=0))) == {"n3"}
+
+
+def test_rows_after_an_outage_are_no_long_steps() -> None:
+    time = np.concatenate((np.arange(0, 100, 10.0), np.arange(200, 300, 10.0)))
+    rate = np.ones(20)
+    assert not slow_steps(time, np.zeros(20, np.int64), rate, NOBODY).any()
+
+
+def scraped(seed: int, intervals: dict[int, Iterable[tuple[float, float, float]]], loss: float) -> Iterable[Row]:
+    """Rates at intervals: by node from, until, seconds. n3 loses a share after three hours."""
+    random = np.random.default_rng(seed)
+    for node, parts in intervals.items():
+        for since, until, every in parts:
+            for time in np.arange(since + every * random.random(), until, every):
+                slow = node == 3 and time >= 10_800
+                yield START + float(time), f"n{node}", 100 * np.exp(0.03 * random.normal()) * (1 - loss * slow)
+
+
+CHANGED = dict.fromkeys(range(8), ((0.0, 5000.0, 15.0), (5000.0, 21_600.0, 60.0)))
+MIXED = {node: ((0.0, 21_600.0, 60.0 if node % 4 == 3 else 10.0),) for node in range(8)}
+
+
+@pytest.mark.parametrize("intervals", [CHANGED, MIXED], ids=["changed", "mixed"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_tick_fits_intervals_that_change_or_differ(
+    tmp_path: Path, intervals: dict[int, Iterable[tuple[float, float, float]]], seed: int
+) -> None:
+    found = judged(tmp_path, "rate", scraped(seed, intervals, 0.2))
+
+    assert accused(found) == {"n3"}
+    assert found["summary"]["parameters"]["tick_seconds"] == 60
+    assert accused(judged(tmp_path, "rate", scraped(seed, intervals, 0.0))) == set()
+
+
+def test_outages_and_a_single_slow_reporter_leave_the_tick_as_it_is() -> None:
+    random = np.random.default_rng(0)
+    time, source = [], []
+    for number in range(20):
+        there = np.arange(0, 20_000, 600.0 if number == 7 else 10.0)
+        outage = random.uniform(0, 10_000)
+        there = there[(there < outage) | (there > outage + 5000)]
+        time.append(there)
+        source.append(np.full(len(there), number))
+    assert interval_for_most(np.concatenate(time), np.concatenate(source), 10.0) == 10.0
+
+
+def table(seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Rates of eight nodes in 1,500 ticks of a job that does half as much in each second block of 200 ticks."""
+    random = np.random.default_rng(seed)
+    phase = np.where(np.arange(1500) // 200 % 2, 0.5, 1.0)
+    return np.asarray(100 * phase[:, None] * np.exp(random.normal(0, 0.03, (1500, 8))))
+
+
+def rows_of(rates: np.ndarray[Any, np.dtype[np.float64]]) -> list[Row]:
+    return [
+        (START + 30.0 * tick, f"n{node}", float(rates[tick, node])) for tick in range(len(rates)) for node in range(8)
+    ]
+
+
+@pytest.mark.parametrize(("since", "seed"), [(390, 0), (450, 1), (550, 2)])
+def test_an_exporter_that_hangs_accuses_nobody(tmp_path: Path, since: int, seed: int) -> None:
+    rates = table(seed)
+    rates[since:1100, 5] = rates[since, 5]
+
+    found = judged(tmp_path, "rate", rows_of(rates))
+
+    assert accused(found) == set()
+    (stuck,) = found["summary"]["stuck"]
+    assert (stuck["node"], stuck["rows"], stuck["since"]) == ("n5", 1100 - since, START + 30 * since)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_clock_that_is_held_at_a_lower_value_is_named(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    clocks = 1980 - 15 * np.round(random.exponential(1.5, (1000, 8)))
+    clocks[500:, 5] = 1410
+
+    assert accused(judged(tmp_path, "rate", rows_of(clocks))) == {"n5"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_values_that_are_held_between_scrapes_or_at_a_bound_are_not_stuck(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    held = np.repeat(random.normal(100, 3, (8, 400)), 6, axis=1)
+    bound = np.minimum(100, np.round(random.normal(101, 1.5, (8, 2400))))
+    for values in (held, bound):
+        time, source = np.tile(np.arange(2400.0), 8), np.repeat(np.arange(8), 2400)
+        assert stuck_values(time, source, values.ravel(), NOBODY)[1] == []
