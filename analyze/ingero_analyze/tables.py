@@ -1,7 +1,9 @@
 """Reads CSV and Parquet as batches of text and number columns, with errors that name file, row and column."""
 
+import codecs
 import csv
 import gzip
+import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze import json_tables
+from ingero_analyze import exposition, json_tables
 
 BATCH_BYTES: Final = 4 << 20
 BATCH_ROWS: Final = 1 << 16
@@ -28,6 +30,15 @@ MOST_COMMENTS: Final = 100
 """Lines of comments before the names of the columns."""
 
 _PACKED: Final = b"\x1f\x8b"
+_OTHERS: Final = {
+    b"PK\x03\x04": "a ZIP archive or a workbook of a spreadsheet: unpack it, or save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "a workbook of a spreadsheet: save the sheet as CSV",
+    b"BZh": "packed with bzip2: unpack it, or pack it with gzip",
+    b"\xfd7zXZ": "packed with xz: unpack it, or pack it with gzip",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or pack it with gzip",
+    b"PAR1": "a Parquet file: its name must end in .parquet",
+}
+"""How files of other kinds begin, and what to do."""
 
 
 class TableError(ValueError):
@@ -168,7 +179,7 @@ def read_batches(
 def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False) -> Iterator[TableBatch]:
     """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
 
-    With `json`, a file that begins with a bracket is read as JSON.
+    With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus are rows.
     """
     try:
         import pyarrow  # noqa: F401
@@ -239,16 +250,35 @@ def _text_rows(
 ) -> Iterator[TableBatch]:
     """Batches of CSV, or of JSON; `consumed` counts the bytes of the file where the stream unpacks it."""
     first = stream.readline(1 << 20)
-    if json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
-        yield from _json(file, first, stream, choose, skip, consumed)
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        stream = io.BytesIO(_recoded(file, first, stream))
+        first = stream.readline(1 << 20)
+    for magic, what in _OTHERS.items():
+        if first.startswith(magic):
+            raise TableError(file, what)
+    if json and exposition.is_exposition(first):
+        yield from _objects(file, first, stream, choose, skip, consumed, exposition.rows_of)
+    elif json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        first = first.removeprefix(b"\xef\xbb\xbf")
+        yield from _objects(file, first, stream, choose, skip, consumed, json_tables.rows_of)
     else:
         yield from _csv(file, first, stream, choose, skip, consumed)
 
 
-def _json(
-    file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None
-) -> Iterator[TableBatch]:
-    """Batches of JSON. Objects of which the first batch has no cell of a name do not have that column."""
+def _recoded(file: str, first: bytes, stream: Any) -> bytes:
+    """A file in UTF-16, as spreadsheets and PowerShell write it, in UTF-8."""
+    data: bytes = first + stream.read(json_tables.MOST_BYTES)
+    try:
+        return data.decode("utf-16").encode()
+    except UnicodeDecodeError:
+        raise TableError(file, f"not UTF-16, or more than {json_tables.MOST_BYTES >> 20} MiB of it") from None
+
+
+def _objects(
+    file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None,
+    rows_of: Callable[[bytes, json_tables.LineStream, json_tables.Fail], Iterator[tuple[int, json_tables.Row]]],
+) -> Iterator[TableBatch]:  # fmt: skip
+    """Batches of objects. Cells whose name the first batch does not have are left out."""
 
     def fail(text: str, row: int) -> None:
         error = TableError(file, text, row)
@@ -257,7 +287,7 @@ def _json(
         skip(error)
 
     counted = _Counted(stream)
-    found = json_tables.rows_of(first.removeprefix(b"\xef\xbb\xbf"), counted, fail)
+    found = rows_of(first, counted, fail)
     wanted: Sequence[str] | None = None
     while part := list(islice(found, BATCH_ROWS)):
         rows = [row for _, row in part]
@@ -268,7 +298,8 @@ def _json(
             file, part[0][0], columns, len(rows), consumed() if consumed else len(first) + counted.consumed, places
         )
     if wanted is None:
-        raise TableError(file, "there is no JSON object with cells of a row")
+        text = "there is no JSON object with cells of a row, nor a sample with a time: one scrape is no history"
+        raise TableError(file, text)
 
 
 def _csv(

@@ -45,6 +45,23 @@ _DECIMAL_COMMA: Final = r"^[+-]?([0-9]+|[1-9][0-9]{0,2}([.' \x{a0}\x{202f}][0-9]
 _UNIT: Final = r"^.*?[0-9.](?P<unit>\s*[%A-Za-z\x{b5}\x{b0}][%A-Za-z\x{b5}\x{b0}/ .]*)$"
 """What follows a number: 98 %, 1980 MHz, 1.2s/it."""
 
+_COMPACT: Final = r"^((?:19|20)[0-9]{2})(0[1-9]|1[0-2])([0-3][0-9])[T _-]?([0-2][0-9])([0-5][0-9])([0-5][0-9])"
+"""Dates and times of day without separators: 20251124T160000Z. As a number of milliseconds they would be centuries
+away."""
+
+_MONTHS: Final = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_MONTH: Final = rf"(?P<month>{'|'.join(_MONTHS)})[A-Z]*"
+_NAMED_DATES: Final = (
+    re.compile(rf"(?<!\d)(?P<day>\d{{1,2}})[-/ ]{_MONTH}[-/ ,.]+(?P<year>\d{{4}})(?!\d)"),
+    re.compile(rf"\b{_MONTH}[ .]+(?P<day>\d{{1,2}})(?!\d)(?P<between>.*?)(?P<year>(?<!\d)(?:19|20)\d{{2}})(?!\d)"),
+)
+"""Dates with the name of the month, in upper case: 24/NOV/2025, MON, 24 NOV 2025, MON NOV 24 16:00:00 2025."""
+
+_TIME_OF_DAY: Final = re.compile(r"(?<!\d)(?P<clock>\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)\s*(?P<half>[AP]M)?")
+_OFFSET: Final = re.compile(r"(?P<offset>[+-]\d{2}:?\d{2})(?:\s*\([A-Z]+\))?Z?$")
+_NO_ZONE: Final = re.compile(r"\b(?:MON|TUE|WED|THU|FRI|SAT|SUN)[A-Z]*|UTC|GMT|Z|[^A-Z]")
+"""What besides a date and a time of day names no zone."""
+
 _HALF_DAY: Final = re.compile(
     r"(?P<date>.*[ T])(?P<hour>[0-9]{1,2})(?P<rest>:[0-9:.]+)\s*(?P<half>[AP])\.?M\.?(?P<zone>.*)"
 )
@@ -262,7 +279,8 @@ def _is_iso(column: Any) -> bool:
     import pyarrow.compute as pc
 
     held = pc.sum(pc.not_equal(column, "")).as_py() or 0
-    return 2 * (pc.sum(pc.match_substring(column, ":")).as_py() or 0) > held
+    timed = pc.or_(pc.match_substring(column, ":"), pc.match_substring_regex(column, _COMPACT + r"([.Z+-].*)?$"))
+    return 2 * (pc.sum(timed).as_py() or 0) > held
 
 
 def _seconds(microseconds: Any) -> Floats:
@@ -294,6 +312,7 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
     found = _moments(column)
     if found is not None:
         return Cells(_seconds(found), clean, calendar=True)
+    column = pc.replace_substring_regex(column, _COMPACT, r"\1-\2-\3T\4:\5:\6")
     column = pc.replace_substring_regex(column, _GO_ZONE, r"\1")
     column = pc.replace_substring_regex(column, r"\s*(UTC|GMT)$", "Z")
     column = pc.replace_substring_regex(column, r"^([0-9]{4})/([0-9]{2})/([0-9]{2})\b", r"\1-\2-\3")
@@ -336,7 +355,25 @@ def _parsed(text: str) -> float:
         if half := _HALF_DAY.fullmatch(text):
             hour = int(half["hour"]) % 12 + 12 * (half["half"] == "P")
             text = f"{half['date']}{hour:02d}{half['rest']}{half['zone']}"
+        text = _with_number_of_month(text) or text
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return float("nan")
+
+
+def _with_number_of_month(text: str) -> str | None:
+    """A date with the name of the month in ISO 8601; `None` if it is none, or of a zone that only its name tells."""
+    date = next(filter(None, (pattern.search(text) for pattern in _NAMED_DATES)), None)
+    clock = _TIME_OF_DAY.search(text)
+    if date is None or clock is None:
+        return None
+    offset = _OFFSET.search(text)
+    rest = text[: date.start()] + date.groupdict().get("between", "") + text[date.end() :]
+    if _NO_ZONE.sub("", _TIME_OF_DAY.sub("", rest)):
+        return None
+    hour, _, minutes = clock["clock"].replace(",", ".").partition(":")
+    hours = int(hour) % 12 + 12 * (clock["half"] == "PM") if clock["half"] else int(hour)
+    month = _MONTHS.index(date["month"]) + 1
+    zone = offset["offset"] if offset else "+00:00"
+    return f"{date['year']}-{month:02d}-{int(date['day']):02d}T{hours:02d}:{minutes}{zone}"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
@@ -22,13 +23,14 @@ ROLES: Final = ("time", "node", *MEASURES, "cluster", "gpu", "state", "metric", 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": (
         "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
+        "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
-        "instance id", "kubernetes node", "k8s node", "k8s node name",
+        "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name",
     ),
     "score": ("score", "health score"),
-    "rate": ("rate", "throughput", "goodput", "mfu"),
+    "rate": ("rate", "throughput", "goodput", "mfu", "tgs", "qps", "rps", "tps"),
     "step_seconds": (
         "step seconds", "step time", "step duration", "step latency", "iteration time", "iteration duration",
         "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration",
@@ -78,7 +80,7 @@ _UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "
 """Seconds of a unit; `min` is as often a minimum."""
 
 _WORK: Final = (
-    r"(?:tokens?|toks?|samples?|images?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
+    r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
     r"requests?|queries|frames|items|records)"
 )
 _PER_SECOND: Final = re.compile(
@@ -131,6 +133,10 @@ def recognised(
     for name in sorted(taken - set(names)):
         raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
     free = [name for name in names if name not in taken]
+    if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_number, names)):
+        raise ValueError(
+            f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a line"
+        )
     matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
     if not recorded:
         matching["time"] = matching["time"] or _later_times(free)
@@ -294,6 +300,13 @@ def _head(name: str) -> str:
     """The words of a name without a unit of time."""
     head, unit = split_unit(name)
     return head if unit in _UNITS else words_of(name)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _found(names: Sequence[str]) -> str:

@@ -80,7 +80,10 @@ def _limits(about: dict[str, Any]) -> Iterator[str]:
     """Why the detector could judge nobody, or not all nodes."""
     parameters, small = about["parameters"], about["small_cohorts"]
     if about["ticks"] <= parameters["warmup"]:
-        yield f"the history has no more ticks than the warm-up ({parameters['warmup']}): nobody is judged"
+        words = f"the history has no more ticks than the warm-up ({parameters['warmup']}): nobody is judged"
+        yield words + (
+            "; a shorter one, such as --warmup 10, judges with less certainty" if about["ticks"] > 12 else ""
+        )
     elif not about["node_hours"] and not small:
         yield "nobody is judged: no node worked in one cohort for as long as the warm-up"
     if small:

@@ -1,0 +1,48 @@
+"""Reads text formats of Prometheus with times as rows: of exporters, OpenMetrics, and of `promtool tsdb dump`."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row
+
+_LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(?:[^"\\]|\\.)*"'
+_SAMPLE: Final = re.compile(
+    rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)?(?:\{{\s*(?P<labels>{_LABEL}(?:\s*,\s*{_LABEL})*)?\s*,?\s*\}})?\s+"
+    r"(?P<value>[+-]?(?:[0-9][0-9.eE+-]*|\.[0-9]+|[Ii]nf|[Nn]a[Nn]))(?:\s+(?P<time>-?[0-9][0-9.eE+]*))?"
+    r"(?:\s+#.*)?\s*"
+)
+"""A line of a sample, with labels or a time; an exemplar may follow."""
+
+_PAIR: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+def is_exposition(line: bytes) -> bool:
+    """Whether a file that begins with this line is in such a format."""
+    text = line.decode("utf-8", "replace")
+    if text.startswith(("# HELP ", "# TYPE ", "# UNIT ")):
+        return True
+    found = _SAMPLE.fullmatch(text)
+    return bool(found and found["labels"])
+
+
+def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
+    """Samples with their numbers of lines. Those without a time are no rows of a history."""
+    number, line = 1, first
+    while line:
+        text = line.decode("utf-8", "replace").strip()
+        if text and not text.startswith("#"):
+            found = _SAMPLE.fullmatch(text)
+            if found is None or not (found["name"] or found["labels"]):
+                fail("this line is no sample of a metric", number)
+            elif found["time"] is None:
+                fail("this sample has no time: one scrape of an exporter is no history", number)
+            else:
+                labels = {name: _unescaped(value) for name, value in _PAIR.findall(found["labels"] or "")}
+                named = {"__name__": found["name"]} if found["name"] else {}
+                yield number, {"time": found["time"], "value": found["value"], **named, **labels}
+        number, line = number + 1, stream.readline(MOST_BYTES)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: "\n" if found[1] == "n" else found[1], text)

@@ -1,0 +1,129 @@
+"""Histories as exporters, spreadsheets and logs write them: Prometheus' text, UTF-16, dates with names of months."""
+
+import bz2
+import io
+import json
+import zipfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from ingero_fleet.cli import main
+
+BEGIN = datetime(2025, 11, 24, 16, tzinfo=UTC)
+
+Row = tuple[datetime, str, float]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)], terminal_width=300)
+
+
+def rows() -> list[Row]:
+    """Six nodes in 120 ticks of 30 s; n2 loses 30 % from tick 80 on."""
+    rates = 1000 * np.exp(np.random.default_rng(5).normal(0, 0.02, (120, 6)))
+    rates[80:, 2] *= 0.7
+    return [
+        (BEGIN + timedelta(seconds=30 * tick), f"n{node}", float(rates[tick, node]))
+        for tick in range(120) for node in range(6)
+    ]  # fmt: skip
+
+
+def csv_text(form: str) -> str:
+    return "time,node,rate\n" + "".join(f'"{time.strftime(form)}",{node},{rate:.2f}\n' for time, node, rate in rows())
+
+
+def named(done: Result) -> tuple[str, str]:
+    """The node and the start of the only episode."""
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    (episode,) = found["episodes"]
+    return episode["node"], episode["start"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "%d/%b/%Y:%H:%M:%S +0000", "%a, %d %b %Y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S UTC %Y",
+        "%d-%b-%Y %H:%M:%S", "%b %d, %Y, %I:%M:%S %p", "%d %B %Y %H:%M:%S+00:00", "%Y%m%dT%H%M%SZ", "%Y%m%d%H%M%S",
+        "%Y%m%d_%H%M%S",
+    ],
+)  # fmt: skip
+def test_dates_with_names_of_months_and_without_separators_are_read(tmp_path: Path, form: str) -> None:
+    (tmp_path / "history.csv").write_text(csv_text(form))
+    assert named(run(tmp_path / "history.csv", "--json")) == ("n2", "2025-11-24T16:40:00.000Z")
+
+
+@pytest.mark.parametrize("form", ["%a %b %d %H:%M:%S CET %Y", "%b %d %H:%M:%S", "%H:%M:%S"])
+def test_zones_by_name_and_dates_without_a_year_are_refused_with_the_place(tmp_path: Path, form: str) -> None:
+    (tmp_path / "history.csv").write_text(csv_text(form))
+    done = run(tmp_path / "history.csv")
+    assert done.exit_code == 2
+    assert "row 2, column time" in done.stderr
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_spreadsheets_in_utf_16_are_read(tmp_path: Path, code: str) -> None:
+    mark = "\ufeff" if code[-3:] in ("-le", "-be") else ""
+    (tmp_path / "history.csv").write_bytes((mark + csv_text("%Y-%m-%d %H:%M:%S")).encode(code))
+    assert named(run(tmp_path / "history.csv", "--json"))[0] == "n2"
+
+
+@pytest.mark.parametrize("kind", ["exporter", "openmetrics", "dump"])
+def test_samples_of_prometheus_with_times_are_rows(tmp_path: Path, kind: str) -> None:
+    lines = []
+    for time, node, rate in rows():
+        seconds = int(time.timestamp())
+        if kind == "dump":
+            lines.append(f'{{__name__="tokens_per_second", instance="{node}"}} {rate:.2f} {1000 * seconds}\n')
+        else:
+            lines.append(
+                f'tokens_per_second{{instance="{node}",note="a \\"b\\", {{c}}"}} {rate:.6e} '
+                f"{seconds if kind == 'openmetrics' else 1000 * seconds}\n"
+            )
+            lines.append(f'loss{{instance="{node}"}} NaN {seconds}\n')
+    head = "" if kind == "dump" else "# HELP tokens_per_second of a node\n# TYPE tokens_per_second gauge\n"
+    (tmp_path / "samples.txt").write_text(head + "".join(lines) + ("# EOF\n" if kind == "openmetrics" else ""))
+
+    assert named(run(tmp_path / "samples.txt", "--metric", "tokens_per_second", "--json"))[0] == "n2"
+
+
+def test_one_scrape_of_an_exporter_is_no_history(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text('# TYPE rate gauge\nrate{node="n1"} 3.5\nrate{node="n2"} 3.6\n')
+    done = run(tmp_path / "metrics")
+    assert done.exit_code == 2
+    assert "one scrape is no history" in done.stderr
+
+
+def zipped() -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("history.csv", "time,node,rate\n")
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (zipped(), "unpack it, or save the sheet as CSV"),
+        (bz2.compress(b"time,node,rate\n"), "packed with bzip2"),
+        (b"PAR1....", "must end in .parquet"),
+        (b"2025-11-24 16:00:00,n0,976.2\n2025-11-24 16:00:30,n0,980.1\n", "the first line holds values"),
+    ],
+    ids=["zip", "bzip2", "parquet", "no names"],
+)
+def test_what_to_do_with_other_files_is_said(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "history.csv").write_bytes(content)
+    done = run(tmp_path / "history.csv")
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_a_history_as_short_as_the_warm_up_names_the_option(tmp_path: Path) -> None:
+    text = csv_text("%Y-%m-%d %H:%M:%S")
+    (tmp_path / "history.csv").write_text("".join(text.splitlines(keepends=True)[: 1 + 6 * 20]))
+    assert "--warmup 10" in run(tmp_path / "history.csv").stdout
