@@ -15,6 +15,9 @@ MAX_AUTOCORRELATION: Final = 0.97
 FAR_SIGMAS: Final = 6.0
 """Usual deviations from the median of a step by which the last rank is behind the one before it in a stall."""
 
+SAME_STEPS: Final = 0.75
+"""Share of the steps in which one of two rows is far, from which on they have one cause if both are far."""
+
 
 def variance_inflation(product: float, power: float, steps: int) -> float:
     """Variance of a sum of steps relative to independent steps, from a lag-1 autocorrelation corrected for bias.
@@ -87,7 +90,37 @@ def frequently_last(
     return often, cost
 
 
-def _too_often(happens: Bools, among: int, ranks: int, chance: float, inflation: Callable[[Bools], float]) -> bool:
+def frequently_far(values: Floats, alike: Ints, chance: float) -> tuple[Bools, Floats]:
+    """Rows that are far above like ones more often than `chance` allows, and the mean cost per step.
+
+    Several rows may be far above the others in one step, such as the ranks of a host. Without a fault all rows are
+    equally often among them (binomial with the mean probability, which is at least as wide as with one for each
+    number of far rows; Hoeffding 1956). Rows that are far in the same steps belong together. The cost of a step is
+    the distance to the highest row that is not far.
+    """
+    often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
+    for kind in np.unique(alike).tolist():
+        members = np.flatnonzero(alike == kind)
+        table = values[members]
+        table = table[:, np.isfinite(table).sum(axis=0) >= max(2, 0.8 * len(members))]
+        apart = table - median_by_step(table)
+        apart = np.where(np.isfinite(apart), apart, 0.0)
+        far = apart > FAR_SIGMAS * MAD_TO_SIGMA * float(np.median(np.abs(apart))) if apart.size else apart > 0
+        some = far.any(axis=0)
+        if not some.any():
+            continue
+        one_of = 1 / float(far[:, some].mean())
+        gap = np.where(far, apart - np.where(far, -np.inf, apart).max(axis=0), 0.0)
+        cost[members] = gap.mean(axis=1)
+        for number, row in enumerate(members.tolist()):
+            often[row] = _too_often(far[number], int(some.sum()), one_of, chance, long_variance_inflation)
+        for row in np.flatnonzero(often[members]).tolist():
+            shared = (far & far[row]).sum(axis=1) >= SAME_STEPS * (far | far[row]).sum(axis=1)
+            often[members[shared]] = True
+    return often, cost
+
+
+def _too_often(happens: Bools, among: int, ranks: float, chance: float, inflation: Callable[[Bools], float]) -> bool:
     """Whether a rank is last in more of so many steps than `chance` allows, given how those follow one another."""
     times = int(happens.sum())
     if times * ranks <= among:
@@ -111,7 +144,7 @@ def long_variance_inflation(happens: Bools) -> float:
 
 
 @lru_cache(maxsize=1024)
-def min_last_count(steps: int, ranks: int, chance: float) -> int:
+def min_last_count(steps: int, ranks: float, chance: float) -> int:
     """The smallest number of last arrivals that one of `ranks` ranks reaches with at most this chance; binomial."""
     p = 1 / ranks
     number = np.arange(steps + 1)
