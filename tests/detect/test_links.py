@@ -156,3 +156,26 @@ def test_a_node_with_a_single_nic_is_not_named_for_its_nic() -> None:
     (cause,) = explain(groups, [path_elements(pair, ports) for pair in pairs])
 
     assert cause == (("gpu", "0"), ("nic", "node-0/nic-0"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_group_that_is_slow_now_and_then_is_slow(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    members = [(2 * place, 2 * place + 1) for place in range(16)]
+    seconds = np.exp(0.05 * rng.normal(size=(16, 32)))
+    seconds[6] *= np.where(rng.random(32) < 0.5, 3.0, 1.0)
+
+    groups = compared_groups([0] * 16, members, seconds)
+
+    assert [place for place, group in enumerate(groups) if group.slow] == [6]
+    assert groups[6].excess > 0.3
+
+
+def test_groups_that_are_slow_in_turn_are_not_slow() -> None:
+    members = [(2 * place, 2 * place + 1) for place in range(16)]
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        seconds = np.exp(0.05 * rng.normal(size=(16, 32)))
+        seconds[rng.integers(0, 16, 32), np.arange(32)] *= 3.0
+
+        assert not any(group.slow for group in compared_groups([0] * 16, members, seconds))
