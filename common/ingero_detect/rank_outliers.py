@@ -166,18 +166,15 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -
 
 
 def time_segments(steps: int) -> list[slice]:
-    """All steps, all but the first quarter, and windows that overlap by half, if they have enough steps for a result.
-
-    Windows have a half, a third, a quarter, a sixth and an eighth of the steps.
-    """
-    found = [slice(0, steps)]
+    """All steps, all but the first quarter, halves, quarters and eighths, if they have enough steps for a result."""
+    found = []
+    for parts in (1, 2, 4, 8):
+        length = steps // parts
+        if parts > 1 and length < FEWEST_STEPS:
+            break
+        found += [slice(part * length, (part + 1) * length) for part in range(parts)]
     if steps >= 2 * FEWEST_STEPS:
-        found.append(slice(steps // 4, steps))
-    for length in dict.fromkeys(steps // parts for parts in (2, 3, 4, 6, 8)):
-        if length >= FEWEST_STEPS:
-            windows = 2 * (steps // length) - 1
-            firsts = np.linspace(0, steps - length, windows).astype(int).tolist()
-            found += [slice(first, first + length) for first in firsts]
+        found.insert(1, slice(steps // 4, steps))
     return found
 
 
@@ -211,15 +208,11 @@ def _late_in_all_steps(relative: Floats, alike: Ints, blame: WaitAttribution | N
 
 
 def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None = None) -> tuple[Bools, Floats]:
-    """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included.
-
-    Parts of less than half of the steps name nobody where they show ranks that no single one of them shows together:
-    episodes that strike now this rank, now that one.
-    """
+    """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included."""
     if relative.shape[1] < FEWEST_STEPS:
         return _late_in_all_steps(relative, alike, blame)
-    flagged, episodes = np.zeros((2, len(relative)), np.bool_)
-    excess, most = np.zeros(len(relative)), 0
+    flagged = np.zeros(len(relative), np.bool_)
+    excess = np.zeros(len(relative))
     relative = _without_common_mode(relative, alike)
     for number, part in enumerate(time_segments(relative.shape[1])):
         values = relative[:, part]
@@ -246,16 +239,10 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
             standing |= often
         if standing.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):
             continue
-        if part.stop - part.start < relative.shape[1] // 2:
-            episodes |= standing
-            most = max(most, int(standing.sum()))
-        else:
-            flagged |= standing
+        flagged |= standing
         excess = np.maximum(excess, np.where(standing, share, 0.0))
         if not number and standing.any():
             break
-    if most == episodes.sum():
-        flagged |= episodes
     if flagged.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):
         flagged[:] = False
     return flagged, excess

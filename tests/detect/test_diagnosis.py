@@ -366,24 +366,6 @@ def test_pauses_that_strike_ranks_of_a_pipeline_in_turn_name_nobody() -> None:
         assert stage_of_four(seed, when).ranks == ()
 
 
-@pytest.mark.parametrize("first", [0, 5, 10, 20])
-def test_a_rank_that_is_slow_in_a_third_of_the_steps_is_named(first: int) -> None:
-    values = 1 + 0.015 * np.random.default_rng(first).normal(size=(16, 30))
-    values[5, first : first + 10] += 0.2
-
-    flagged, _ = straggler_ranks(values, np.zeros(16, np.int64))
-
-    assert np.flatnonzero(flagged).tolist() == [5]
-
-
-def test_short_episodes_that_strike_one_rank_after_the_other_name_nobody() -> None:
-    values = 1 + 0.015 * np.random.default_rng(1).normal(size=(16, 100))
-    for number, rank in enumerate((3, 9, 12, 14)):
-        values[rank, 25 * number : 25 * number + 14] += 0.2
-
-    assert not straggler_ranks(values, np.zeros(16, np.int64))[0].any()
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_ranks_of_a_host_that_stalls_by_very_different_times_are_named(seed: int) -> None:
     rng = np.random.default_rng(seed)
