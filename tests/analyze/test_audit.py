@@ -740,6 +740,23 @@ def test_an_audit_is_recorded_once_and_a_torn_ledger_is_read(tmp_path: Path) -> 
     assert len(ledger.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_file_that_is_no_ledger_is_refused_and_stays_as_it_is(tmp_path: Path, suffix: str) -> None:
+    lines = [
+        "time,node,gpu,time_ms",
+        *(f"2026-01-01,n{node},{gpu},{100 + node}" for node in range(4) for gpu in range(4)),
+    ]
+    if suffix == "jsonl":
+        lines = [json.dumps({"time": "2026-01-01", "node": f"n{node}", "time_ms": 100 + node}) for node in range(16)]
+    file = written(tmp_path, lines, f"results.{suffix}")
+    before = file.read_bytes()
+
+    done = run(file, "--ledger", file)
+
+    assert (done.exit_code, file.read_bytes()) == (2, before)
+    assert "not a ledger of audits" in done.stderr
+
+
 def test_a_plot_is_written(tmp_path: Path) -> None:
     file = written(tmp_path, results({(4, 2): 0.15}))
 

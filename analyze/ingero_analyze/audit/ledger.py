@@ -15,6 +15,8 @@ from ingero_analyze.tables import TableError
 from ingero_kit.clock import rfc3339
 
 MAX_BYTES: Final = 256 << 20
+BEGINS: Final = '{"time": "'
+"""What every line of a ledger begins with, also one that was cut off."""
 
 
 @dataclass
@@ -97,7 +99,8 @@ class AuditLedger:
 def read_ledger(file: Path, until: float | None = None) -> AuditLedger:
     """The ledger in a file; an empty one if there is none. Lines that cannot be read are counted.
 
-    Lines count in the order of their times, and entries are those of a moment if it is given.
+    Lines count in the order of their times, and entries are those of a moment if it is given. `TableError` if the
+    file holds something else, such as a table of results.
     """
     ledger, lines = AuditLedger(), list[Mapping[str, Any]]()
     if not file.exists():
@@ -107,16 +110,31 @@ def read_ledger(file: Path, until: float | None = None) -> AuditLedger:
     for text in file.read_text(errors="replace").splitlines():
         try:
             line = json.loads(text)
+            if not {"digest", "repaired"} & set(line):
+                raise ValueError("not of an audit")
             AuditLedger().apply(line)
             ledger.note(line)
             lines.append(line)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             ledger.unreadable += bool(text.strip())
+    if ledger.unreadable and not lines and not _cut_off(file):
+        raise TableError(str(file), "not a ledger of audits; give --ledger a file of its own")
     last = rfc3339(until) if until is not None else ""
     for line in sorted(lines, key=lambda line: str(line["time"])):
         if not last or str(line["time"]) <= last:
             ledger.apply(line)
     return ledger
+
+
+def _cut_off(file: Path) -> bool:
+    """Whether the only lines that a file has may be those of a ledger that were cut off."""
+    with file.open(errors="replace") as stream:
+        first = next((line.strip() for line in stream if line.strip()), "")
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return first.startswith(BEGINS) or BEGINS.startswith(first)
+    return False
 
 
 def packed(names: Iterable[str]) -> str:
