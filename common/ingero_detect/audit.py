@@ -9,6 +9,7 @@ share one false-discovery rate (Benjamini and Hochberg 1995).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -28,8 +29,8 @@ from ingero_detect.chip_levels import chip_levels, in_whole_nodes
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.healthy_spread import Shape
+from ingero_detect.level_changes import LevelChange, level_changes, stale
 from ingero_detect.node_kinds import KIND_MEMBERS, KIND_SHARE
-from ingero_detect.slowdowns import Slowdown, slowdowns
 
 IMPLAUSIBLE_SPEED: Final = np.log(1.5)
 """A unit faster than this is an error of the measurement or of the model's name; it is left out, unless many are."""
@@ -56,6 +57,9 @@ TOO_MANY: Final = 0.25
 CLEAR: Final = 2.0
 """Share of chips that are no outliers any more, if they lose half as much as the least one that is named, and so many
 spreads."""
+
+FEWEST_NOTED: Final = 3
+"""Runs before and since a change from which it is worth saying."""
 
 TOGETHER: Final = ": judge them together with a file of the whole fleet"
 
@@ -88,7 +92,8 @@ class Population:
 class SlowUnit:
     """A finding. `loss` is a share of the usual speed, with a 95 % interval; `members` are the units it concerns.
 
-    Of a node or group: `slow` are those of its `judged` chips or nodes that lose half as much or more.
+    Of a node or group: `slow` are those of its `judged` chips or nodes that lose half as much or more. `since`: the
+    run from which it is slow, if it was not before.
     """
 
     population: int
@@ -104,6 +109,7 @@ class SlowUnit:
     judged: int
     measurements: int
     chronic: float | None
+    since: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,10 @@ class PopulationResult:
     """Chips whose values scatter far more than those of others: number, by what share, and loss."""
     alone: tuple[tuple[int, float], ...] = ()
     """Chips that are slow in their only value, which proves too little: number and loss."""
-    later: tuple[tuple[AuditLevel, int, Slowdown], ...] = ()
+    later: tuple[tuple[AuditLevel, int, LevelChange], ...] = ()
     """Those that are not named, but have become slower: level, number and since when."""
+    recovered: tuple[tuple[int, LevelChange], ...] = ()
+    """Chips that were slow before, and are not named."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +164,11 @@ def _too_fast(effect: Floats, usable: Bools) -> Bools:
 class _Judged:
     """One population: its levels, from chips upwards, and what is said about it."""
 
-    def __init__(self, population: Population) -> None:
+    def __init__(self, population: Population, fdr: float, smallest: float) -> None:
         self.population = population
-        units, nodes = len(population.node), len(population.group)
+        nodes = len(population.group)
         groups = int(population.group.max(initial=-1)) + 1
-        fit = self.fit = unit_effects(population.slowness, population.unit, population.run, units)
+        fit = self._fit(fdr, smallest)
         usable = np.isfinite(fit.effect) & (fit.count > 0)
         centre = float(np.median(fit.effect[usable])) if usable.any() else 0.0
         implausible = usable & (centre - fit.effect > IMPLAUSIBLE_SPEED)
@@ -212,6 +220,36 @@ class _Judged:
         self._known: list[Bools | None] = [None for _ in self.tiers]
         self._members_say = [np.ones(len(tier.effect)) for tier in self.tiers]
         self.adjusted: list[Floats] = [np.ones(len(tier.effect)) for tier in self.tiers]
+
+    def _fit(self, fdr: float, smallest: float) -> UnitEffects:
+        """The effects of units; of those that have become slower or faster for good, since then."""
+        slowness, unit, run = self.population.slowness, self.population.unit, self.population.run
+        units = len(self.population.node)
+        fit = unit_effects(slowness, unit, run, units)
+        self._whole, self._changes = fit.by_run, dict[int, LevelChange]()
+        if fit.runs:
+            self._changes = self._changes_of_chips(fdr, smallest)
+            kept = ~stale(self._changes, unit, run)
+            fit = fit if kept.all() else unit_effects(slowness[kept], unit[kept], run[kept], units)
+        self.fit = fit
+        return fit
+
+    def _changes_of_chips(self, fdr: float, smallest: float) -> dict[int, LevelChange]:
+        """By chip the change of its group or its node, of which the medians of single runs change, or its own one."""
+        node, group = self.population.node, self.population.group
+        chips = np.arange(len(node))
+        of_group = np.where(node >= 0, np.append(group, -1)[node], -1)
+        found = dict[int, LevelChange]()
+        for parent in (of_group, node, chips):
+            parents = int(parent.max(initial=-1)) + 1
+            several = np.bincount(parent[parent >= 0], minlength=parents) > 1
+            asked = several if parent is not chips else np.ones(parents, np.bool_)
+            for number, change in level_changes(
+                self._whole.of_parents(parent, parents), asked, fdr, smallest
+            ).items():
+                for chip in np.flatnonzero(parent == number).tolist():
+                    found.setdefault(chip, change)
+        return found
 
     def judge(self) -> None:
         """Set the chances of all levels, given what is named on the level above."""
@@ -322,11 +360,12 @@ class _Judged:
         effects = (self.fit.effect - self._levels.offset)[quiet]
         nodes = len(np.unique(self.population.node[self.usable & (self.population.node >= 0)]))
         later = self._later(fdr, smallest) if self.fit.runs else ()
+        spread = robust_spread(effects)
         return PopulationResult(
             self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
-            robust_spread(effects), self.fit, centre, self.refused, self.notes + self._of_many(smallest),
+            spread, self.fit, centre, self.refused, self.notes + self._of_many(smallest),
             self.apart(smallest), self._implausible, self._unsteady(smallest, later), self._alone(fdr, smallest),
-            later,
+            later, self._recovered(centre, max(smallest, FAR * spread)),
         )  # fmt: skip
 
     def _of_many(self, smallest: float) -> tuple[str, ...]:
@@ -358,7 +397,7 @@ class _Judged:
         return tuple((number, float(-np.expm1(-chips.below[number]))) for number in np.flatnonzero(found).tolist())
 
     def _unsteady(
-        self, smallest: float, later: tuple[tuple[AuditLevel, int, Slowdown], ...]
+        self, smallest: float, later: tuple[tuple[AuditLevel, int, LevelChange], ...]
     ) -> tuple[tuple[int, float, float], ...]:
         """Chips whose values scatter far more than those of others, but for those that have become slower."""
         if not self.tiers:
@@ -370,18 +409,41 @@ class _Judged:
             for number in np.flatnonzero(found).tolist()
         )
 
-    def _later(self, fdr: float, smallest: float) -> tuple[tuple[AuditLevel, int, Slowdown], ...]:
+    def _later(self, fdr: float, smallest: float) -> tuple[tuple[AuditLevel, int, LevelChange], ...]:
         """What has become slower and is not named, without members of what has."""
-        found = list[tuple[AuditLevel, int, Slowdown]]()
+        found = list[tuple[AuditLevel, int, LevelChange]]()
         inside = np.zeros(0, np.bool_)
+        values = [self._whole]
+        for below, tier in pairwise(self.tiers):
+            values.append(values[-1].of_parents(np.where(below.judged, below.parent, -1), len(tier.effect)))
         for place in range(len(self.tiers) - 1, -1, -1):
             tier = self.tiers[place]
             above = inside[tier.parent] & (tier.parent >= 0) if len(inside) else np.zeros(len(tier.effect), np.bool_)
             inside = above | self.named[place]
-            for number, slowdown in slowdowns(tier.by_run, tier.judged & ~inside, fdr, smallest).items():
-                found.append((tier.level, number, slowdown))
-                inside[number] = True
+            for number, change in level_changes(values[place], tier.judged & ~inside, fdr, smallest).items():
+                if change.loss > 0 and min(change.before, change.later) >= FEWEST_NOTED:
+                    found.append((tier.level, number, change))
+                    inside[number] = True
         return tuple(found)
+
+    def _recovered(self, centre: float, least: float) -> tuple[tuple[int, LevelChange], ...]:
+        """Chips that are faster since some run, lost `least` or more before, and are not named."""
+        found = list[tuple[int, LevelChange]]()
+        for number, change in self._changes.items() if self.tiers else ():
+            before = (self._whole.of == number) & (self._whole.run < change.run)
+            was = float(np.median(self._whole.values[before])) - centre
+            if change.loss < 0 and was >= least and change.before >= FEWEST_NOTED and not self.named[0][number]:
+                found.append((number, change))
+        return tuple(found)
+
+    def _since(self, members: Ints) -> int | None:
+        """The run from which most of the chips are slow, if they were not before."""
+        runs = sorted(
+            change.run
+            for number in members.tolist()
+            if (change := self._changes.get(number)) and change.lasting and change.loss > 0
+        )
+        return runs[len(runs) // 2] if 2 * len(runs) > len(members) else None
 
     def _members(self, place: int, numbers: Ints) -> Ints:
         """Units of the named ones on a level."""
@@ -421,14 +483,14 @@ class _Judged:
         return SlowUnit(
             number, level, item, float(middle), float(low), float(high), float(tier.chance[item]),
             float(self.adjusted[place][item]), tuple(members.tolist()), *self._slow_members(place, item), count,
-            chronic,
+            chronic, self._since(members),
         )  # fmt: skip
 
 
 def audit(populations: Sequence[Population], fdr: float = 0.05, min_loss: float = 0.02) -> AuditResult:
     """Judge all populations together. `min_loss`: share of the usual speed below which a loss is not reported."""
-    judged = [_Judged(population) for population in populations]
     smallest = -float(np.log1p(-min_loss))
+    judged = [_Judged(population, fdr, smallest) for population in populations]
     hypotheses = 0
     for top in (2, 1, 0):
         for one in judged:

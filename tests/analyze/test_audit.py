@@ -621,6 +621,19 @@ def test_a_chip_that_has_become_slower_is_noted_with_the_run(tmp_path: Path) -> 
     assert note.endswith("since run 2026-08)")
 
 
+def test_a_chip_that_is_slow_in_most_runs_since_one_is_named_with_it(tmp_path: Path) -> None:
+    lines = ["host,gpu,run,time_ms"]
+    for node, gpu, number, value in short({}, 12):
+        slower = 1.2 if (node, gpu) == ("node-4", "2") and number >= 4 else 1
+        lines.append(f"{node},{gpu},2026-{number + 1:02d},{slower * value}")
+    file = written(tmp_path, lines)
+
+    (one,) = answer(file)["findings"]
+
+    assert (one["name"], one["slow_share"], one["slow_since"]) == ("node-4/2", 1.0, "2026-05")
+    assert "since 2026-05" in run(file).stdout
+
+
 def test_an_unsteady_chip_is_noted_and_not_named(tmp_path: Path) -> None:
     lines = ["host,gpu,run,time_ms"]
     for node, gpu, number, value in short({}, 5):

@@ -250,6 +250,32 @@ def test_chips_and_nodes_that_have_become_slower_are_said_and_not_named() -> Non
     assert later["chip", 100].loss == pytest.approx(0.15, abs=0.02)
 
 
+@pytest.mark.parametrize(("runs", "first"), [(12, 5), (12, 3), (6, 2), (20, 7)])
+def test_chips_that_are_slow_in_most_runs_and_in_all_since_one_are_named(runs: int, first: int) -> None:
+    given = population(spread(200), runs=runs)
+    given.slowness[np.isin(given.unit, (100, 130)) & (given.run >= first)] += 0.15
+    given.slowness[(given.unit // 8 == 7) & (given.run >= first)] += 0.1
+
+    found = audit([given])
+
+    assert named(found) == {("chip", 100), ("chip", 130), ("node", 7)}
+    assert {one.since for one in found.findings} == {first}
+    assert all(one.loss == pytest.approx(0.13, abs=0.03) for one in found.findings if one.level == "chip")
+    assert found.populations[0].later == ()
+
+
+def test_a_chip_that_is_slow_no_more_is_said_and_not_named() -> None:
+    given = population(spread(200), runs=9)
+    given.slowness[(given.unit == 100) & (given.run < 6)] += 0.15
+
+    found = audit([given])
+
+    assert named(found) == set()
+    ((number, change),) = found.populations[0].recovered
+    assert (number, change.run) == (100, 6)
+    assert change.loss == pytest.approx(-0.15, abs=0.02)
+
+
 def test_few_healthy_fleets_have_chips_that_became_slower() -> None:
     random = np.random.default_rng(16)
 

@@ -90,6 +90,7 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
         "chips": [given.chips[number] for number in one.members], "measurements": one.measurements,
         "slow": [_named(_BELOW[one.level], number, given) for number in one.slow],
         "members": one.judged, "slow_share": None if one.chronic is None else round(one.chronic, 3),
+        "slow_since": None if one.since is None else given.runs[one.since],
         "cause": likely_cause(says(evidence)), "evidence": evidence,
     }  # fmt: skip
 
@@ -152,7 +153,16 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
                 for level, number, one in later
             ]
         )
-        notes.append(f"slower than before, not in most runs yet: {names}")
+        notes.append(f"slower than before, not named: {names}")
+    if found.recovered:
+        names = _listed(
+            [
+                f"{_named(AuditLevel.CHIP, number, given)} (faster by {_percent(math.expm1(-one.loss))} since run "
+                f"{given.runs[one.run]})"
+                for number, one in found.recovered
+            ]
+        )
+        notes.append(f"slow before, and not any more: {names}")
     return {
         "name": given.population.name, "chips": found.units, "nodes": found.nodes, "groups": found.groups,
         "measurements": int(count.sum()), "runs_of_a_chip": runs, "refused": found.refused or None,
@@ -185,6 +195,7 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
         for one in findings[:MOST_ROWS]:
             where = ", ".join(filter(None, (_where(one), one["population"])))
             share = "one run" if one["slow_share"] is None else f"{100 * one['slow_share']:.0f} % of runs"
+            share += f" since {one['slow_since']}" if one["slow_since"] else ""
             table.add_row(
                 plain(f"{one['kind']} {one['name']}"), plain(where), _percent(one["loss"]),
                 f"{_percent(one['loss_low'])} to {_percent(one['loss_high'])}", share, f"{one['p_value']:.1g}",
