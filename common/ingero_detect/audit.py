@@ -76,7 +76,8 @@ class Population:
     """Measurements of units that can be compared. `slowness` (logarithmic), `unit`, `run` (-1: none) by measurement.
 
     `node` by unit and `group` by node, -1 where it is not known. `rounding`: half of the step that values have,
-    relative to them; where their noise is larger it is part of the noise.
+    relative to them; where their noise is larger it is part of the noise. `of_nodes`: the units are whole nodes, and
+    `node` has their groups.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Population:
     node: Ints
     group: Ints
     rounding: float = 0.0
+    of_nodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,10 @@ class _Judged:
                 True, single, few, rounding, fit.own.freedom, float(away.max(initial=0.0)),
             )  # fmt: skip
             self.tiers = [chips]
-            for level, count, above in ((AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)):
+            above_chips = [(AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)]
+            if population.of_nodes:
+                above_chips = [(AuditLevel.GROUP, nodes, None)]
+            for level, count, above in above_chips:
                 tier = parents_of(self.tiers[-1], level, count, np.full(count, -1) if above is None else above)
                 if not tier.judged.any():
                     break
@@ -359,12 +364,14 @@ class _Judged:
         centre = float(np.median(effects)) if len(effects) else self.centre
         effects = (self.fit.effect - self._levels.offset)[quiet]
         nodes = len(np.unique(self.population.node[self.usable & (self.population.node >= 0)]))
+        groups = int(self.population.group.max(initial=-1)) + 1
+        nodes, groups = (0, nodes) if self.population.of_nodes else (nodes, groups)
         later = self._later(fdr, smallest) if self.fit.runs else ()
         spread = robust_spread(effects)
         return PopulationResult(
-            self.population.name, int(self.usable.sum()), nodes, int(self.population.group.max(initial=-1)) + 1,
-            spread, self.fit, centre, self.refused, self.notes + self._of_many(smallest),
-            self.apart(smallest), self._implausible, self._unsteady(smallest, later), self._alone(fdr, smallest),
+            self.population.name, int(self.usable.sum()), nodes, groups, spread, self.fit, centre, self.refused,
+            self.notes + self._of_many(smallest), self.apart(smallest), self._implausible,
+            self._unsteady(smallest, later), self._alone(fdr, smallest),
             later, self._recovered(centre, max(smallest, FAR * spread)),
         )  # fmt: skip
 

@@ -40,9 +40,11 @@ def node_kinds(slowness: Floats, unit: Ints, run: Ints, node: Ints) -> NodeKinds
     """The kinds; one if no more are clear, or where nodes are not known. The arguments are as in a `Population`."""
     nodes = int(node.max(initial=-1)) + 1
     one = NodeKinds(np.zeros(len(node), np.int64))
+    if nodes < 2 * KIND_MEMBERS:
+        return one
     fit = unit_effects(slowness, unit, run, len(node))
     usable = np.isfinite(fit.effect) & (fit.count > 0)
-    if nodes < 2 * KIND_MEMBERS or usable.sum() < 2 * FEWEST_UNITS or (node[usable] < 0).any():
+    if usable.sum() < 2 * FEWEST_UNITS or (node[usable] < 0).any():
         return one
     level = grouped_median(fit.effect[usable], node[usable], nodes)[1]
     borders = _borders(np.sort(level[np.isfinite(level)]))

@@ -536,6 +536,25 @@ def test_a_node_some_of_whose_chips_are_not_slow_says_which_are(tmp_path: Path) 
     assert "6 of 8 are slow: gpu node-4/0," in run(file).stdout
 
 
+def test_racks_of_a_table_of_nodes_are_compared(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    effects = [draw.gauss(0, 0.01) + 0.08 * (node // 8 == 5) + 0.2 * (node == 9) for node in range(96)]
+    lines = ["node,rack,run,time_ms"]
+    for number in range(4):
+        lines += [
+            f"n{node},R{node // 8},{number},{100 * math.exp(effect + draw.gauss(0, 0.005))}"
+            for node, effect in enumerate(effects)
+        ]
+    file = written(tmp_path, lines)
+    found = answer(file)
+
+    assert [(one["kind"], one["name"]) for one in found["findings"]] == [("node", "n9"), ("group", "R5")]
+    assert found["findings"][1]["slow"] == [f"node n{node}" for node in range(40, 48)]
+    (population,) = found["summary"]["populations"]
+    assert (population["chips"], population["nodes"], population["groups"]) == (96, 0, 12)
+    assert run(file, "--plot", tmp_path / "racks.png").exit_code == 0
+
+
 def test_a_column_of_many_clusters_is_none(tmp_path: Path) -> None:
     lines = ["system,host,gpu,run,time_ms"]
     lines += [f"s-{node},{node},{gpu},{number},{value}" for node, gpu, number, value in short({(7, 1): 0.15})]

@@ -269,10 +269,11 @@ class Measurements:
             its = found
             if are_of_jobs(given.slowness, given.unit, given.run):
                 its = of_one_name(found, here, run[here])
-                whole = self._population(here, row, texts, its, run, runs)
+                whole = self._population(here, row, texts, its, run, runs, racks=False)
                 given = whole.population
             joint = (JOINT,) if its.node.names != found.node.names or its.chip.names != found.chip.names else ()
-            kinds = node_kinds(given.slowness, given.unit, given.run, given.node)
+            of_node = np.full_like(given.node, -1) if given.of_nodes else given.node
+            kinds = node_kinds(given.slowness, given.unit, given.run, of_node)
             of_row = kinds.of_unit[np.unique(its.chip.codes[here], return_inverse=True)[1]]
             parts = [here[of_row == one] for one in range(len(kinds.slower))]
             parted = [whole]
@@ -325,8 +326,10 @@ class Measurements:
         return runs.codes, runs.names
 
     def _population(
-        self, here: Ints, row: int, texts: Mapping[str, Coded], found: Places, run: Ints, runs: Sequence[str]
-    ) -> AuditInput:
+        self, here: Ints, row: int, texts: Mapping[str, Coded], found: Places, run: Ints, runs: Sequence[str],
+        racks: bool = True,
+    ) -> AuditInput:  # fmt: skip
+        """The rows `here` of one population. `racks`: where rows are of whole nodes, compare groups of these too."""
         known, unit = np.unique(found.chip.codes[here], return_inverse=True)
         chip = unit
         slowness = np.array(self._slowness)[here]
@@ -343,10 +346,13 @@ class Measurements:
         physical = {
             role: _medians(np.array(values)[here], chip, len(known)) for role, values in self._physical.items()
         }
-        population = Population(
-            self._name(row, texts), slowness, unit, number, place - offset, rank - lowest, rounding
-        )
+        node, group = place - offset, rank - lowest
         groups = [found.group.names[one] for one in kinds[lowest:].tolist()]
+        of_nodes = racks and not names
+        if of_nodes:
+            node, groups = _racks(chip, found.group, here, len(known))
+            group = np.full(len(groups), -1)
+        population = Population(self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes)
         notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
         lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
         chips = [found.chip.names[one] for one in known.tolist()]
@@ -405,6 +411,13 @@ def _place(cells: Mapping[str, str]) -> dict[str, str]:
     else:
         found = _NODE_WITH_GPU.fullmatch(cells["node"]) if "gpu" not in cells else None
     return {"node": found.group(1), "gpu": found.group(2)} if found else {}
+
+
+def _racks(node: Ints, group: Coded, rows: Ints, nodes: int) -> tuple[Ints, list[str]]:
+    """By node its group (-1: none), and the names of groups. `node`: by row."""
+    some, place = np.unique(_most_frequent(node, group.codes[rows], nodes), return_inverse=True)
+    lowest = int(some[0] < 0)
+    return place - lowest, [group.names[one] for one in some[lowest:].tolist()]
 
 
 def _most_frequent(item: Ints, value: Ints, items: int) -> Ints:

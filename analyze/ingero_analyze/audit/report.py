@@ -33,9 +33,6 @@ ALONE: Final = (
 )
 
 
-_BELOW: Final = {AuditLevel.NODE: AuditLevel.CHIP, AuditLevel.GROUP: AuditLevel.NODE}
-
-
 def identity(one: SlowUnit, given: AuditInput) -> str:
     """The name of what a finding is about, as the ledger knows it."""
     return _named(one.level, one.number, given)
@@ -81,6 +78,8 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
     name = identity(one, given)
     seen = given.seen[one.number] if one.level is AuditLevel.CHIP else ()
     node, slot = seen[-1] if seen else ("", "")
+    of_nodes = one.level is AuditLevel.GROUP and not given.population.of_nodes
+    below = AuditLevel.NODE if of_nodes else AuditLevel.CHIP
     return {
         "kind": name.partition(" ")[0], "name": name.partition(" ")[2],
         "node": node or None, "slot": slot or None, "before": ["/".join(filter(None, place)) for place in seen[:-1]],
@@ -88,7 +87,7 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
         "loss_low": round(one.loss_low, 4), "loss_high": round(one.loss_high, 4),
         "p_value": float(f"{one.chance:.3g}"), "adjusted_p_value": float(f"{one.adjusted:.3g}"),
         "chips": [given.chips[number] for number in one.members], "measurements": one.measurements,
-        "slow": [_named(_BELOW[one.level], number, given) for number in one.slow],
+        "slow": [_named(below, number, given) for number in one.slow],
         "members": one.judged, "slow_share": None if one.chronic is None else round(one.chronic, 3),
         "slow_since": None if one.since is None else given.runs[one.since],
         "cause": likely_cause(says(evidence)), "evidence": evidence,
