@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
+from ingero_analyze.audit.chips import renamed
 from ingero_analyze.audit.columns import lower_is_better, recognised, says_failed, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
 from ingero_analyze.audit.rows import quantity_of
@@ -449,6 +450,30 @@ def test_a_chip_that_was_moved_or_replaced_is_known_by_its_uuid(
 
     assert (one["name"], (one["node"], one["slot"], one["before"])) == ("GPU-0005", place)
     assert "/".join(place[:2]) in run(file).stdout
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_node_with_a_new_name_is_one_node_and_named_by_it(tmp_path: Path, replaced: bool) -> None:
+    lines = ["hostname,gpu_index,uuid,date,time_ms"]
+    for node, gpu, number, value in short({(4, gpu): 0.1 for gpu in range(8)}, 4):
+        name = node if number < 2 else f"rack1-{node}"
+        new = "-new" if replaced and gpu == "1" and number >= 2 else ""
+        lines.append(f"{name},{gpu},GPU-{node}-{gpu}{new},2026-0{number + 1}-01,{value}")
+
+    (one,) = answer(written(tmp_path, lines))["findings"]
+
+    assert (one["kind"], one["name"]) == ("node", "rack1-node-4")
+
+
+def test_only_nodes_whose_chips_stay_together_have_new_names() -> None:
+    def moved(*ways: str) -> list[list[tuple[str, str]]]:
+        return [[(node, "") for node in way] for way in ways]
+
+    assert renamed(moved("ab", "ab", "a", "cd", "cd")) == {"a": "b", "c": "d"}
+    assert renamed(moved("abc", "abc", "bc")) == {"a": "c", "b": "c"}
+    assert renamed(moved("ab", "ac", "d")) == {}
+    assert renamed(moved("ab", "ab", "cb")) == {}
+    assert renamed(moved("ab", "a", "a", "a")) == {}
 
 
 def test_a_chip_without_a_uuid_in_some_rows_is_known_by_its_place(tmp_path: Path) -> None:

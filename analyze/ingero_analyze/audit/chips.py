@@ -1,7 +1,9 @@
 """Which chip, node and group every row is about, and where chips were. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Final
 
 import numpy as np
@@ -42,7 +44,9 @@ class Places:
     slot: Coded
 
 
-def places(gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, by_name: bool) -> Places:
+def places(
+    gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, day: Coded, by_name: bool
+) -> Places:  # fmt: skip
     """Put names together. `by_name`: the column of the GPU holds names that no two chips have (a UUID).
 
     Names of nodes, groups and GPUs that several clusters have are those of different ones. A GPU without a name, or
@@ -50,7 +54,7 @@ def places(gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, b
     """
     node, group = _within(node, cluster), _within(group, cluster)
     if slot.names and node.names:
-        gpu = _by_place(gpu, slot, node)
+        gpu = _by_place(gpu, slot, node, day)
     local = not by_name and _local(gpu, node)
     gpu = gpu if by_name or local else _within(gpu, cluster)
     chip, numbers = np.empty(len(gpu.codes), np.int64), dict[str, int]()
@@ -113,6 +117,31 @@ def where_seen(chip: Ints, chips: int, order: Ints, found: Places, rows: Ints) -
     return seen
 
 
+def renamed(seen: Sequence[Sequence[tuple[str, str]]]) -> dict[str, str]:
+    """New names of nodes by their old ones: at least half of the chips of one, and two, went on to another one.
+
+    None of them went elsewhere, and none of the other one's came from elsewhere. `seen`: as of `where_seen`.
+    """
+    sizes, went, came = Counter[str](), dict[str, list[str]](), dict[str, list[str]]()
+    for places in seen:
+        nodes = [node for node, _ in groupby(places, lambda place: place[0])]
+        sizes.update(set(nodes))
+        for before, after in pairwise(nodes):
+            went.setdefault(before, []).append(after)
+            came.setdefault(after, []).append(before)
+    found = {
+        old: after[0]
+        for old, after in went.items()
+        if len(after) >= max(2, sizes[old] / 2) and {*after} == {after[0]} and {*came[after[0]]} == {old}
+    }
+    for old in found:
+        seen_names = {old}
+        while (new := found[old]) in found and new not in seen_names:
+            seen_names.add(new)
+            found[old] = found[new]
+    return found
+
+
 def _combinations(*columns: Coded) -> int:
     """How many different rows the columns have."""
     return len(numbered(*(column.codes for column in columns))[1])
@@ -147,16 +176,18 @@ def _joined(column: Coded, before: Coded, asked: Bools) -> Coded:
     return Coded(codes, list(numbers))
 
 
-def _by_place(gpu: Coded, slot: Coded, node: Coded) -> Coded:
+def _by_place(gpu: Coded, slot: Coded, node: Coded, day: Coded) -> Coded:
     """The names of GPUs; their nodes and slots where they have none, or where the names are of something else.
 
-    Names of nodes or racks are fewer than places, and names of rows are more.
+    Names of nodes or racks are fewer than the places of one day, and names of rows are more than all places.
     """
     known = (gpu.codes >= 0) & (node.codes >= 0) & (slot.codes >= 0)
     asked = (node.codes >= 0) & (slot.codes >= 0)
     names = _combinations(_rows(gpu, known))
     where = _combinations(_rows(node, known), _rows(slot, known))
-    if LOCAL * where <= names <= max(TIMES * where, ROWS * np.count_nonzero(known)):
+    of_day = _combinations(_rows(gpu, known), _rows(day, known))
+    places_of_day = _combinations(_rows(node, known), _rows(slot, known), _rows(day, known))
+    if LOCAL * places_of_day <= of_day and names <= max(TIMES * where, ROWS * np.count_nonzero(known)):
         asked &= gpu.codes < 0
     if not asked.any():
         return gpu

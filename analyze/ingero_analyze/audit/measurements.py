@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.audit.chips import Coded, Places, is_cluster, of_one_name, places, where_seen
+from ingero_analyze.audit.chips import Coded, Places, is_cluster, of_one_name, places, renamed, where_seen
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     SCALES,
@@ -255,8 +255,12 @@ class Measurements:
         if texts["cluster"].names and not is_cluster(texts["cluster"], texts["gpu"], texts["node"], of_nodes):
             texts["cluster"] = _without(texts["cluster"])
             self.unused.update(self._clusters)
-        found = places(texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"], self._by_name)
         texts["day"] = _days(self._texts["time"].coded if self._texts["time"].names else self._texts["run"].coded)
+        of_files = Coded(np.array(self._file), list(map(str, range(self._files))))
+        found = places(
+            texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"],
+            texts["day"] if texts["day"].names else of_files, self._by_name,
+        )  # fmt: skip
         run, runs = self._runs(found.chip.codes)
         used = np.flatnonzero(np.isfinite(np.array(self._slowness)))
         self._note_failed(found, used)
@@ -335,9 +339,10 @@ class Measurements:
         slowness = np.array(self._slowness)[here]
         number, rounds = runs_of_rows(run[here], found.chip.codes[here], np.array(self._file)[here], runs)
         seen = where_seen(chip, len(known), number, found, here)
+        of_row = _with_new_names(found.node, renamed(seen))[here]
         rounding = rounding_of(np.exp(np.abs(slowness)))
         slowness, unit, number, apart = joined(slowness, unit, number, len(known))
-        some, place = np.unique(_most_frequent(chip, found.node.codes[here], len(known)), return_inverse=True)
+        some, place = np.unique(_most_frequent(chip, of_row, len(known)), return_inverse=True)
         offset = int(some[0] < 0)
         names = [found.node.names[one] for one in some[offset:].tolist()]
         of_node = _most_frequent(place[chip] - offset, found.group.codes[here], len(names))
@@ -411,6 +416,13 @@ def _place(cells: Mapping[str, str]) -> dict[str, str]:
     else:
         found = _NODE_WITH_GPU.fullmatch(cells["node"]) if "gpu" not in cells else None
     return {"node": found.group(1), "gpu": found.group(2)} if found else {}
+
+
+def _with_new_names(node: Coded, new: Mapping[str, str]) -> Ints:
+    """The codes of nodes, with those of their new names for old ones."""
+    numbers = {name: number for number, name in enumerate(node.names)}
+    codes = np.array([numbers[new.get(name, name)] for name in node.names] + [-1])
+    return codes[node.codes]
 
 
 def _racks(node: Ints, group: Coded, rows: Ints, nodes: int) -> tuple[Ints, list[str]]:
