@@ -407,7 +407,7 @@ class _Judged:
         self, smallest: float, later: tuple[tuple[AuditLevel, int, LevelChange], ...]
     ) -> tuple[tuple[int, float, float], ...]:
         """Chips whose values scatter far more than those of others, but for those that have become slower."""
-        if not self.tiers:
+        if not self.tiers or self.fit.of_jobs:
             return ()
         found = self.usable & self.fit.own.far & (self.fit.own.spread >= smallest)
         found[[number for level, number, _ in later if level is AuditLevel.CHIP]] = False

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Floats, Ints
+from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.threshold import MAD_TO_SIGMA
 
 SAME_VALUE: Final = 2e-3
 """Values of one job differ by at most this (log)."""
@@ -16,11 +17,26 @@ SAME_VALUE: Final = 2e-3
 MOST_RUNS: Final = 0.7
 """Share of the runs of several units whose units have one value, from which values are those of jobs."""
 
+MOST_UNITS: Final = 0.5
+"""Share of all units that the median run has at most, if runs are jobs."""
+
+LARGEST_NOISE: Final = 0.02
+NOISE_SHARE: Final = 1.0
+"""Noise of a value in a job at most, and relative to the spread of jobs."""
+
+FEWEST_FREE: Final = 20
+"""Degrees of freedom from which the noise within jobs is known."""
+
+USUAL: Final = 1.0
+FARTHEST: Final = 4.5
+"""Deviates of units within jobs, where these do not differ: the median one (0.67 by chance), and the farthest one."""
+
 
 def are_of_jobs(slowness: Floats, unit: Ints, run: Ints) -> bool:
     """Whether the units of nearly every run have one value, which units that are measured alone never have.
 
-    Runs then differ by more than that. The arguments are as in a `Population`.
+    Runs then differ by more than that. Also if the values of their units differ by noise only, where every run has
+    few of the units: these, timed each for itself, wait for the slowest one. The arguments are as in a `Population`.
     """
     known = run >= 0
     order = np.argsort(run[known], kind="stable")
@@ -32,7 +48,35 @@ def are_of_jobs(slowness: Floats, unit: Ints, run: Ints) -> bool:
     several = np.minimum.reduceat(units, first) < np.maximum.reduceat(units, first)
     if several.sum() < 2 or np.median(np.abs(lowest - np.median(lowest))) <= SAME_VALUE:
         return False
-    return bool((highest - lowest <= SAME_VALUE)[several].mean() >= MOST_RUNS)
+    if (highest - lowest <= SAME_VALUE)[several].mean() >= MOST_RUNS:
+        return True
+    number = np.cumsum(np.diff(run[known][order], prepend=-1) != 0) - 1
+    some = several[number]
+    present, place = np.unique(units[some], return_inverse=True)
+    return _do_not_differ(values[some], place, np.unique(number[some], return_inverse=True)[1], len(present))
+
+
+def _do_not_differ(slowness: Floats, unit: Ints, run: Ints, units: int) -> bool:
+    """Whether units differ within runs by nothing but noise, which is small beside the differences of runs.
+
+    Arguments: of runs of several units, numbered from 0, each with few of all `units`.
+    """
+    runs = int(run.max()) + 1
+    if np.median(np.bincount(run)) > MOST_UNITS * units:
+        return False
+    level = grouped_median(slowness, run, runs)[1]
+    away = slowness - np.bincount(run, slowness, minlength=runs)[run] / np.bincount(run, minlength=runs)[run]
+    count = np.bincount(unit, minlength=units)
+    effect = np.bincount(unit, away, minlength=units) / np.maximum(count, 1)
+    freedom = len(away) - runs - np.count_nonzero(count)
+    if freedom < FEWEST_FREE:
+        return False
+    noise = float(np.sqrt(((away - effect[unit]) ** 2).sum() / freedom))
+    if noise > min(LARGEST_NOISE, NOISE_SHARE * MAD_TO_SIGMA * float(np.median(np.abs(level - np.median(level))))):
+        return False
+    deviate = np.maximum(np.abs(effect) - SAME_VALUE, 0.0) * np.sqrt(count) / max(noise, 1e-12)
+    several = count > 1
+    return bool(np.median(deviate[several]) < USUAL and deviate[several].max() < FARTHEST) if several.any() else False
 
 
 def always_together(unit: Ints, run: Ints) -> Ints:

@@ -22,7 +22,7 @@ def jobs(slow: dict[int, float], seed: int, nodes: int = 48, count: int = 300, j
     return Population("", np.array(values), np.array(unit), np.array(run), np.full(nodes, -1), np.zeros(0, np.int64))
 
 
-@pytest.mark.parametrize("jitter", [0.0, 0.0004])
+@pytest.mark.parametrize("jitter", [0.0, 0.0004, 0.002, 0.005])
 def test_nodes_that_are_slow_in_all_of_their_jobs_are_named(jitter: float) -> None:
     wrong = 0
     for seed in range(4):
@@ -35,8 +35,9 @@ def test_nodes_that_are_slow_in_all_of_their_jobs_are_named(jitter: float) -> No
     assert wrong <= 1
 
 
-def test_chance_names_somebody_in_few_healthy_fleets_of_jobs() -> None:
-    assert sum(bool(audit([jobs({}, seed)]).findings) for seed in range(16)) <= 1
+@pytest.mark.parametrize("jitter", [0.0, 0.004])
+def test_chance_names_somebody_in_few_healthy_fleets_of_jobs(jitter: float) -> None:
+    assert sum(bool(audit([jobs({}, seed, jitter=jitter)]).findings) for seed in range(16)) <= 1
 
 
 @pytest.mark.parametrize("slow", [{}, {5: 0.15, 20: 0.2}])
@@ -68,6 +69,17 @@ def test_values_of_units_are_not_those_of_jobs() -> None:
     assert not are_of_jobs(0.01 * random.normal(size=400), unit, np.full(400, -1)), "no runs are known"
     assert not are_of_jobs(np.zeros(400), unit, run), "nothing differs"
     assert are_of_jobs(common, unit, run)
+
+
+@pytest.mark.parametrize(("spread", "loss"), [(0.01, 0.0), (0.0, 0.1)])
+def test_nodes_that_differ_within_jobs_have_values_of_their_own(spread: float, loss: float) -> None:
+    random = np.random.default_rng(2)
+    effect = spread * random.normal(size=64) + loss * (np.arange(64) == 9)
+    unit = np.concatenate([random.choice(64, 6, replace=False) for _ in range(80)])
+    run = np.repeat(np.arange(80), 6)
+    values = effect[unit] + 0.2 * random.normal(size=80)[run] + 0.004 * random.normal(size=480)
+
+    assert not are_of_jobs(values, unit, run)
 
 
 def test_units_that_are_in_the_same_runs_are_found() -> None:
