@@ -6,12 +6,10 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
 from pyarrow import parquet
 
 from ingero_analyze.audit.chips import renamed
@@ -19,41 +17,7 @@ from ingero_analyze.audit.columns import lower_is_better, recognised, says_faile
 from ingero_analyze.audit.evidence import likely_cause
 from ingero_analyze.audit.rows import quantity_of
 from ingero_analyze.audit.runs import day_of, rounding_of, runs_of_rows
-from ingero_fleet.cli import main
-
-HEADER = "Hostname,GPU Index,Perf (ms),SM Clock (MHz),Power Draw (W),GPU Temp (C),run,Driver"
-
-
-def results(slow: dict[tuple[int, int], float], runs: int = 4, seed: int = 1) -> list[str]:
-    """Results of 12 nodes with 8 GPUs; the named ones are slow, at a low clock."""
-    draw = random.Random(seed)
-    lines = [HEADER]
-    healthy = {(node, gpu): draw.gauss(0, 0.01) for node in range(12) for gpu in range(8)}
-    for run in range(runs):
-        common = draw.gauss(0, 0.05)
-        for (node, gpu), effect in healthy.items():
-            loss = slow.get((node, gpu), 0.0)
-            value = 1000 * math.exp(effect + common + loss + draw.gauss(0, 0.01))
-            clock = (1200 if loss else 1380) + draw.randint(-4, 4)
-            lines.append(f"node-{node},{gpu},{value:.2f},{clock},{300 + draw.gauss(0, 2):.1f},60,{run},550")
-    return lines
-
-
-def written(folder: Path, lines: list[str], name: str = "results.csv") -> Path:
-    file = folder / name
-    file.write_text("\n".join(lines) + "\n")
-    return file
-
-
-def run(*arguments: str | Path, text: str | None = None) -> Result:
-    return CliRunner().invoke(main, ["audit", *map(str, arguments)], input=text)
-
-
-def answer(*arguments: str | Path, text: str | None = None) -> dict[str, Any]:
-    done = run(*arguments, "--json", text=text)
-    assert done.exit_code == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+from ingero_testing.audit_tables import HEADER, answer, results, run, short, written
 
 
 def test_a_slow_chip_is_named_with_its_evidence(tmp_path: Path) -> None:
@@ -296,12 +260,6 @@ def test_chips_that_are_slow_in_their_only_value_are_noted(tmp_path: Path) -> No
     )
 
 
-def short(slow: dict[tuple[int, int], float], runs: int = 4, seed: int = 1) -> list[tuple[str, str, int, float]]:
-    """The results as node, GPU, run and milliseconds."""
-    rows = [line.split(",") for line in results(slow, runs, seed)[1:]]
-    return [(row[0], row[1], int(row[6]), float(row[2])) for row in rows]
-
-
 def test_files_that_each_count_runs_from_one_have_different_runs(tmp_path: Path) -> None:
     files = []
     for month, level in enumerate((1.0, 1.2, 0.9)):
@@ -434,10 +392,10 @@ def moved(replaced: bool) -> list[str]:
     """Three of six runs of 24 nodes, in which GPU 5 is 20 % slower, then another three after it was moved."""
     draw, lines = random.Random(4), ["uuid,hostname,gpu_id,run,kernel_time_ms"]
     effect = {gpu: draw.gauss(0, 0.01) + (0.2 if gpu == 5 else 0) for gpu in range(97)}
-    for run, place in ((run, place) for run in range(6) for place in range(96)):
-        gpu = ({5: 96} if replaced else {5: 70, 70: 5}).get(place, place) if run >= 3 else place
+    for number, place in ((number, place) for number in range(6) for place in range(96)):
+        gpu = ({5: 96} if replaced else {5: 70, 70: 5}).get(place, place) if number >= 3 else place
         time = 2500 * math.exp(effect[gpu] + draw.gauss(0, 0.003))
-        lines.append(f"GPU-{gpu:04x},h{place // 4:02d},{place % 4},{run},{time:.2f}")
+        lines.append(f"GPU-{gpu:04x},h{place // 4:02d},{place % 4},{number},{time:.2f}")
     return lines
 
 

@@ -111,8 +111,8 @@ LOWER: Final = re.compile(
 )
 HIGHER: Final = re.compile(
     r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|normali[sz]ed perf\w*|rel(?:ative)? perf\w*)\b|"
-    r".+ [gt]i?bs$|\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|throughput|bandwidth|rate|score|busbw|algbw|"
-    r"speed|ops|ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
+    r".+ [gt]i?bs$|\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|"
+    r"algbw|speed|ops|ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
     r"|^(?!.*(?:time|duration|latency|elapsed|runtime)).+ (?:s|sec|second)$"
 )
 FAILED: Final = re.compile(
@@ -181,6 +181,9 @@ SCALES: Final[dict[str, tuple[float, str]]] = {
 }  # fmt: skip
 """Units that are converted: by how much, into which one."""
 
+SHOWN: Final = {"s": "time", "flops": "FLOP/s", "b s": "B/s"}
+"""Units of results as people write them; values of time may be of any unit."""
+
 _WORDS: Final = re.compile(r"[^a-z0-9]+")
 _BRACKETS: Final = re.compile(r"[(\[{]([^)\]}]*)[)\]}]")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
@@ -209,6 +212,12 @@ def unit_in_name(column: str) -> str:
     words = name.split()
     rates = (tail for tail in (" ".join(words[-2:]), *words[-1:]) if SCALES.get(tail, (0, ""))[1] in ("flops", "b s"))
     return unit or next(rates, "")
+
+
+def unit_of_result(benchmark: str) -> str:
+    """The unit in the name of a benchmark or metric, such as `gemm_tflops`; "" if it is none of time or rate."""
+    unit = unit_in_name(benchmark)
+    return unit if SCALES.get(unit, (0, ""))[1] in SHOWN else ""
 
 
 def unit_of(text: str) -> str | None:
@@ -251,7 +260,10 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
 
 
 def _several(columns: Sequence[str]) -> str:
-    return f"the columns {', '.join(columns)} could all be the value; choose one with --value"
+    return (
+        f"the columns {', '.join(columns)} could all be the value; choose one with --value, or several, each with a "
+        "--value of its own: these are judged apart"
+    )
 
 
 def is_value(column: str) -> bool:

@@ -47,7 +47,10 @@ ROLES = (
 @click.option(
     "--lower-is-better/--higher-is-better", "lower", default=None, help="[default: by unit and column names]"
 )
-@click.option("--value", "-v", metavar="COLUMN", help="Column of the measured value.")
+@click.option(
+    "--value", "-v", "values", multiple=True, metavar="COLUMN",
+    help="Column of the measured value; several, each with --value, are judged apart.",
+)  # fmt: skip
 @click.option("--gpu", metavar="COLUMN", help="Column of the GPU.")
 @click.option("--node", metavar="COLUMN", help="Column of the node.")
 @click.option("--group", metavar="COLUMN", help="Column of a group of nodes, such as the rack.")
@@ -76,6 +79,7 @@ def command(
     fdr: float,
     min_loss: float,
     lower: bool | None,
+    values: tuple[str, ...],
     column: tuple[str, ...],
     run_effects: bool,
     ledger: Path | None,
@@ -109,6 +113,9 @@ def command(
     from ingero_kit.clock import rfc3339
 
     chosen = {role: name for role, name in columns.items() if name} | _columns(column)
+    values = tuple(dict.fromkeys(values))
+    if len(values) == 1:
+        chosen["value"], values = values[0], ()
     moment = _time(at)
     if repaired and ledger is None:
         raise click.UsageError("--repaired needs --ledger")
@@ -121,7 +128,7 @@ def command(
         except OSError as error:
             _end(2, f"{ledger}: {error.strerror or error}")
     if files:
-        answer, draw = _audit(files, fdr, min_loss, chosen, lower, run_effects, ledger, moment, quiet)
+        answer, draw = _audit(files, fdr, min_loss, chosen, values, lower, run_effects, ledger, moment, quiet)
         _show(answer, as_json)
         try:
             if plot:
@@ -171,6 +178,7 @@ def _audit(
     fdr: float,
     min_loss: float,
     chosen: dict[str, str],
+    values: tuple[str, ...],
     lower: bool | None,
     run_effects: bool,
     ledger: Path | None,
@@ -186,7 +194,7 @@ def _audit(
     from ingero_detect.audit import audit
 
     with progress_over_files("audit", files, "reading", quiet) as advance:
-        measured = Measurements(ReadingOptions(chosen, lower, run_effects))
+        measured = Measurements(ReadingOptions(chosen, lower, run_effects, values))
         for file in files:
             measured.read(file, advance)
         inputs = measured.populations()

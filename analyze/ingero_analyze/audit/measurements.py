@@ -16,6 +16,7 @@ from ingero_analyze.audit.chips import Coded, Places, is_cluster, of_one_name, p
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     SCALES,
+    SHOWN,
     is_lost_share,
     lower_is_better,
     parameters_of,
@@ -23,6 +24,7 @@ from ingero_analyze.audit.columns import (
     says_failed,
     split_unit,
     unit_in_name,
+    unit_of_result,
     words_of,
 )
 from ingero_analyze.audit.inputs import AuditInput, told_apart
@@ -33,7 +35,7 @@ from ingero_analyze.audit.wide import unpivoted
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.tables import TableError
 from ingero_detect.audit import Population
-from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.job_values import are_of_jobs
 from ingero_detect.node_kinds import node_kinds
 
@@ -64,11 +66,15 @@ _WHOLE: Final = re.compile(r"(\d+)\.0+")
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """What the user says about the columns. `lower`: smaller values are better; None: as the names say."""
+    """What the user says about the columns. `lower`: smaller values are better; None: as the names say.
+
+    `values`: several columns of values, each of a benchmark of its own; `lower` then counts where names do not say.
+    """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     lower: bool | None = None
     run_effects: bool = True
+    values: Sequence[str] = ()
 
 
 class _Texts:
@@ -126,13 +132,17 @@ class Measurements:
 
     def read(self, file: str, advance: Callable[[int], None]) -> None:
         """Add the rows of one file. `TableError` names the file and line when nothing of it can be used."""
-        named = self.options.columns.values()
+        named = [*self.options.columns.values(), *self.options.values]
         columns, rows = of_single_nodes(*unpivoted(*read_rows(file, advance), named), named)
-        for name in self.options.columns.values():
+        values = [name for name in self.options.values if name in columns]
+        chosen = dict(self.options.columns)
+        if self.options.values:
+            chosen["value"] = (*values, *self.options.values)[0]
+        for name in chosen.values():
             if name not in columns:
                 raise TableError(file, f"there is no column {name!r} (there are: {', '.join(columns)[:200]})")
         try:
-            roles, unused = recognised(columns, self.options.columns)
+            roles, unused = recognised([name for name in columns if name not in values[1:]], chosen)
         except ValueError as error:
             raise TableError(file, str(error)) from None
         parameters = parameters_of(unused)
@@ -153,7 +163,8 @@ class Measurements:
             self.rows += 1
             if self.rows > MAX_ROWS:
                 raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
-            used += self._add(file, line, row, roles, parameters)
+            for value in values or [roles["value"]]:
+                used += self._add(file, line, row, roles | {"value": value}, parameters)
         if not used:
             first = self.problems.shown[-1] if self.problems.count > before else f"{file}: there are no rows"
             raise TableError(first, "nothing can be used")
@@ -166,17 +177,22 @@ class Measurements:
         if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
             return self._refuse(place, "neither a GPU nor a node")
         cells |= _place(cells)
+        if self.options.values:
+            cells["benchmark"] = " ".join(filter(None, (cells.get("benchmark", ""), roles["value"])))
         if says_failed(cells.get("status", "")):
             return self._fail(place, f"the status is {cells['status'][:40]!r}", cells)
         try:
             quantity = quantity_of(cells["value"])
         except ValueError as error:
             return self._fail(place, str(error), cells)
+        if quantity is None and any(row.get(name, "").lower() not in MISSING for name in self.options.values):
+            return False
         if quantity is None:
             return self._fail(place, "no value", cells)
         value, in_cell = quantity
-        unit = in_cell or words_of(cells.get("unit", "")) or unit_in_name(roles["value"])
-        lower = self.options.lower
+        benchmark = cells.get("benchmark", "")
+        unit = in_cell or words_of(cells.get("unit", "")) or unit_in_name(roles["value"]) or unit_of_result(benchmark)
+        lower = None if self.options.values else self.options.lower
         if is_lost_share(roles["value"], unit):
             value, lower = 100 - value, False
         if value <= 0:
@@ -185,11 +201,14 @@ class Measurements:
             return self._fail(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}", cells)
         if lower is None:
             lower = lower_is_better(
-                *(cells.get("direction", ""), unit, " ".join(split_unit(roles["value"])), cells.get("benchmark", ""))
+                *(cells.get("direction", ""), unit, " ".join(split_unit(roles["value"])), benchmark)
             )
+            lower = self.options.lower if lower is None else lower
         if lower is None:
-            raise TableError(place, f"nothing says whether a larger {roles['value']!r} is better; "
-                                    "use --higher-is-better or --lower-is-better")  # fmt: skip
+            of = f" of {benchmark!r}" if benchmark and not self.options.values else ""
+            raise TableError(place, f"nothing says whether a larger {roles['value']!r}{of} is better; use "
+                                    "--higher-is-better or --lower-is-better, or a column 'direction' with "
+                                    "'higher' or 'lower' where benchmarks differ")  # fmt: skip
         cells |= _parameters(row, parameters)
         identity = "\0".join(f"{role}={cells[role]}" for role in sorted(cells)).encode()
         key = hashlib.blake2b(identity, digest_size=12).digest()
@@ -265,6 +284,8 @@ class Measurements:
         used = np.flatnonzero(np.isfinite(np.array(self._slowness)))
         self._note_failed(found, used)
         kind, first = numbered(*(texts[name].codes[used] for name in KINDS))
+        without = len(numbered(*(texts[name].codes[used] for name in KINDS if name != "unit"))[1])
+        texts["shown"] = texts["unit"] if without < len(first) else _without(texts["unit"])
         inputs = list[AuditInput]()
         for number, row in enumerate(used[first].tolist()):
             here = used[kind == number]
@@ -292,16 +313,16 @@ class Measurements:
         """Note who has rows, but none that can be used."""
         rows = np.bincount(found.chip.codes, minlength=len(found.chip.names))
         well = np.bincount(found.chip.codes[used], minlength=len(rows))
-        by = self._by
+        of_gpu = self._of_gpus()
         self.failed = {
-            f"{by} {found.chip.names[one]}": int(rows[one])
+            f"{'gpu' if of_gpu[found.chip.codes == one].any() else 'node'} {found.chip.names[one]}": int(rows[one])
             for one in np.flatnonzero((rows > 0) & (well == 0)).tolist()
         }
 
-    @property
-    def _by(self) -> str:
-        """What chips are: GPUs, or whole nodes."""
-        return "gpu" if self._texts["gpu"].names or self._texts["slot"].names else "node"
+    def _of_gpus(self) -> Bools:
+        """By row, whether it is of a GPU, and not of a whole node."""
+        found: Bools = (self._texts["gpu"].codes >= 0) | (self._texts["slot"].codes >= 0)
+        return found
 
     def _name(self, row: int, texts: Mapping[str, Coded]) -> str:
         """What tells the population of a row from others."""
@@ -310,10 +331,10 @@ class Measurements:
             column = texts[name]
             several = len(column.names) > 1 or name in ("model", "benchmark")
             parts += [column.names[column.codes[row]]] if several and column.codes[row] >= 0 else []
-        units = texts["unit"]
-        unit, _, direction = units.names[units.codes[row]].partition("\0")
-        if len(units.names) > 1:
-            parts.append(f"{unit or direction}")
+        units = texts["shown"]
+        if units.names:
+            unit, _, direction = units.names[units.codes[row]].partition("\0")
+            parts.append(SHOWN.get(unit, unit) or f"{direction} is better")
         return ", ".join(parts)
 
     def _runs(self, chip: Ints) -> tuple[Ints, Sequence[str]]:
@@ -363,7 +384,8 @@ class Measurements:
         chips = [found.chip.names[one] for one in known.tolist()]
         days = _only(chip, texts["day"].codes[here], len(known))
         only_day = [texts["day"].names[day] if day >= 0 else "" for day in days.tolist()]
-        return AuditInput(population, chips, names, groups, physical, self._by, seen, lower, only_day, notes, rounds)
+        by = "gpu" if self._of_gpus()[here].any() else "node"
+        return AuditInput(population, chips, names, groups, physical, by, seen, lower, only_day, notes, rounds)
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""

@@ -60,7 +60,7 @@ def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_l
         one["also"] = [
             f"{other['kind']} {other['name']} in {other['population']}"
             for other in findings
-            if other["population"] != one["population"] and not set(one["chips"]).isdisjoint(other["chips"])
+            if other["population"] != one["population"] and _concern_each_other(one, other)
         ]
     populations = [_population(found, given) for found, given in zip(result.populations, inputs, strict=True)]
     for number, population in enumerate(populations):
@@ -69,6 +69,13 @@ def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_l
     summary = {"fdr": fdr, "min_loss": min_loss, "findings": len(findings), "hypotheses": result.hypotheses,
                "populations": populations}  # fmt: skip
     return {"findings": findings, "summary": summary}
+
+
+def _concern_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two findings have a chip in common, or one is the node of the other."""
+    nodes = ((one["node"], other), (other["node"], one))
+    of_node = any(its["kind"] == "node" and its["name"] == node for node, its in nodes)
+    return of_node or not set(one["chips"]).isdisjoint(other["chips"])
 
 
 def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
@@ -163,7 +170,8 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         )
         notes.append(f"slow before, and not any more: {names}")
     return {
-        "name": given.population.name, "chips": found.units, "nodes": found.nodes, "groups": found.groups,
+        "name": given.population.name, "of": given.by,
+        "chips": found.units, "nodes": found.nodes, "groups": found.groups,
         "measurements": int(count.sum()), "runs_of_a_chip": runs, "refused": found.refused or None,
         "better": "lower" if given.lower else "higher",
         "spread": round(found.spread, 5), "noise": None if math.isnan(found.fit.noise) else round(found.fit.noise, 5),
@@ -256,9 +264,9 @@ def _sentence(found: Mapping[str, Any]) -> str:
     name = f"{found['name']}: " if found["name"] else ""
     if found["refused"]:
         return f"{name}not judged: {found['refused']}"
-    text = f"{name}{found['chips']} chips"
+    text = f"{name}{found['chips']} {'nodes' if found['of'] == 'node' else 'chips'}"
     text += f" on {found['nodes']} nodes" if found["nodes"] else ""
-    text += f", {found['measurements']} measurements; healthy chips spread by {_percent(found['spread'])}"
+    text += f", {found['measurements']} measurements; healthy ones spread by {_percent(found['spread'])}"
     text += f", one measurement by {_percent(found['noise'])}" if found["noise"] is not None else ""
     text += f", runs by {_percent(found['run_spread'])} (removed)" if found["run_effects_removed"] else ""
     return f"{text}; {found['better']} values are better"
