@@ -1,5 +1,6 @@
 """Which chip, node and group every row is about, and where chips were. Pure."""
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.audit.rows import MISSING
 from ingero_analyze.audit.runs import numbered
 from ingero_detect.grouped import Bools, Ints
 from ingero_detect.job_values import always_together
@@ -32,6 +34,34 @@ class Coded:
 
     codes: Ints
     names: Sequence[str]
+
+
+class Texts:
+    """Numbers for the texts of a column, in the order in which they first appear; none in its first `rows`."""
+
+    def __init__(self, rows: int = 0) -> None:
+        self.numbers: dict[str, int] = {}
+        self.column = array("q", [-1]) * rows
+
+    def add(self, text: str) -> None:
+        """Append a text; one that is missing is -1."""
+        known = text.lower() not in MISSING
+        self.column.append(self.numbers.setdefault(text, len(self.numbers)) if known else -1)
+
+    @property
+    def codes(self) -> Ints:
+        """The column as numbers."""
+        return np.array(self.column, np.int64)
+
+    @property
+    def coded(self) -> Coded:
+        """The column as numbers, with their texts."""
+        return Coded(self.codes, self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """Texts by number."""
+        return list(self.numbers)
 
 
 @dataclass(frozen=True)

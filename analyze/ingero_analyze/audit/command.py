@@ -249,7 +249,9 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
         names = [f"{name} ({rows} row{'s' if rows > 1 else ''})" for name, rows in about["failed"].items()]
         left.append(f"not judged, none of their rows can be used: {listed(names[:20], len(names))}")
     left += [f"{about['repeated_rows']} repeated rows counted once"] if about["repeated_rows"] else []
-    left += [f"columns not used: {', '.join(about['unknown_columns'][:20])}"] if about["unknown_columns"] else []
+    left += (
+        [f"columns not used to judge: {', '.join(about['unknown_columns'][:20])}"] if about["unknown_columns"] else []
+    )
     if about.get("ledger", {}).get("unreadable_lines"):
         left.append(f"{about['ledger']['unreadable_lines']} lines of the ledger could not be read")
     if about.get("ledger", {}).get("cleared"):

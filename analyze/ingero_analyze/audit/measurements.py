@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.audit.chips import Coded, Places, is_cluster, of_one_name, places, renamed, where_seen
+from ingero_analyze.audit.chips import Coded, Places, Texts, is_cluster, of_one_name, places, renamed, where_seen
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     SCALES,
@@ -29,6 +29,7 @@ from ingero_analyze.audit.columns import (
 )
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_nodes
+from ingero_analyze.audit.labels import Labels, usual
 from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
 from ingero_analyze.audit.wide import unpivoted
@@ -50,6 +51,9 @@ LARGEST: Final = 1e200
 
 MOST_PARAMETERS: Final = 200
 """Different parameters of benchmarks; if there are more, they are taken for something else."""
+
+MOST_DIGITS: Final = 3
+"""Digits of numbers of GPUs in a node."""
 
 MIXED_VALUES: Final = (
     "values of one chip in one run differ by {:.0f} %, far more than chips and runs do: they may be of several "
@@ -77,34 +81,6 @@ class ReadingOptions:
     values: Sequence[str] = ()
 
 
-class _Texts:
-    """Numbers for texts, in the order in which they first appear."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        self.column = array("q")
-
-    def add(self, text: str) -> None:
-        """Append a text; one that is missing is -1."""
-        known = text.lower() not in MISSING
-        self.column.append(self.numbers.setdefault(text, len(self.numbers)) if known else -1)
-
-    @property
-    def codes(self) -> Ints:
-        """The column as numbers."""
-        return np.array(self.column, np.int64)
-
-    @property
-    def coded(self) -> Coded:
-        """The column as numbers, with their texts."""
-        return Coded(self.codes, self.names)
-
-    @property
-    def names(self) -> list[str]:
-        """Texts by number."""
-        return list(self.numbers)
-
-
 class Measurements:
     """All rows that can be used, from all files."""
 
@@ -115,7 +91,8 @@ class Measurements:
         self.rows = self.repeated = 0
         self.latest: float | None = None
         self.failed: dict[str, int] = {}
-        self._texts = {name: _Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
+        self._texts = {name: Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
+        self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
         self._by_name = False
         self._slowness = array("d")
@@ -147,6 +124,7 @@ class Measurements:
             raise TableError(file, str(error)) from None
         parameters = parameters_of(unused)
         self.unused.update(name for name in unused if name not in parameters)
+        self._labels.use([name for name in unused if name not in parameters])
         if "gpu" not in roles and "node" not in roles:
             raise TableError(
                 file, f"no column names a GPU or a node (there are: {', '.join(columns)[:200]}); see --gpu"
@@ -219,13 +197,14 @@ class Measurements:
         self._hash.update(key)
         factor, unit = SCALES.get(unit, (1.0, unit))
         cells["unit"] = f"{unit}\0{'lower' if lower else 'higher'}"
-        self._append(cells, math.log(value * factor) * (1 if lower else -1))
+        self._append(cells, row, math.log(value * factor) * (1 if lower else -1))
         for role, numbers in self._physical.items():
             numbers.append(self._reading(place, role, cells.get(role, "")))
         self._note_time(cells.get("time", ""))
         return True
 
-    def _append(self, cells: Mapping[str, str], slowness: float) -> None:
+    def _append(self, cells: Mapping[str, str], row: Row, slowness: float) -> None:
+        self._labels.add(row)
         self._file.append(self._files - 1)
         self._slowness.append(slowness)
         for role, texts in self._texts.items():
@@ -233,7 +212,7 @@ class Measurements:
 
     def _fail(self, place: str, text: str, cells: Mapping[str, str]) -> bool:
         """Keep whose row cannot be used."""
-        self._append({role: cells.get(role, "") for role in ("gpu", "slot", "node", "cluster")}, math.nan)
+        self._append({role: cells.get(role, "") for role in ("gpu", "slot", "node", "cluster")}, {}, math.nan)
         for numbers in self._physical.values():
             numbers.append(math.nan)
         return self._refuse(place, text)
@@ -286,6 +265,7 @@ class Measurements:
         kind, first = numbered(*(texts[name].codes[used] for name in KINDS))
         without = len(numbered(*(texts[name].codes[used] for name in KINDS if name != "unit"))[1])
         texts["shown"] = texts["unit"] if without < len(first) else _without(texts["unit"])
+        self._by_label = self._columns_of_labels(texts)
         inputs = list[AuditInput]()
         for number, row in enumerate(used[first].tolist()):
             here = used[kind == number]
@@ -308,6 +288,13 @@ class Measurements:
                 )
             inputs += [replace(part, notes=part.notes + joint) for part in parted]
         return inputs
+
+    def _columns_of_labels(self, texts: Mapping[str, Coded]) -> dict[str, Coded]:
+        """What slow ones may have in common: columns without a role, groups, and the numbers of GPUs in nodes."""
+        numbers = texts["slot"] if texts["slot"].names else texts["gpu"]
+        numbers = numbers if all(len(name) <= MOST_DIGITS for name in numbers.names) else _without(numbers)
+        its = {"group": texts["group"], "GPU": numbers}
+        return {name: column for name, column in {**its, **self._labels.columns}.items() if len(column.names) > 1}
 
     def _note_failed(self, found: Places, used: Ints) -> None:
         """Note who has rows, but none that can be used."""
@@ -385,7 +372,13 @@ class Measurements:
         days = _only(chip, texts["day"].codes[here], len(known))
         only_day = [texts["day"].names[day] if day >= 0 else "" for day in days.tolist()]
         by = "gpu" if self._of_gpus()[here].any() else "node"
-        return AuditInput(population, chips, names, groups, physical, by, seen, lower, only_day, notes, rounds)
+        labels = {
+            name: Coded(usual(chip, Coded(column.codes[here], column.names), len(known)), column.names)
+            for name, column in self._by_label.items()
+        }
+        return AuditInput(
+            population, chips, names, groups, physical, by, seen, lower, only_day, labels, notes, rounds
+        )  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ingero_analyze.audit.evidence import NO_EVIDENCE, compared, likely_cause, says
-from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput
+from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput, members_of
+from ingero_analyze.audit.labels import in_common
 from ingero_analyze.terminal import listed, plain
 from ingero_detect.audit import AuditResult, PopulationResult, SlowUnit
 from ingero_detect.audit_tiers import AuditLevel
@@ -65,7 +66,7 @@ def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_l
     populations = [_population(found, given) for found, given in zip(result.populations, inputs, strict=True)]
     for number, population in enumerate(populations):
         mine = [one for one in result.findings if one.population == number]
-        population["notes"] += _of_one_day(mine, inputs[number])
+        population["notes"] += _of_one_day(mine, inputs[number]) + _in_common(mine, inputs[number])
     summary = {"fdr": fdr, "min_loss": min_loss, "findings": len(findings), "hypotheses": result.hypotheses,
                "populations": populations}  # fmt: skip
     return {"findings": findings, "summary": summary}
@@ -113,6 +114,27 @@ def _of_one_day(findings: Sequence[SlowUnit], given: AuditInput) -> list[str]:
             notes.append(
                 f"{names}: measured on {day} only, when hardly any others were: the day may be slow, not they"
             )
+    return notes
+
+
+def _in_common(findings: Sequence[SlowUnit], given: AuditInput) -> list[str]:
+    """Notes on what the named chips, nodes and groups have in common and others do not."""
+    population = given.population
+    chips, nodes = np.arange(len(given.chips)), population.node
+    groups = nodes if population.of_nodes else np.where(nodes >= 0, np.append(population.group, -1)[nodes], -1)
+    notes = []
+    for level, parent in ((AuditLevel.CHIP, chips), (AuditLevel.NODE, nodes), (AuditLevel.GROUP, groups)):
+        mine = [np.array(one.members, np.int64) for one in findings if one.level is level]
+        named = np.zeros(len(chips), np.bool_)
+        named[[chip for one in findings if one.level is not AuditLevel.CHIP or level is AuditLevel.CHIP
+               for chip in one.members]] = True  # fmt: skip
+        parents = int(parent.max(initial=-1)) + 1
+        others = [members for members in members_of(parent, parents) if len(members) and not named[members].any()]
+        labels = {name: its for name, its in given.labels.items() if level is not AuditLevel.GROUP or name != "group"}
+        common = in_common(mine, others, labels) if mine and others else []
+        if common:
+            what = {AuditLevel.CHIP: f"{given.by}s"}.get(level, f"{level}s")
+            notes.append(f"what the named {what} have in common: {', '.join(map(str, common))}")
     return notes
 
 
