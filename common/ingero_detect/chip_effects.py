@@ -112,6 +112,7 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     runs = len(present)
     count = np.bincount(i, minlength=units)
     of_run = grouped_median(y, j, max(runs, 1))[1] if runs else np.zeros(1)
+    of_run = of_run - float(np.median(of_run)) if runs else of_run
     effect = np.zeros(units)
     noise = np.nan
     for _ in range(ROUNDS):

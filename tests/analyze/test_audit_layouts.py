@@ -5,12 +5,16 @@ import random
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ingero_analyze.audit.chips import Coded, places
+from ingero_analyze.audit.columns import parameters_of, recognised
 from ingero_analyze.audit.joint_rows import nodes_of, of_single_nodes
 from ingero_analyze.audit.measurements import Measurements, ReadingOptions
 from ingero_analyze.audit.wide import unpivoted
 from ingero_detect.audit import audit
+from ingero_testing.audit_tables import answer, run, short, written
 
 Results = dict[tuple[int, int, int], float]
 
@@ -118,3 +122,87 @@ def test_nodes_of_a_job_have_its_run() -> None:
 
     assert new == ["step_time_ms", "node", "run"]
     assert [row for _, row in rows] == [{"step_time_ms": "9", "run": "j1", "node": node} for node in "ab"]
+
+
+def names_of(tmp_path: Path, lines: list[str]) -> list[str]:
+    return [one["name"] for one in answer(written(tmp_path, lines))["findings"]]
+
+
+@pytest.mark.parametrize("domain", [True, False])
+def test_a_host_with_and_without_its_domain_or_in_capitals_is_one(tmp_path: Path, domain: bool) -> None:
+    lines = ["node,gpu,run,time_ms"]
+    for name, gpu, number, value in short({(4, 2): 0.15}):
+        other = f"{name}.example.org" if domain else name.upper()
+        lines.append(f"{other if number % 2 else name},{gpu},{number},{value}")
+
+    assert names_of(tmp_path, lines) == ["node-4/2"]
+
+
+def test_hosts_of_one_name_in_two_domains_are_two() -> None:
+    hosts = ["n1.a", "n1.b", "n1", "N2", "n2", "n3.a", "10.0.0.1", "10.0.0.2", "n4.7"]
+    node = Coded(np.arange(len(hosts)), hosts)
+    none = Coded(np.full(len(hosts), -1), [])
+
+    found = places(none, none, node, none, none, none, False).chip
+
+    assert [found.names[code] for code in found.codes] == [
+        "n1.a", "n1.b", "n1", "N2", "N2", "n3.a", "10.0.0.1", "10.0.0.2", "n4.7"
+    ]  # fmt: skip
+
+
+def test_numbers_of_gpus_with_and_without_a_word_are_the_same(tmp_path: Path) -> None:
+    words = ("{}", "GPU{}", "gpu {}", "cuda:{}")
+    lines = ["node,gpu,run,time_ms"]
+    lines += [f"{node},{words[run].format(gpu)},{run},{value}" for node, gpu, run, value in short({(4, 2): 0.15})]
+
+    assert names_of(tmp_path, lines) == ["node-4/2"]
+
+
+def test_a_column_is_that_of_gpus_by_what_it_holds(tmp_path: Path) -> None:
+    lines = ["Hostname,Entity,iter,TFLOPS"]
+    lines += [f"{node},GPU {gpu},{run},{7e5 / value}" for node, gpu, run, value in short({(4, 2): 0.15})]
+
+    assert names_of(tmp_path, lines) == ["node-4/2"]
+
+
+def test_files_of_nodes_that_no_column_names_are_noted(tmp_path: Path) -> None:
+    files = []
+    for place in range(12):
+        rows = [row for row in short({}) if row[0] == f"node-{place}"]
+        lines = ["gpu,run,time_ms", *(f"{gpu},{run},{value}" for _, gpu, run, value in rows)]
+        files.append(written(tmp_path, lines, f"node-{place}.csv"))
+
+    notes = answer(*files)["summary"]["populations"][0]["notes"]
+
+    assert "the 12 files have the same numbers of GPUs" in notes[0]
+    assert not any("same numbers" in note for note in answer(files[0])["summary"]["populations"][0]["notes"])
+
+
+def test_half_of_the_nodes_in_another_unit_are_said_to_be(tmp_path: Path) -> None:
+    lines = ["node,gpu,run,time"]
+    for node, gpu, number, value in short({}):
+        lines.append(f"{node},{gpu},{number},{value / 1000 if int(node[5:]) % 2 else value}")
+    found = answer(written(tmp_path, lines))["summary"]["populations"]
+
+    assert "a factor of 1000: values of another unit?" in "".join(note for one in found for note in one["notes"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "value"),
+    [("mean_ms,std_ms", "mean_ms"), ("p50_ms,p99_ms", "p50_ms"), ("std_ms,avg_ms,max_ms", "avg_ms"),
+     ("efficiency_pct,comment", "efficiency_pct")],
+)  # fmt: skip
+def test_the_usual_one_of_several_statistics_is_the_value(columns: str, value: str) -> None:
+    assert recognised(["node", *columns.split(",")], {})[0]["value"] == value
+
+
+def test_sizes_with_their_unit_are_parameters() -> None:
+    names = ["message_size_bytes", "msg size", "batch_size", "size (MiB)", "memory_bytes"]
+    assert parameters_of(names) == names[:4]
+
+
+def test_workbooks_and_tables_without_a_header_are_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "results.xlsx").write_bytes(b"PK\x03\x04" + bytes(30))
+
+    assert "save the sheet as CSV" in run(tmp_path / "results.xlsx").stderr
+    assert "name the columns there" in run(written(tmp_path, ["n1,0,0,12.5", "n1,1,0,12.6"])).stderr

@@ -1,5 +1,6 @@
 """Which chip, node and group every row is about, and where chips were. Pure."""
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from ingero_analyze.audit.rows import MISSING
 from ingero_analyze.audit.runs import numbered
 from ingero_detect.grouped import Bools, Ints
 from ingero_detect.job_values import always_together
+
+_HOST: Final = re.compile(r"[a-z][a-z0-9-]*(?:\.[a-z][a-z0-9-]*)+")
+"""The name of a host with its domain."""
 
 LOCAL: Final = 0.8
 """Share of names among pairs of name and node below which the names of GPUs are numbers within a node."""
@@ -80,9 +84,10 @@ def places(
     """Put names together. `by_name`: the column of the GPU holds names that no two chips have (a UUID).
 
     Names of nodes, groups and GPUs that several clusters have are those of different ones. A GPU without a name, or
-    one whose name is none, is known by its node and slot.
+    one whose name is none, is known by its node and slot. Names of a host with and without its domain, in capitals or
+    not, are those of one.
     """
-    node, group = _within(node, cluster), _within(group, cluster)
+    node, group = _within(_of_one_host(node), cluster), _within(group, cluster)
     if slot.names and node.names:
         gpu = _by_place(gpu, slot, node, day)
     local = not by_name and _local(gpu, node)
@@ -186,6 +191,22 @@ def _local(gpu: Coded, node: Coded) -> bool:
     known = gpu.codes >= 0
     gpu, node = _rows(gpu, known), _rows(node, known)
     return _combinations(gpu) < LOCAL * _combinations(gpu, node)
+
+
+def _of_one_host(node: Coded) -> Coded:
+    """The column with one name for `N7`, `n7` and `n7.example`, if there is no `n7` of another domain."""
+    plain = [name.lower() for name in node.names]
+    domains = dict[str, set[str]]()
+    for name in plain:
+        short, _, domain = name.partition(".")
+        domains.setdefault(short if _HOST.fullmatch(name) else name, set()).update([domain] if domain else [])
+    shorts = [name.partition(".")[0] if _HOST.fullmatch(name) else name for name in plain]
+    keys = [short if len(domains[short]) < 2 else name for name, short in zip(plain, shorts, strict=True)]
+    present = set(plain)
+    keys = [key if key in present else name for key, name in zip(keys, plain, strict=True)]
+    numbers = dict[str, int]()
+    to = np.array([numbers.setdefault(key, place) for place, key in enumerate(keys)] + [-1])
+    return Coded(to[node.codes], node.names)
 
 
 def _within(column: Coded, cluster: Coded) -> Coded:

@@ -16,7 +16,7 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine",
-        "instance", "instance id", "kubernetes node",
+        "instance", "instance id", "kubernetes node", "node ip", "host ip", "ip", "ip address",
     ),
     "group": (
         "rack", "rack id", "cabinet", "group", "row", "chassis", "pod", "zone", "switch", "location", "enclosure",
@@ -34,6 +34,7 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "step seconds", "step duration", "iteration time", "iteration duration", "iter time", "iter duration",
         "kernel runtime", "wall time", "seconds", "median time", "mean time", "avg time", "average time", "slowdown",
         "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps", "gteps", "ns day", "steps hour",
+        "efficiency",
         "normalized perf", "normalized performance", "relative perf", "rel perf", "relative performance",
     ),
     "run": (
@@ -82,7 +83,9 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
 MEASURED_ROLES: Final = ("value", "clock", "power", "temperature")
 """Roles whose names may have a statistic at the start or the end: `med_freq`, `power_avg`."""
 
-STATISTICS: Final = ("median", "med", "p50", "mean", "avg", "average", "max", "maximum", "peak", "min", "minimum")
+STATISTICS: Final = (
+    "median", "med", "p50", "mean", "avg", "average", "max", "maximum", "peak", "min", "minimum", "p90", "p95", "p99",
+)  # fmt: skip
 """Of several statistics of the same, the first one here is used."""
 
 PLACES: Final = (
@@ -91,8 +94,20 @@ PLACES: Final = (
 )  # fmt: skip
 """Names of the place of a GPU in its node, where another column names the GPU."""
 
-NO_VALUES: Final = re.compile(r"\b(?:timestamp|start|started|end|ended|uptime|epoch|created|age|date|timeout|when)\b")
-"""Times that are no results."""
+NO_VALUES: Final = re.compile(
+    r"\b(?:timestamp|start|started|end|ended|uptime|epoch|created|age|date|timeout|when|"
+    r"std|stddev|stdev|sd|variance|var|cv|stderr)\b"
+)
+"""Times that are no results, and how much these scatter."""
+
+CENTRES: Final = STATISTICS[:6]
+"""Statistics of what is usual: of several columns of times that are called by nothing else, the first of them."""
+
+_SIZED: Final = re.compile(r"(.+?) (?:[kmg]?i?b|bytes)")
+_NUMBER_OF_GPU: Final = re.compile(
+    r"(?:gpu|gcd|cuda|hip|device|dev|card|accelerator)[ :_#-]*(\d{1,3})", re.IGNORECASE
+)
+
 
 PARAMETERS: Final = frozenset(
     (
@@ -110,9 +125,10 @@ LOWER: Final = re.compile(
     r"\b(time|duration|latency|elapsed|runtime|seconds|ms|us|ns|sec|secs|s|msec|usec|min|slowdown)\b"
 )
 HIGHER: Final = re.compile(
-    r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|normali[sz]ed perf\w*|rel(?:ative)? perf\w*)\b|"
-    r".+ [gt]i?bs$|\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|"
-    r"algbw|speed|ops|ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
+    r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|efficiency|normali[sz]ed perf\w*|"
+    r"rel(?:ative)? perf\w*)\b|.+ [gt]i?bs$|"
+    r"\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|algbw|speed|ops|"
+    r"ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
     r"|^(?!.*(?:time|duration|latency|elapsed|runtime)).+ (?:s|sec|second)$"
 )
 FAILED: Final = re.compile(
@@ -245,6 +261,9 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     if "value" not in found:
         times = [column for column in free if split_unit(column)[0] in ("time", "t")]
         times = times or [column for column in free if _is_duration(column)]
+        if all(split_unit(column)[0] in STATISTICS for column in times):
+            usual = sorted(times, key=lambda column: STATISTICS.index(split_unit(column)[0]))[:1]
+            times = usual if usual and split_unit(usual[0])[0] in CENTRES else times
         if len(times) > 1:
             raise ValueError(_several(times))
         found |= {"value": times[0]} if times else {}
@@ -352,9 +371,18 @@ def parameters_of(unused: Sequence[str]) -> list[str]:
     """Columns that hold parameters of the benchmark, of those not used otherwise; those of matrices only together."""
     names = {column: words_of(column) for column in unused}
     matrix = {name for one in MATRICES if one <= set(names.values()) for name in one}
+    sized = {column: found.group(1) for column, name in names.items() if (found := _SIZED.fullmatch(name))}
     return [
-        column for column in unused if split_unit(column)[0] in PARAMETERS or names[column] in PARAMETERS | matrix
+        column
+        for column in unused
+        if {split_unit(column)[0], sized.get(column, "")} & PARAMETERS or names[column] in PARAMETERS | matrix
     ]
+
+
+def number_of_gpu(text: str) -> str:
+    """The number in a name such as GPU 3 or cuda:3; any other text as it is."""
+    found = _NUMBER_OF_GPU.fullmatch(text)
+    return found.group(1) if found else text
 
 
 def lower_is_better(*hints: str) -> bool | None:

@@ -44,7 +44,7 @@ def likely_cause(states: Mapping[str, str]) -> str:
     if temperature == "high" and (clock == "low" or power == "low" or clock is None):
         return "hot: throttled by its temperature, check cooling and airflow"
     if clock == "low" and power == "low":
-        return "low clock and low power: a power limit or a weak supply"
+        return "low clock and low power: a power limit, a locked clock or a weak supply"
     if power == "low" and clock is None:
         return "low power: a power limit, a weak supply, or a chip that waits"
     if clock == "low" and power in ("usual", "high"):

@@ -14,6 +14,9 @@ from ingero_analyze.terminal import listed
 from ingero_detect.audit import Population
 from ingero_detect.grouped import Floats, Ints
 
+NEAR_UNIT: Final = 0.03
+"""How near to a power of 1000 the ratio of two kinds is if it is one of units, as a share of the exponent."""
+
 MOST_NAMES: Final = 20
 """Most names in a note."""
 
@@ -48,6 +51,12 @@ def members_of(parent: Ints, parents: int) -> list[Ints]:
     return [order[first:last] for first, last in pairwise(edges.tolist())]
 
 
+def _of_unit(distance: float) -> bool:
+    """Whether a logarithmic distance is that of two units, such as seconds and milliseconds."""
+    steps = abs(distance) / math.log(1000)
+    return round(steps) > 0 and abs(steps - round(steps)) < NEAR_UNIT
+
+
 def told_apart(parts: Sequence[AuditInput], slower: Sequence[float]) -> list[AuditInput]:
     """Kinds of nodes of one population, with their names and notes. `slower`: by kind, than the largest one (log)."""
     nodes = sum(len(part.nodes) for part in parts)
@@ -75,6 +84,7 @@ def told_apart(parts: Sequence[AuditInput], slower: Sequence[float]) -> list[Aud
             rest = [members for place, its in enumerate(by_part) if place != number - 1 for members in its]
             common = ", ".join(map(str, in_common(by_part[number - 1], rest, labels)))
             names += f"; they have in common: {common}" if common else ""
+            names += "; a factor of 1000: values of another unit?" if _of_unit(distance) else ""
             notes += (
                 f"{len(part.nodes)} of {nodes} nodes are {share:.1f} % {how} than those of "
                 f"kind {slower.index(0.0) + 1}, and like each other: {faults}of another kind that no column tells, "

@@ -5,9 +5,10 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from ingero_analyze.audit.columns import (
     SHOWN,
     is_lost_share,
     lower_is_better,
+    number_of_gpu,
     parameters_of,
     recognised,
     says_failed,
@@ -52,6 +54,9 @@ LARGEST: Final = 1e200
 MOST_PARAMETERS: Final = 200
 """Different parameters of benchmarks; if there are more, they are taken for something else."""
 
+LOOKED_AT: Final = 64
+"""Rows of a file by which a column is known that no name tells."""
+
 MOST_DIGITS: Final = 3
 """Digits of numbers of GPUs in a node."""
 
@@ -59,12 +64,17 @@ MIXED_VALUES: Final = (
     "values of one chip in one run differ by {:.0f} %, far more than chips and runs do: they may be of several "
     "benchmarks that no column tells apart; see --column benchmark=COLUMN"
 )
+SAME_NUMBERS: Final = (
+    "no column names the node, and the {} files have the same numbers of GPUs, which are taken for the same chips; "
+    "if the files are of different nodes, add a column 'node'"
+)
 JOINT: Final = (
     "nodes that are always in the same jobs have one name, joined by +: nothing tells which of them is slow, so swap "
     "them between jobs"
 )
 _NODE_WITH_GPU: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?::|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
 _GPU_OF_NODE: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?:[:/]|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"[-+]?\d+(?:[.,]\d+)?")
 _WHOLE: Final = re.compile(r"(\d+)\.0+")
 
 
@@ -122,12 +132,14 @@ class Measurements:
             roles, unused = recognised([name for name in columns if name not in values[1:]], chosen)
         except ValueError as error:
             raise TableError(file, str(error)) from None
+        rows = self._gpu_by_content(rows, roles, unused)
         parameters = parameters_of(unused)
         self.unused.update(name for name in unused if name not in parameters)
         self._labels.use([name for name in unused if name not in parameters])
         if "gpu" not in roles and "node" not in roles:
+            header = "; the first line seems to hold values: name the columns there" if _values(columns) else ""
             raise TableError(
-                file, f"no column names a GPU or a node (there are: {', '.join(columns)[:200]}); see --gpu"
+                file, f"no column names a GPU or a node (there are: {', '.join(columns)[:200]}); see --gpu{header}"
             )
         if "value" not in roles:
             raise TableError(
@@ -147,6 +159,21 @@ class Measurements:
             first = self.problems.shown[-1] if self.problems.count > before else f"{file}: there are no rows"
             raise TableError(first, "nothing can be used")
 
+    def _gpu_by_content(
+        self, rows: Iterator[tuple[int, Row]], roles: dict[str, str], unused: list[str]
+    ) -> Iterator[tuple[int, Row]]:
+        """The rows. Where no column has the name of the GPU of a node, one that holds `GPU 3` and the like is it."""
+        if "node" not in roles or {"gpu", "slot"} & set(roles):
+            return rows
+        first = list(islice(rows, LOOKED_AT))
+        for name in unused:
+            cells = [row[name] for _, row in first if row.get(name, "").lower() not in MISSING]
+            if cells and all(number_of_gpu(cell) != cell for cell in cells):
+                roles["gpu"] = name
+                unused.remove(name)
+                break
+        return chain(first, rows)
+
     def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str], parameters: Sequence[str]) -> bool:
         place = f"{file}:{line}"
         cells = {role: _tidy(role, row.get(column, "")) for role, column in roles.items()}
@@ -155,6 +182,8 @@ class Measurements:
         if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
             return self._refuse(place, "neither a GPU nor a node")
         cells |= _place(cells)
+        if "node" in cells:
+            cells |= {role: number_of_gpu(cells[role]) for role in ("gpu", "slot") if role in cells}
         if self.options.values:
             cells["benchmark"] = " ".join(filter(None, (cells.get("benchmark", ""), roles["value"])))
         if says_failed(cells.get("status", "")):
@@ -286,7 +315,7 @@ class Measurements:
                 parted = told_apart(
                     [self._population(rows, row, texts, its, run, runs) for rows in parts], kinds.slower
                 )
-            inputs += [replace(part, notes=part.notes + joint) for part in parted]
+            inputs += [replace(part, notes=part.notes + joint + self._one_chip_of_files()) for part in parted]
         return inputs
 
     def _columns_of_labels(self, texts: Mapping[str, Coded]) -> dict[str, Coded]:
@@ -305,6 +334,14 @@ class Measurements:
             f"{'gpu' if of_gpu[found.chip.codes == one].any() else 'node'} {found.chip.names[one]}": int(rows[one])
             for one in np.flatnonzero((rows > 0) & (well == 0)).tolist()
         }
+
+    def _one_chip_of_files(self) -> tuple[str, ...]:
+        """A note where numbers of GPUs are all that names chips, and several files have the same."""
+        gpu, known = self._texts["gpu"].coded, self._texts["node"].names or self._by_name
+        if known or self._files < 2 or not all(map(_NUMBER.fullmatch, map(number_of_gpu, gpu.names))):
+            return ()
+        pairs = len(numbered(gpu.codes, np.array(self._file))[1])
+        return (SAME_NUMBERS.format(self._files),) if pairs > len(gpu.names) else ()
 
     def _of_gpus(self) -> Bools:
         """By row, whether it is of a GPU, and not of a whole node."""
@@ -386,6 +423,11 @@ class Measurements:
             "rows": self.rows, "repeated_rows": self.repeated, "unknown_columns": sorted(self.unused),
             "problems": self.problems.answer(), "failed": self.failed,
         }  # fmt: skip
+
+
+def _values(columns: Sequence[str]) -> bool:
+    """Whether names of columns are numbers, as in a table without a header."""
+    return any(_NUMBER.fullmatch(name.strip()) for name in columns)
 
 
 def _days(times: Coded) -> Coded:
