@@ -438,7 +438,7 @@ class _Judged:
         found = list[tuple[int, LevelChange]]()
         for number, change in self._changes.items() if self.tiers else ():
             before = (self._whole.of == number) & (self._whole.run < change.run)
-            was = float(np.median(self._whole.values[before])) - centre
+            was = float(np.median(self._whole.values[before])) - centre if before.any() else 0.0
             if change.loss < 0 and was >= least and change.before >= FEWEST_NOTED and not self.named[0][number]:
                 found.append((number, change))
         return tuple(found)
