@@ -38,6 +38,12 @@ _HALF_LIFE_HOURS: Final = 48.0
 _ADAPTS: Final = (2000.0, 400.0)
 """Node-ticks, and at least ticks, in which a level adapts to more noise."""
 
+_STEADY_TICKS: Final = 2000.0
+"""Ticks in which the memory that the noise of a group has grown fades to a third."""
+
+_YOUNG_TICKS: Final = 100
+"""Ticks in which a group's usual noise is still being learnt."""
+
 _ALIKE: Final = 1.15
 _UNLIKE: Final = 1.4
 """How much wider the band was, in standard deviations: up to where a level learnt then counts, and from where not."""
@@ -47,6 +53,7 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
     """The alarm level of every group; each tick recalibrates some of them."""
     wanted = 1 / (parameters.budget * parameters.tick_hours)
     first = false_alarm_budget.initial_levels(wanted, nodes.drift, parameters.largest_step)
+    _note_growth(memory, nodes)
     alarm = memory.group("alarm")
     alarm[np.isnan(alarm)] = first[np.isnan(alarm)]
     period = max(OFFSET_TICKS, len(alarm) // _CALIBRATED)
@@ -58,7 +65,7 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
         )
         unseen = nodes.past.left[part]
         tails = [
-            false_alarm_budget.fit_tail(*pair, hours, unseen, parameters.budget)
+            false_alarm_budget.fit_tail(*pair, hours, unseen, parameters.budget, _steady(memory)[part])
             for pair in zip(peaks, steps, strict=True)
         ]
         judged = hours / parameters.tick_hours
@@ -70,6 +77,19 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
             table *= fade
     raised: Floats = alarm + _learnt_in_less_noise(memory, parameters, nodes) * np.maximum(first - alarm, 0.0)
     return raised
+
+
+def _note_growth(memory: ColumnStore, nodes: Residuals) -> None:
+    """Note the groups whose noise has grown at once: what is seen of it between two such times says little."""
+    growth = memory.group("growth")
+    grown = nodes.grown & (memory.group("ticks") > _YOUNG_TICKS)
+    growth[:] = np.where(grown, np.float32(1.0), growth * np.float32(1 - 1 / _STEADY_TICKS))
+
+
+def _steady(memory: ColumnStore) -> Bools:
+    """By group: whether its noise has not grown for about five times `_STEADY_TICKS`."""
+    steady: Bools = memory.group("growth") < false_alarm_budget.FORGOTTEN
+    return steady
 
 
 def _learnt_in_less_noise(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Floats:
@@ -210,6 +230,7 @@ def estimates(memory: ColumnStore, budget: float, theory: float) -> dict[str, fl
         found[name] = 0.0
         if total > 0:
             peaks, steps = memory.group(f"peaks_{side}"), memory.group(f"steps_{side}")
-            tail = false_alarm_budget.fit_tail(peaks, steps, hours, autocorrelation(memory).left, budget)
+            unseen = autocorrelation(memory).left
+            tail = false_alarm_budget.fit_tail(peaks, steps, hours, unseen, budget, _steady(memory))
             found[name] = float((tail.rate(alarm) * hours).sum() / total)
     return found

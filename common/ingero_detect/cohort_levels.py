@@ -19,6 +19,11 @@ _REST_TICKS: Final = 360
 """Ticks after which a job whose nodes all work, and lost very different parts of their rates, counts as another job.
 Until then it rests."""
 
+_LEVEL_GAIN: Final = 0.2
+_TREND_GAIN: Final = 0.01
+"""Gains of the level and of its trend (Holt 1957), critically damped: a load that changes by a few per cent a tick,
+as over a day, is followed, and one that changes at once is a common move."""
+
 
 def follow_offsets(memory: ColumnStore, ticks: int, absolute: Singles, nodes: Residuals) -> None:
     """Update how far active nodes of a cohort lie apart: a standard deviation, drawn towards 4 % if they are few."""
@@ -62,7 +67,10 @@ def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Refere
     gain = np.maximum(1.0 / (parameters.warmup + ticks + 1), 1 / 60)
     scale[usual] = scale[usual] + gain[usual] * (reference.spread[usual] - scale[usual])
     ticks[usual] += 1
-    level[steady] += 0.05 * reference.level[steady]
+    trend = memory.group("trend")
+    level[steady] += trend[steady] + _LEVEL_GAIN * reference.level[steady]
+    trend[steady] += _TREND_GAIN * reference.level[steady]
+    trend[~some] = 0.0
     moved = memory.group("moved")
     rests = reference.common & (reference.apart | (reference.level <= -NOTHING + 0.01))
     step = np.where(rests, np.minimum(moved, 0) - 1, np.where(reference.common, np.maximum(moved, 0) + 1, 0))
@@ -96,6 +104,9 @@ def _note_level_of_baselines(memory: ColumnStore, parameters: Parameters, refere
     learnt[still] = level[still]
     now = level + np.where(reference.common, reference.level, 0.0)
     memory.group("back")[:] = np.abs(now - learnt) <= parameters.own_band
+    usual = memory.group("usual_level")
+    followed = usual + (level - usual) / parameters.baseline_ticks
+    usual[:] = np.where(still & np.isfinite(usual), followed, level)
 
 
 def slow_jobs(memory: ColumnStore) -> list[JobSlow]:

@@ -58,7 +58,8 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "hours": (np.float64, 0.0), "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
     "unexamined": (np.bool_, False), "unit": (np.float64, np.nan), "counted": (np.float32, 0.0),
     "lenience": (np.float64, np.nan), "learnt": (np.float64, np.nan),
-    "back": (np.bool_, True), "block_count": (np.float64, 0.0), "block_near": (np.float64, 0.0),
+    "back": (np.bool_, True), "trend": (np.float64, 0.0), "usual_level": (np.float64, np.nan),
+    "growth": (np.float32, 0.0), "block_count": (np.float64, 0.0), "block_near": (np.float64, 0.0),
     "block_far": (np.float64, 0.0), "block_spread": (np.float64, 0.0),
 }  # fmt: skip
 """Type and initial value of the columns by group.
@@ -66,8 +67,10 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 `unexamined`: a node began to be below its peers, and whether it is alone there has not been looked at yet.
 `unit`: rate of one event, where rates are small counts, which `counted` says from 0 to 1. `lenience`: the loss that
 adds no evidence, in standard deviations, while the alarm level was learnt. `learnt`: the level at which the
-baselines were learnt; `back`: whether the job is there, so that they hold in spite of `relearn`. `block_count`:
-blocks of ticks that were compared with the last one and the one before; `block_near`, `block_far`: squares of what
+baselines were learnt; `back`: whether the job is there, so that they hold in spite of `relearn`. `trend`: by what
+the level changes from tick to tick; `usual_level`: its mean over the time that baselines are learnt from.
+`growth`: 1 when the noise of all nodes has just grown, and then fading for hours. `block_count`: blocks of ticks
+that were compared with the last one and the one before; `block_near`, `block_far`: squares of what
 they differ from these; `block_spread`: squares of their medians.
 """
 
@@ -77,7 +80,7 @@ HISTOGRAMS: Final = {
 """Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
 losses that ended by themselves."""
 
-VERSION: Final = 9
+VERSION: Final = 10
 """Version of the snapshot format."""
 
 _ADDED: Final[dict[int, tuple[str, ...]]] = {
@@ -90,6 +93,7 @@ _ADDED: Final[dict[int, tuple[str, ...]]] = {
         "node_block", "node_last_block", "node_block_before", "group_block_count", "group_block_near",
         "group_block_far", "group_block_spread",
     ),
+    10: ("group_trend", "group_usual_level", "group_growth"),
 }  # fmt: skip
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 

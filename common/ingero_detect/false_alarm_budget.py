@@ -34,10 +34,11 @@ TWO_STEPS: Final = 1.8
 It is below 2 because the level that is fitted to the first few hundred ticks is pessimistic too and needs room.
 """
 
-PRIOR_TICKS: Final = 200.0
+PRIOR_TICKS: Final = 300.0
 """Node-ticks at which the cohort's own data and theory have the same weight, where the data allow a lower level.
 
-They are few because the fit is itself cautious while there are few data.
+They are few, and the weight of theory falls with their square, because the fit is itself cautious while there are few
+data.
 """
 
 PRIOR_TICKS_ABOVE: Final = 1000.0
@@ -68,8 +69,11 @@ PLAIN_DEPTHS: Final = (30.0,)
 HIGHEST_STEPS: Final = 20.0
 """Number of largest steps of plain noise whose mean excess tells how far beyond the largest one the next may be."""
 
-NEAR: Final = 0.7
-"""Share of the level from which a single step is large: what may be added at once is limited to three quarters."""
+NEAR: Final = 0.75
+"""Share of the level from which a single step is large: no more may be added at once."""
+
+FEW_NEAR: Final = 2e-5
+"""Share of steps that may be large in plain noise."""
 
 DIFFUSION_DEPTH: Final = 5.0
 """Number of highest peaks beyond which evidence is taken to decay as that of a walk with the same autocorrelation."""
@@ -219,28 +223,30 @@ class Tail:
 
 
 def is_plain(steps: Histogram, unseen: Floats | float, level: Floats) -> Bools:
-    """Whether the noise of a cohort is plain: its steps are independent, and none of them came near to `level`.
+    """Whether the noise of a cohort is plain: its steps are independent, and hardly any of them came near to `level`.
 
     What one tick may add is limited, so that steps near the level say little about larger ones.
     """
-    largest = _largest(steps)
-    plain: Bools = (unseen <= CORRELATED) & (STEPS[largest] < NEAR * level) & (largest < STEP_BINS - 1)
+    near = np.where(NEAR * level[:, None] <= STEPS, steps, 0.0).sum(axis=1)
+    few = near <= np.maximum(FEW_NEAR * steps.sum(axis=1), FORGOTTEN)
+    plain: Bools = (unseen <= CORRELATED) & few & (steps[:, -1] < FORGOTTEN)
     return plain
 
 
 def fit_tail(
-    peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float = 1.0, budget: float = 0.0
-) -> Tail:
+    peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float = 1.0, budget: float = 0.0,
+    steady: Bools | bool = True,
+) -> Tail:  # fmt: skip
     """Describe the tail of every cohort from its histograms of peaks and steps and its node-hours.
 
     Where noise is plain at the level for `budget`, the fit is to the largest steps and highest peaks alone, and takes
-    their mean excess as it is; other noise adds its standard error.
+    their mean excess as it is; other noise adds its standard error. Noise that is not `steady` is not plain.
     """
     cautious = _fit_tail(peaks, steps, hours, unseen, plain=False)
     if not budget:
         return cautious
     close = _fit_tail(peaks, steps, hours, unseen, plain=True)
-    plain = is_plain(steps, unseen, close.level_for(budget))
+    plain = is_plain(steps, unseen, close.level_for(budget)) & steady
     pairs = zip(vars(close).values(), vars(cautious).values(), strict=True)
     return Tail(*(np.where(plain, one, other) for one, other in pairs))
 
@@ -262,8 +268,9 @@ def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats 
         usable = chosen >= 0
         chosen = np.maximum(chosen, 0)
         count, start, excess = above[rows, chosen], EDGES[chosen], BIN * bins
-        caution = 0.0 if plain else 1 / np.sqrt(count + 10)
-        mean = (excess + 10 / exponent) / (count + 10) * (1 + caution)
+        prior = TAIL_DEPTHS[0] if plain else 10.0
+        caution = 0.0 if plain else 1 / np.sqrt(count + prior)
+        mean = (excess + prior / exponent) / (count + prior) * (1 + caution)
         rate = rates[rows, chosen] + start / mean
         worse = usable & (rate - probe / mean > seen_rate - probe * seen_exponent)
         seen_rate, seen_exponent = np.where(worse, rate, seen_rate), np.where(worse, 1 / mean, seen_exponent)
@@ -278,7 +285,8 @@ def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats 
 def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first: Floats) -> Floats:
     """The alarm level of every cohort: the larger of test and mirrored test, mixed with `first` at the beginning."""
     fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
-    weight = ticks / (ticks + np.where(fitted > first, PRIOR_TICKS_ABOVE, PRIOR_TICKS))
+    above = ticks / (ticks + PRIOR_TICKS_ABOVE)
+    weight = np.where(fitted > first, above, ticks**2 / (ticks**2 + PRIOR_TICKS**2))
     levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
     clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
     return clipped

@@ -25,6 +25,15 @@ HALF: Final = float(np.log(2.0))
 APART: Final = 0.5 * HALF
 """Standard deviation between nodes that work at different levels, log units: more than chips or noise bring about."""
 
+LARGEST_CORRECTED: Final = 32
+"""Nodes of a cohort up to which the reference of a node leaves it out: in larger ones it hardly matters."""
+
+_CLIPPED: Final = 1.5
+"""Standard deviations at which the influence of a node on the reference of others is limited (Huber 1964)."""
+
+_REJECTED: Final = 4.0
+"""Standard deviations from which a node has no influence on the reference of others."""
+
 _SMALL: Final = np.array([1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107])
 """Factors that make the MAD of up to 9 normal values unbiased (Croux and Rousseeuw 1992)."""
 
@@ -94,6 +103,33 @@ def find_reference(
         spread[number] = inner * MAD_TO_SIGMA * float(small_sample_factor(np.array([len(members)]))[0])
     upper = np.where(moved, np.nan, upper)
     return Reference(count, level, spread, upper, common, partial, common & wide, common & (deep | wide))
+
+
+def of_the_others(
+    reference: Reference, residuals: Singles, cohort: Ints, accused: Bools, spread: Floats
+) -> tuple[Ints, Singles]:
+    """What the reference of a node in a small cohort must be corrected by, so that it is a mean of the others: the
+    nodes concerned, and for each the correction in log units.
+
+    One step from the median to Huber's M-estimator, without the node itself. The median of 8 nodes knows 14 % less
+    about a loss of one of them than the mean of the other 7 does, and this 2 % less. `spread`: the standard deviation
+    of residuals by cohort. Cohorts that moved, or have no spread, keep their reference.
+    """
+    count = reference.count
+    small = (count > FEWEST) & (count <= LARGEST_CORRECTED) & (spread > 0) & ~reference.common & ~reference.partial
+    rows = np.flatnonzero(small[cohort])
+    if not len(rows):
+        return rows, np.zeros(0, np.float32)
+    own = cohort[rows]
+    unit = singles(spread)[own]
+    away = residuals[rows] - singles(reference.level)[own]
+    counts = ~accused[rows]
+    others = np.bincount(own[counts], minlength=len(count))
+    counts |= (others < np.maximum(FEWEST, np.ceil(SHARE * count)))[own]
+    counts &= np.abs(away) < _REJECTED * unit
+    pull = np.where(counts, np.clip(away, -_CLIPPED * unit, _CLIPPED * unit), np.float32(0))
+    number = np.bincount(own[counts], minlength=len(count))[own] - counts
+    return rows, singles((np.bincount(own, pull, len(count))[own] - pull) / np.maximum(number, 1))
 
 
 def _nearest_mode(values: Singles, needed: int, width: float) -> Singles:

@@ -12,7 +12,7 @@ from ingero_detect.column_store import ColumnStore
 from ingero_detect.counted_events import noise_of_counts, on_root_scale, share_of_unit
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
-from ingero_detect.reference import Reference, find_reference
+from ingero_detect.reference import Reference, find_reference, of_the_others
 
 MAX_DEVIATION: Final = 7.0
 """Limit of residuals, log units."""
@@ -44,10 +44,10 @@ class Residuals:
     `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`.
     `new`: in a new phase of the job, for which baselines are still learnt; `known`: ticks that `baseline` was learnt
     from. `ready`: its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. By
-    group, `usual`: the mean `scale`; `recent`: the spread of the last ticks; `median`: medians; `past`: how residuals
-    depend on earlier ones; `drift`: the loss that adds no evidence, standard deviations. `share`: one event as
-    a share of those expected, where they are so few that residuals are those of roots, else 0; None if no cohort
-    counts events.
+    group, `usual`: the mean `scale`; `recent`: the spread of the last ticks; `grown`: it has grown at once; `median`:
+    medians; `past`: how residuals depend on earlier ones; `drift`: the loss that adds no evidence, standard
+    deviations. `share`: one event as a share of those expected, where they are so few that residuals are those of
+    roots, else 0; None if no cohort counts events.
     """
 
     index: slice | Ints
@@ -62,6 +62,7 @@ class Residuals:
     scale: Singles
     usual: Floats
     recent: Floats
+    grown: Bools
     accused: Bools
     ready: Bools
     fresh: Bools
@@ -102,12 +103,15 @@ def compute_residuals(
 
     accused = is_accused(memory.node("state"))[index]
     reference = find_reference(residual, group, count, accused, quartiles, tolerance)
+    gap = residual - singles(reference.level)[group]
+    rows, correction = of_the_others(reference, residual, group, accused, spread)
+    gap[rows] -= correction
     recent = _recent_spread(memory, reference)
     sigma = _sigma(memory, index, group, spread)
     if share is not None:
         sigma = np.maximum(sigma, noise_of_counts(share))
     past = autocorrelation(memory)
-    scale, usual = _long_run_scale(parameters, sigma, group, reference, recent, past)
+    scale, usual, grown = _long_run_scale(parameters, sigma, group, reference, recent, past)
     return Residuals(
         index=index,
         group=group,
@@ -116,11 +120,12 @@ def compute_residuals(
         new=new,
         known=known,
         level=level,
-        gap=residual - singles(reference.level)[group],
+        gap=gap,
         sigma=sigma,
         scale=scale,
         usual=usual,
         recent=recent,
+        grown=grown,
         accused=accused,
         ready=memory.node("grace")[index] <= 0,
         fresh=fresh,
@@ -159,17 +164,19 @@ def _growth(recent: Floats, usual: Floats) -> Floats:
 
 def _long_run_scale(
     parameters: Parameters, sigma: Singles, group: Ints, reference: Reference, recent: Floats, past: Autocorrelation
-) -> tuple[Singles, Floats]:
-    """The standard deviation including autocorrelation, never below half of the band; also the usual one by group.
+) -> tuple[Singles, Floats, Bools]:
+    """The standard deviation including autocorrelation, never below half of the band; by group, the usual one and
+    whether the noise has grown.
 
     Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
     """
     stretch, least = np.sqrt(past.ratio), 0.5 * parameters.own_band
     recent = np.nan_to_num(recent, nan=0.0)
     usual = np.bincount(group, sigma, len(recent)) / np.maximum(reference.count, 1)
-    factor = _growth(recent, usual) * stretch
+    growth = _growth(recent, usual)
+    factor = growth * stretch
     floor = np.maximum(recent / _CHANCE_GROWTH * stretch, least)
     scale: Singles = np.maximum(sigma * singles(factor)[group], singles(floor)[group])
     if reference.common.any():
         scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
-    return scale, np.maximum(usual * factor, floor)
+    return scale, np.maximum(usual * factor, floor), growth > _CERTAIN_GROWTH

@@ -47,6 +47,9 @@ _CROWD_DEVIATION: Final = 4.0
 """Standard deviations by which a node of a crowd falls or rises at least. Beside a straggler one of seven others is
 beyond three in one of a hundred ticks."""
 
+_RESPONSE: Final = 0.1
+"""Share of a change of load by which nodes may differ in following it."""
+
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
 
@@ -142,7 +145,7 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
     """Compute how much this tick may add. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
     wide = nodes.new | _many_moved_differently(memory, parameters, nodes)[group]
-    band = np.where(wide, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
+    band = np.where(wide, np.float32(parameters.absolute_band), singles(_band_of_load(memory, parameters))[group])
     z = -nodes.gap / scale
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
     allowance = np.maximum(singles(nodes.drift)[group], band / scale) + error
@@ -167,6 +170,16 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
         steps,
         singles(most)[group],
     )
+
+
+def _band_of_load(memory: ColumnStore, parameters: Parameters) -> Floats:
+    """By group the loss that never accuses: the band, and a share of how far the load is from its usual level.
+
+    Nodes that share a load do not respond to it alike, and their baselines were learnt at the usual level.
+    """
+    away = np.nan_to_num(np.abs(memory.group("level") - memory.group("usual_level")), nan=0.0)
+    band: Floats = np.minimum(parameters.own_band + _RESPONSE * away, parameters.absolute_band)
+    return band
 
 
 def _many_moved_differently(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Bools:

@@ -48,12 +48,13 @@ def play(
     detector: Detector | None = None,
     first: int = 0,
     echo: dict[int, float] | None = None,
+    seconds: float = TICK,
     **parameters: float,
 ) -> Played:
-    """Run a detector over rates; NaN is a node that says nothing."""
+    """Run a detector over rates, a tick every so many `seconds`; NaN is a node that says nothing."""
     nodes = rates.shape[1]
     names = [node_key("c", f"n{number}") for number in range(nodes)]
-    played = Played(detector or Detector(Parameters(tick_seconds=TICK, **parameters)))  # type: ignore[arg-type]
+    played = Played(detector or Detector(Parameters(tick_seconds=seconds, **parameters)))  # type: ignore[arg-type]
     for tick in range(first, first + len(rates)):
         value = rates[tick - first]
         state = np.where(np.isnan(value), ABSENT, ACTIVE).astype(np.uint8)
@@ -67,7 +68,7 @@ def play(
             state,
             (echo or {}) if tick == first else {},
         )
-        outcome = played.detector.tick(1000 + tick * TICK, seen)
+        outcome = played.detector.tick(1000 + tick * seconds, seen)
         played.edges += [(tick, edge) for edge in outcome.edges]
         played.jobs += [(tick, job) for job in outcome.jobs]
         played.digest = outcome.digest

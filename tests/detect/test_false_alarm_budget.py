@@ -1,6 +1,6 @@
 """Alarm levels: the theory's figures, and tails that are fitted to what a fleet does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ingero_detect import false_alarm_budget
 from ingero_detect.false_alarm_budget import Tail
-from ingero_detect.grouped import Floats, Groups, Ints, Singles, grouped_median
-from ingero_detect.reference import find_reference
+from ingero_detect.grouped import Floats, Groups, grouped_median
 
 
 def test_run_length_is_siegmunds() -> None:
@@ -87,19 +86,19 @@ def test_levels_for_normal_noise_keep_the_budget_in_simulation() -> None:
         assert theory - 0.8 <= level <= theory + 1.0
 
 
-def an_hour_of_eight_nodes(draw: Callable[[np.random.Generator], Floats], clusters: int) -> Tail:
-    """The tails that clusters fit to 720 ticks of a test with drift 1.8, what a tick adds limited to 4."""
+def an_hour_of_eight_nodes(draw: Callable[[np.random.Generator], Floats], clusters: int, hours: int = 1) -> Tail:
+    """The tails that clusters fit to 720 ticks, or more, of a test with drift 1.8, what a tick adds limited to 4."""
     rng = np.random.default_rng(5)
     evidence, peak = np.zeros((2, clusters, 8))
     peaks, steps = np.zeros((clusters, false_alarm_budget.BINS)), np.zeros((clusters, false_alarm_budget.STEP_BINS))
-    for _ in range(720):
+    for _ in range(720 * hours):
         step = np.minimum(draw(rng) - 1.8, 4.0)
         after = np.maximum(0, evidence + step)
         cluster, node = np.nonzero((evidence > 0) & (after == 0))
         np.add.at(peaks, (cluster, false_alarm_budget.bins_of(peak[cluster, node])), 1)
         np.add.at(steps, (np.arange(clusters)[:, None], false_alarm_budget.step_bins_of(step)), 1)
         peak, evidence = np.where(after > 0, np.maximum(peak, after), 0), after
-    return false_alarm_budget.fit_tail(peaks, steps, np.full(clusters, 8.0), 1.0, 0.001)
+    return false_alarm_budget.fit_tail(peaks, steps, np.full(clusters, 8.0 * hours), 1.0, 0.001)
 
 
 def test_an_hour_of_plain_noise_needs_little_more_than_the_level_of_theory() -> None:
@@ -110,6 +109,16 @@ def test_an_hour_of_plain_noise_needs_little_more_than_the_level_of_theory() -> 
     above = levels - false_alarm_budget.theoretical_level(720 / 0.001, 1.8)
     assert np.exp(-2 * 1.8 * above).mean() < 1  # of the budget, used in the mean
     assert above.mean() < 0.6
+
+
+def test_the_longer_plain_noise_lasts_the_closer_its_level_is_to_theory() -> None:
+    """Records grow with the hours; that alone does not make noise less plain."""
+    hour, day = (
+        an_hour_of_eight_nodes(lambda rng: rng.normal(size=(20, 8)), 20, hours).level_for(0.001) for hours in (1, 20)
+    )
+
+    assert day.mean() < hour.mean()
+    assert day.mean() < false_alarm_budget.theoretical_level(720 / 0.001, 1.8) + 0.4
 
 
 def test_an_hour_of_tailed_noise_keeps_its_budget() -> None:
@@ -140,6 +149,17 @@ def test_without_data_the_level_is_the_first() -> None:
     (level,) = false_alarm_budget.calibrated_levels([tail], np.zeros(1), 1e-4, np.array([8.5]))
 
     assert level == pytest.approx(8.5)
+
+
+def test_the_first_level_fades_with_the_square_of_the_ticks_that_ask_for_a_lower_one() -> None:
+    tail = Tail(*(np.array([value]) for value in (np.log(1e-4) + 8.0, 2.0, -np.inf, 2.0)))  # wants a level of 4
+
+    levels = [
+        float(false_alarm_budget.calibrated_levels([tail], np.array([ticks]), 1e-4, np.array([9.0]))[0])
+        for ticks in (30.0, 300.0, 3000.0)
+    ]
+
+    assert levels == pytest.approx([9.0 - 5 / 101, 6.5, 4.0 + 5 / 101])
 
 
 @given(
@@ -179,43 +199,6 @@ def test_medians_of_standing_groups_are_medians(members: list[tuple[float, int, 
     assert not len(group) or not groups.still(group + np.int32(1), 8)
 
 
-def reference(*residuals: float, accused: Sequence[int] = (), tolerance: float = 0.05) -> tuple[float, bool, bool]:
-    values, alone = np.array(residuals, np.float32), np.zeros(len(residuals), np.int32)
-    groups, count = Groups(alone, 1), np.array([len(residuals)])
-
-    def median(of: Singles | Floats, members: Ints) -> tuple[Floats, Floats]:
-        return groups.median_and_upper_quartile(of, slice(None), members)
-
-    known = np.isin(np.arange(len(values)), accused)
-    found = find_reference(values, alone.astype(np.int64), count, known, median, np.array([tolerance]))
-    return float(found.level[0]), bool(found.common[0]), bool(found.partial[0])
-
-
-def test_a_quarter_that_agrees_with_its_own_history_is_the_reference() -> None:
-    level, common, partial = reference(0.0, 0.01, -0.01, *[-1.1] * 7)
-
-    assert (abs(level) < 0.02, common, partial) == (True, False, True)
-
-
-def test_nodes_that_are_accused_already_define_no_reference_while_enough_others_do() -> None:
-    level, common, partial = reference(0.0, 0.01, -0.01, *[-0.28] * 5, accused=(3, 4, 5, 6))
-
-    assert (abs(level) < 0.02, common, partial) == (True, False, False)
-    assert reference(0.01, *[-0.28] * 7, accused=range(1, 7))[1]
-
-
-def test_when_nobody_stayed_the_move_is_common() -> None:
-    level, common, partial = reference(-0.7, -0.69, -0.71, -0.7)
-
-    assert (level, common, partial) == (pytest.approx(-0.7, abs=0.01), True, False)
-
-
-def test_of_two_levels_away_from_zero_the_nearer_one_counts() -> None:
-    level, common, _ = reference(-0.2, -0.21, -0.19, -0.2, *[-1.0] * 6)
-
-    assert (level, common) == (pytest.approx(-0.2, abs=0.02), True)
-
-
 @pytest.mark.parametrize(
     ("lengths", "allowed", "ticks"),
     [
@@ -247,12 +230,3 @@ def test_evidence_from_correlated_steps_decays_slower() -> None:
 
     assert alone == pytest.approx(2.0, abs=0.1), "the exponent of independent normal steps"
     assert correlated == pytest.approx(alone / 4)
-
-
-def test_nodes_of_one_level_that_crosses_the_tolerance_are_not_two_parts() -> None:
-    """Noise of 10 % around a level that has moved: the part within the tolerance is the upper end of all."""
-    residuals = np.linspace(-0.45, -0.15, 12)
-
-    level, common, partial = reference(*residuals, tolerance=0.25)
-
-    assert (level, common, partial) == (pytest.approx(-0.3, abs=0.03), True, False)
