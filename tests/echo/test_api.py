@@ -118,7 +118,7 @@ def test_the_summary_counts_nodes_and_names_the_straggler(service: Running) -> N
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "why_not": {"node_id": "gpu-node-3"}, "compare_windows": {"metric_name": metrics.COLLECTIVE_DURATION},
-    "find_outlier_nodes": {"k": 1.0},
+    "find_outlier_nodes": {"k": 1.0}, "find_lemons": {"times": 1},
 }  # fmt: skip
 
 

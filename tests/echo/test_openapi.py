@@ -95,8 +95,15 @@ def test_every_tool_answers_a_generated_client(
     with client(trust, generated) as speaker:
         for answer in QUESTIONS.values():
             arguments_of, *_ = get_args(operation(answer.name).sync.__annotations__["body"])
+            wanted = {"cluster_id": "c", "since": "all", "node_id": "n1"}
+            known = answer.arguments.model_fields
+            required = {name for name, field in known.items() if field.is_required()}
             arguments = arguments_of(
-                cluster_id="c", since="all", **({"node_id": "n1"} if answer.name == "why_not" else {})
+                **{
+                    name: value
+                    for name, value in wanted.items()
+                    if name in {"cluster_id", "since"} & {*known} | required
+                }
             )
             reply = operation(answer.name).sync(client=speaker, body=arguments)
 

@@ -87,7 +87,7 @@ LEMONS = Question(
                sum(epoch_ns(ended) - epoch_ns(began)) / 3.6e12 AS hours, min(began) AS first, max(began) AS last,
                arg_max(open, began) AS accused, list_sort(list_distinct(flatten(list(kinds)))) AS kinds,
                list_sort(list_distinct(flatten(list(gpus)))) AS gpus,
-               list(event_id::VARCHAR ORDER BY began DESC)[1:10] AS evidence
+               list(event_id::VARCHAR ORDER BY began DESC, event_id)[1:10] AS evidence
         FROM episodes GROUP BY cluster_id, node_id
     ),
     totals AS (SELECT cluster_id, sum(accusations) AS accusations FROM nodes GROUP BY cluster_id),

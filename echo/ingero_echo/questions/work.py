@@ -410,7 +410,8 @@ COST = Question(
     ),
     charged AS (
         SELECT cluster_id, node_id, coalesce(sum(epoch_ns(ended) - epoch_ns(began)), 0) / 3.6e12 AS hours,
-               avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS cited,
+               avg(coalesce(severity, 1)) AS severity,
+               list(event_id::VARCHAR ORDER BY "timestamp" DESC, event_id)[1:10] AS cited,
                max(try_cast(json_extract_string(evidence, '$.ranks') AS INTEGER)) AS ranks
         FROM spans WHERE state IN ({ACCUSED}) AND (ended > began OR "timestamp" = began)
         GROUP BY cluster_id, node_id, source
