@@ -245,6 +245,13 @@ class _Counted:
         return data
 
 
+def refuse_other_kinds(file: str, first: bytes) -> None:
+    """`TableError` for a file that begins like an archive, a workbook or a packed file, with what to do."""
+    for magic, what in _OTHERS.items():
+        if first.startswith(magic):
+            raise TableError(file, what)
+
+
 def _text_rows(
     file: str, stream: Any, choose: Choose, skip: Skip | None, json: bool, consumed: Callable[[], int] | None = None
 ) -> Iterator[TableBatch]:
@@ -253,9 +260,7 @@ def _text_rows(
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         stream = io.BytesIO(_recoded(file, first, stream))
         first = stream.readline(1 << 20)
-    for magic, what in _OTHERS.items():
-        if first.startswith(magic):
-            raise TableError(file, what)
+    refuse_other_kinds(file, first)
     if json and exposition.is_exposition(first):
         yield from _objects(file, first, stream, choose, skip, consumed, exposition.rows_of)
     elif json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):

@@ -63,9 +63,9 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
         peaks, steps = (
             [memory.group(f"{table}_{side}")[part] for side in ("slow", "fast")] for table in ("peaks", "steps")
         )
-        unseen = nodes.past.left[part]
+        unseen, steady = nodes.past.left[part], _steady(memory)[part]
         tails = [
-            false_alarm_budget.fit_tail(*pair, hours, unseen, parameters.budget, _steady(memory)[part])
+            false_alarm_budget.fit_tail(*pair, hours, unseen, parameters.budget, steady)
             for pair in zip(peaks, steps, strict=True)
         ]
         judged = hours / parameters.tick_hours
@@ -224,13 +224,12 @@ def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints)
 def estimates(memory: ColumnStore, budget: float, theory: float) -> dict[str, float]:
     """Estimated false alarms per node-hour at the present levels, from the test and from the mirrored test."""
     hours, alarm = memory.group("hours"), np.nan_to_num(memory.group("alarm"), nan=theory)
-    total = float(hours.sum())
+    total, unseen, steady = float(hours.sum()), autocorrelation(memory).left, _steady(memory)
     found = {}
     for name, side in (("own_tail", "slow"), ("mirror", "fast")):
         found[name] = 0.0
         if total > 0:
             peaks, steps = memory.group(f"peaks_{side}"), memory.group(f"steps_{side}")
-            unseen = autocorrelation(memory).left
-            tail = false_alarm_budget.fit_tail(peaks, steps, hours, unseen, budget, _steady(memory))
+            tail = false_alarm_budget.fit_tail(peaks, steps, hours, unseen, budget, steady)
             found[name] = float((tail.rate(alarm) * hours).sum() / total)
     return found

@@ -1,6 +1,6 @@
 """How often each rank arrives last; significant also where a rank is late in some steps only. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Final
 
@@ -49,6 +49,14 @@ def median_by_step(values: Floats) -> Floats:
     return found
 
 
+def _tables(values: Floats, alike: Ints) -> Iterator[tuple[Ints, Floats]]:
+    """The rows of each kind, and their values in the steps that nearly all of them have."""
+    for kind in np.unique(alike).tolist():
+        members = np.flatnonzero(alike == kind)
+        table = values[members]
+        yield members, table[:, np.isfinite(table).sum(axis=0) >= max(2, 0.8 * len(members))]
+
+
 def frequently_last(
     values: Floats, alike: Ints, chance: float, stretch: Floats, whole: bool = True
 ) -> tuple[Bools, Floats]:
@@ -68,10 +76,7 @@ def frequently_last(
         return max(float(stretch[rank]), own)
 
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
-    for kind in np.unique(alike).tolist():
-        members = np.flatnonzero(alike == kind)
-        table = values[members]
-        table = table[:, np.isfinite(table).sum(axis=0) >= max(2, 0.8 * len(members))]
+    for members, table in _tables(values, alike):
         steps = table.shape[1]
         if len(members) < 2 or not steps:
             continue
@@ -99,10 +104,7 @@ def frequently_far(values: Floats, alike: Ints, chance: float) -> tuple[Bools, F
     the distance to the highest row that is not far.
     """
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
-    for kind in np.unique(alike).tolist():
-        members = np.flatnonzero(alike == kind)
-        table = values[members]
-        table = table[:, np.isfinite(table).sum(axis=0) >= max(2, 0.8 * len(members))]
+    for members, table in _tables(values, alike):
         apart = table - median_by_step(table)
         apart = np.where(np.isfinite(apart), apart, 0.0)
         far = apart > FAR_SIGMAS * MAD_TO_SIGMA * float(np.median(np.abs(apart))) if apart.size else apart > 0

@@ -100,21 +100,30 @@ def test_of_two_nodes_in_large_cohorts_and_while_a_cohort_moves_the_reference_is
     assert len(set(compared_with(*values))) == 1
 
 
-def test_a_loss_of_one_of_eight_is_told_from_noise_as_well_as_by_a_mean_of_the_others() -> None:
-    """Squared mean over variance of what a loss of three deviations looks like; a median has 6.75."""
+@pytest.mark.parametrize(("nodes", "median", "least"), [(8, 0.85, 0.96), (3, 0.63, 0.9)])
+def test_a_loss_of_one_node_is_told_from_noise_almost_as_well_as_by_a_mean_of_the_others(
+    nodes: int, median: float, least: float
+) -> None:
+    """Squared mean over variance of what a loss of three deviations looks like, as a share of that of this mean."""
     rng, ticks = np.random.default_rng(3), 20_000
-    values = rng.normal(size=(ticks, 8)).astype(np.float32)
+    values = rng.normal(size=(ticks, nodes)).astype(np.float32)
     values[:, 0] -= 3
-    cohort = np.repeat(np.arange(ticks), 8)
-    groups, count = Groups(cohort.astype(np.int32), ticks), np.full(ticks, 8)
+    cohort = np.repeat(np.arange(ticks), nodes)
+    groups, count = Groups(cohort.astype(np.int32), ticks), np.full(ticks, nodes)
 
-    def median(of: Singles | Floats, members: Ints) -> tuple[Floats, Floats]:
+    def quartiles(of: Singles | Floats, members: Ints) -> tuple[Floats, Floats]:
         return groups.median_and_upper_quartile(of, slice(None), members)
 
-    flat, none = values.ravel(), np.zeros(8 * ticks, np.bool_)
-    one = find_reference(flat, cohort, count, none, median, np.full(ticks, 5.0))
+    flat, none = values.ravel(), np.zeros(nodes * ticks, np.bool_)
+    one = find_reference(flat, cohort, count, none, quartiles, np.full(ticks, 5.0))
     rows, correction = of_the_others(one, flat, cohort, none, np.ones(ticks))
-    gap = (flat - one.level[cohort])[rows] - correction
-    of_the_slow = gap.reshape(ticks, 8)[:, 0]
+    of_all = flat - one.level[cohort]
+    shares = [
+        gap.reshape(ticks, nodes)[:, 0].mean() ** 2
+        / gap.reshape(ticks, nodes)[:, 0].var()
+        / (9 / (1 + 1 / (nodes - 1)))
+        for gap in (of_all, of_all[rows] - correction)
+    ]
 
-    assert of_the_slow.mean() ** 2 / of_the_slow.var() > 0.96 * 9 / (1 + 1 / 7)
+    assert shares[0] == pytest.approx(median, abs=0.01)
+    assert shares[1] > least

@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingero_analyze.audit.columns import unit_of
-from ingero_analyze.tables import TableError, read_batches, standard_input
+from ingero_analyze.tables import TableError, read_batches, refuse_other_kinds, standard_input
 
 Row = dict[str, str]
 MAX_BYTES: Final = 1 << 30
 """Largest file, unpacked."""
-
-ZIPPED: Final = b"PK\x03\x04"
-"""What zip archives begin with, and workbooks, which are such."""
 
 DELIMITERS: Final = ",;\t|"
 MOST_TITLES: Final = 20
@@ -88,8 +85,7 @@ def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Ite
     data = standard_input().read(MAX_BYTES + 1) if file == "-" else _unpacked(file)
     if len(data) > MAX_BYTES:
         raise TableError(file, f"more than {MAX_BYTES >> 20} MiB")
-    if data.startswith(ZIPPED):
-        raise TableError(file, "a workbook of Excel, or another archive; save the sheet as CSV")
+    refuse_other_kinds(file, data)
     try:
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except UnicodeDecodeError:

@@ -123,7 +123,8 @@ class RecordedHistory:
 
     def stuck(self) -> list[tuple[NodeKey, Stuck]]:
         """Nodes that repeated a value as an exporter that hangs does; these rows count as no reports."""
-        return [(self.subjects.name(run.source), run) for run in self._stuck]
+        names, of = list(self.subjects.nodes), np.array([run.source for run in self._stuck], np.int64)
+        return [(names[node], run) for node, run in zip(self.subjects.nodes_of(of), self._stuck, strict=True)]
 
     def sorted(self) -> "RecordedHistory":
         """The same files, all of which are read and sorted by time before the first tick."""

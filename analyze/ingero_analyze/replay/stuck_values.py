@@ -47,10 +47,12 @@ def stuck_values(time: Floats, source: Ints, value: Floats, cohort: Ints) -> tup
     first = np.searchsorted(source, source[starts])
     long = (lengths >= SHORTEST) & (value[starts] > 0) & (starts - first >= FEWEST)
     total = np.concatenate(([0], np.cumsum(changed)))
-    found, runs = np.zeros(len(value), np.bool_), []
-    peers = _Peers(time, source, changed, cohort) if long.any() else None
-    for start, length in zip(starts[long].tolist(), lengths[long].tolist(), strict=True):
-        begin = max(int(np.searchsorted(source, source[start])), start - HISTORY)
+    found, runs = np.zeros(len(value), np.bool_), list[Stuck]()
+    if not long.any():
+        return found, runs
+    peers = _Peers(time, source, changed, cohort)
+    for start, length, earliest in zip(*(each[long].tolist() for each in (starts, lengths, first)), strict=True):
+        begin = max(earliest, start - HISTORY)
         before = value[begin:start]
         own = (total[start] - total[begin]) / (start - begin)
         if not _usual(float(value[start]), before):
@@ -58,7 +60,6 @@ def stuck_values(time: Floats, source: Ints, value: Floats, cohort: Ints) -> tup
         stop, changes = start + length, min(own, MOST_CHANGES)
         if not _certain(length, changes):
             continue
-        assert peers is not None
         if _certain(length, min(changes, peers.changes(int(source[start]), time[start], time[stop - 1]))):
             found[start + 1 : stop] = True
             runs.append(Stuck(int(source[start]), length, float(time[start]), float(time[stop - 1])))

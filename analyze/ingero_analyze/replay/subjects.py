@@ -86,9 +86,9 @@ class Subjects:
             self._give_name(number)
         return self._node[source], self._cohort[source]
 
-    def name(self, number: int) -> NodeKey:
-        """The name under which a source that has rows is judged."""
-        return list(self.nodes)[int(self._node[number])]
+    def nodes_of(self, source: Ints) -> Ints:
+        """The numbers of the nodes as which sources that have rows are judged."""
+        return self._node[source]
 
     def finish(self) -> None:
         """Name the sources without any row that could be used."""
