@@ -32,6 +32,9 @@ _GROWTH_SLOPE: Final = 4.0
 """What the recent spread exceeds the lasting one by when the noise has certainly grown, and how fast the whole excess
 then counts: from two thirds more than usual."""
 
+_GROWN: Final = 1.5
+"""That factor from which the noise counts as grown: then it has grown by about two thirds."""
+
 _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
 
@@ -179,4 +182,4 @@ def _long_run_scale(
     scale: Singles = np.maximum(sigma * singles(factor)[group], singles(floor)[group])
     if reference.common.any():
         scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
-    return scale, np.maximum(usual * factor, floor), growth > _CERTAIN_GROWTH
+    return scale, np.maximum(usual * factor, floor), growth > _GROWN
