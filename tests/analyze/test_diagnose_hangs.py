@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of, read_dumps
+from ingero_analyze.diagnose.hang_causes import Why
 from ingero_analyze.diagnose.hangs import HangKind, find_hang
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_contract.identifiers import Rank
@@ -354,6 +355,21 @@ def test_real_dumps_of_a_job_that_hangs_in_gloo_name_the_rank_that_did_not_come(
 
     assert (hang.kind, hang.ranks, hang.dumps) == (HangKind.HANG, (2,), 4)
     assert [(front.seq, front.entered, front.missing) for front in hang.fronts] == [(6, (0, 1, 3), (2,))]
+    assert not problems.answer()["count"]
+
+
+def test_real_dumps_of_a_job_one_rank_of_which_is_stopped_name_it_as_most_likely() -> None:
+    """Written by PyTorch 2.11 with NCCL 2.28.9: tensor groups 0, 1 and 2, 3, data groups 0, 2 and 1, 3.
+
+    Rank 1 is stopped and leaves no dump. All hosts that do wait after the same line of the program.
+    """
+    problems = Problems()
+
+    dumps, _ = read_dumps([str(Path(__file__).parent / "hang_in_nccl")], problems)
+    hang = find_hang(dumps)
+
+    assert (hang.kind, hang.ranks, hang.likely) == (HangKind.UNKNOWN, (), (1,))
+    assert hang.why == {0: Why.GPU_INSTEAD, 1: Why.NO_DUMP, 3: Why.GPU_INSTEAD}
     assert not problems.answer()["count"]
 
 

@@ -22,6 +22,9 @@ SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather
 """Collectives whose input sizes must agree on all ranks."""
 
 
+NO_PURPOSE: Final = frozenset({"", "undefined"})
+"""What PyTorch writes as the description of a group to which its program gave none."""
+
 FEW: Final = 2
 """Most hosts that are taken to have stopped after one operation: where more wait, it is the program that waits."""
 
@@ -377,8 +380,8 @@ def stopped_hosts(state: JobState) -> list[Rank]:
     it from calling.
     """
     longest = max((len(keys) for keys in state.pending.values()), default=0)
-    went_on: set[tuple[str, int, str]] = set()
-    last: dict[Rank, tuple[str, int, str]] = {}
+    went_on: set[tuple[str, int, str, str]] = set()
+    last: dict[Rank, tuple[str, int, str, str]] = {}
     waiting = (
         set(state.pending) - state.early - state.blind - {rank for rank, keys in state.pending.items() if not keys}
     )
@@ -386,9 +389,12 @@ def stopped_hosts(state: JobState) -> list[Rank]:
     for rank in waiting:
         keys, calls = state.pending[rank], state.by_rank[rank].calls
         first = state.operations[keys[0]].calls[rank].order
-        parts = state.by_rank[rank].parts
+        parts, sizes = state.by_rank[rank].parts, state.by_rank[rank].sizes
         names = [
-            (parts[group].desc, len(state.members[group]), op) for group, _, op, order in calls if order >= first
+            # Groups without a description have a purpose each, which their sizes tell.
+            (parts[group].desc, len(state.members[group]), op, size if parts[group].desc in NO_PURPOSE else "")
+            for (group, _, op, order), size in zip(calls, sizes, strict=True)
+            if order >= first
         ]
         went_on.update(names[:-1])
         if len(keys) < longest and (together[calls[-1][:2]] <= FEW or not calls[-1][1]):

@@ -268,13 +268,16 @@ def _waiting_pairs(state: JobState) -> set[tuple[Rank, Rank]]:
 
 
 def _likely(causes: Causes) -> tuple[Rank, ...]:
-    """One against all others that stopped at the same call; or several ranks without a dump, against as many GPUs."""
+    """One against all others that stopped at the same call; or ranks without a dump, against GPUs that stopped.
+
+    A process that is gone leaves no dump; one whose GPU has stopped writes it, and the other one's must be lost too.
+    """
     more = tuple(rank for rank, why in causes.possible.items() if why is Why.ONE_MORE)
     if more:
         return more
     silent = tuple(sorted(rank for rank, why in causes.possible.items() if why is Why.NO_DUMP))
     others = set(causes.possible.values()) - {Why.NO_DUMP}
-    return silent if len(silent) > 1 and others == {Why.GPU_INSTEAD} and not causes.certain else ()
+    return silent if others == {Why.GPU_INSTEAD} and not causes.certain else ()
 
 
 def _variants(calls: dict[Rank, Call]) -> tuple[tuple[Call, tuple[Rank, ...]], ...]:
