@@ -373,6 +373,19 @@ def test_real_dumps_of_a_job_one_rank_of_which_is_stopped_name_it_as_most_likely
     assert not problems.answer()["count"]
 
 
+@pytest.mark.parametrize("absent", [1, 3])
+def test_a_rank_without_dump_is_looked_for_in_groups_whose_members_no_dump_tells(absent: int) -> None:
+    """Written by PyTorch 2.11 over gloo, which reports no members: rank 1 is stopped; its dump lacks, or one more."""
+    problems = Problems()
+
+    dumps, _ = read_dumps([str(Path(__file__).parent / "hang_in_gloo_groups")], problems)
+    hang = find_hang([dump for dump in dumps if dump.rank != absent])
+
+    assert hang.kind == HangKind.UNKNOWN and not hang.ranks
+    assert hang.why[1] == Why.NO_DUMP
+    assert not problems.answer()["count"]
+
+
 def test_a_receive_whose_sender_never_came_names_the_sender() -> None:
     waits = entry(0, op="recv 1<-0", ended=False, is_p2p=True)
     hang = hang_of((0, dump([entry(1)], {"0": [0, 1]})), (1, dump([entry(1), waits], {"0": [0, 1]})))

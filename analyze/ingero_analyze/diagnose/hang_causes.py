@@ -239,7 +239,12 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
             else:
                 found.possible |= dict.fromkeys(sorted(operation.calls), Why.DIFFERS)
             return
-    if len(stuck) == 1 and operation.certain:
+    if stuck == set(operation.members) and not any(
+        operation.key.group in state.by_rank[one].members for one in stuck
+    ):
+        # Nobody reports who else is in the group.
+        found.possible |= dict.fromkeys(stuck, Why.STUCK)
+    elif len(stuck) == 1 and operation.certain:
         found.certain |= dict.fromkeys(stuck, Why.GPU)
     elif len(stuck) == 1:
         found.possible |= {**dict.fromkeys(operation.members, Why.UNCOUNTED), **dict.fromkeys(stuck, Why.GPU)}

@@ -303,7 +303,10 @@ def _apply_status(dumps: list[Dump]) -> None:
 
 
 def _members(dumps: list[Dump]) -> dict[str, tuple[Rank, ...]]:
-    """The ranks of every group in use: as its members report them, otherwise the ranks that used it."""
+    """The ranks of every group in use: as its members report them, otherwise the ranks that used it.
+
+    Where no dump reports them, each rank between others that left no dump may have used it too.
+    """
     reported: dict[str, Counter[tuple[Rank, ...]]] = {}
     used: dict[str, set[Rank]] = {}
     everybody: set[Rank] = {dump.rank for dump in dumps}
@@ -316,11 +319,12 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[Rank, ...]]:
             used.setdefault(group, set()).add(dump.rank)
             if part.desc == _DEFAULT:
                 defaults.add(group)
+    absent = {Rank(rank) for rank in range(max(everybody, default=0))} - {dump.rank for dump in dumps}
     found: dict[str, tuple[Rank, ...]] = {}
     for group, users in used.items():
         most = reported[group].most_common(1)[0][0] if group in reported else ()
         if not users <= set(most):
             # The reported members lack ranks that used the group.
-            most = tuple(sorted(everybody if group in defaults else users | set(most)))
+            most = tuple(sorted(everybody if group in defaults else users | (set(most) or absent)))
         found[group] = most
     return found
