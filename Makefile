@@ -75,6 +75,9 @@ test-gpu: gpu-libraries ## the tracer and NVML on this machine's GPU with NVIDIA
 	@$(BIN)/python -m pytest -q -n 0 tests/agent/trace/test_real_gpu.py tests/agent/trace/test_real_libraries.py \
 	  tests/agent/trace/test_nccl_layout.py $(ARGS)
 
+bench-gpu: setup ## who is named in real NCCL jobs on this machine's GPU, and what tracing costs them, as root; needs PyTorch for the GPU
+	@$(BIN)/python bench/gpu.py $(ARGS)
+
 bench-detection: setup ## false alarms, delays and cost of the detector compared with three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
@@ -138,4 +141,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: docs storage-servers bench-echo-scale help setup demo demo-ha e2e demo-cluster cluster-assets helm collector gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: lint-workflows cosign release release-check release-publish bench-memory bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock
+.PHONY: test-gpu bench-gpu lint-workflows cosign release release-check release-publish bench-memory bench-ha bench-audit bench-collectives bench-network bench-diagnose bench-page fix generate lock

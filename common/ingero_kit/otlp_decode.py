@@ -59,6 +59,10 @@ COLLECTIVES: Final = frozenset(
         "nccl_p2p_bus_bandwidth_gbs",
         "nccl_p2p_exec_time_microseconds",
         "nccl_p2p_algobw_gbs",
+        "nccl_collectives_total",
+        "nccl_collectives_dropped_total",
+        "nccl_p2p_total",
+        "nccl_p2p_dropped_total",
     )
 )
 """Metrics with a point for every collective. They are only counted here; Fleet's collectives read the push again."""

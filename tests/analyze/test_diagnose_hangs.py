@@ -382,7 +382,7 @@ def test_a_rank_without_dump_is_looked_for_in_groups_whose_members_no_dump_tells
     hang = find_hang([dump for dump in dumps if dump.rank != absent])
 
     assert hang.kind == HangKind.UNKNOWN and not hang.ranks
-    assert hang.why[1] == Why.NO_DUMP
+    assert hang.why[Rank(1)] == Why.NO_DUMP
     assert not problems.answer()["count"]
 
 

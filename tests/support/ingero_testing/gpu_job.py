@@ -14,6 +14,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,10 +163,16 @@ int main(int argc, char **argv) {
 
 
 def nvidia_libraries() -> tuple[Path, Path] | None:
-    """NVIDIA's own CUDA runtime and NCCL, if both were downloaded. Without a GPU their calls fail cleanly."""
-    nvidia = Path(os.environ.get("INGERO_GPU_LIBRARIES") or DOWNLOADED) / "nvidia"
-    found = nvidia / "cuda_runtime/lib/libcudart.so.12", nvidia / "nccl/lib/libnccl.so.2"
-    return found if all(file.exists() for file in found) else None
+    """NVIDIA's own CUDA runtime and NCCL: downloaded, or installed with PyTorch.
+
+    Without a GPU their calls fail cleanly.
+    """
+    for folder in (os.environ.get("INGERO_GPU_LIBRARIES") or DOWNLOADED, *sys.path):
+        nvidia = Path(folder) / "nvidia"
+        runtimes, nccl = sorted(nvidia.glob("cu*/lib/libcudart.so.1[0-9]")), nvidia / "nccl/lib/libnccl.so.2"
+        if runtimes and nccl.exists():
+            return runtimes[-1], nccl
+    return None
 
 
 def identity(pid: int) -> bytes:
