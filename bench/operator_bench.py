@@ -160,6 +160,12 @@ class Bench(Rig):
         """Whether a node does not carry the operator's taint."""
         return not self.marked(name)
 
+    def checks(self) -> str:
+        """What the FleetCluster over the twelve nodes says about each accused node."""
+        status = self.plane.read("-n", "bench-0", "fc", "taints").get("status") or {}
+        preview = (status.get("taints") or {}).get("preview") or []
+        return "; ".join(f"{item['node']}: {item['check']}: {item['message']}" for item in preview)
+
     def begin(self) -> list[str]:
         """The FleetCluster over the twelve nodes."""
         names = self.nodes()
@@ -204,8 +210,9 @@ class Bench(Rig):
             self.sleep("API server away", self.flags.outage)
             self.plane.start_server()
             back = self.wait(
-                "the operator to go on", lambda: self.marked(names[6]) and not self.marked(names[5]), 120
-            )
+                "the operator to go on", lambda: self.marked(names[6]) and not self.marked(names[5]), 120,
+                far=self.checks,
+            )  # fmt: skip
             alive = operator.process.poll() is None
             text = f"went on by itself after {back:.1f} s" if alive else "ended"
             self.note(f"API server away for {self.flags.outage} s", text, "goes on by itself", alive)

@@ -240,7 +240,7 @@ class TaintController:
             pause = None if error.transient or step.weakens else REFUSED_SECONDS
             longest = RELEASE_SECONDS if step.weakens else math.inf
             failures.add(current.key, operation, reported, transient=error.transient, pause=pause, longest=longest)
-            return after_attempt(state, step, self.context.clock()) if error.transient else state, None
+            return self.states[current.key][1], None
         if written is not None or not failures.backs_off(current.key, operation):
             failures.resolve(current.key, operation)
         return state, written
@@ -272,6 +272,8 @@ class TaintController:
             except ApiError as error:
                 if error.status == 409 or (error.status == 422 and "rejected our request" in error.message):
                     continue
+                if error.transient and step.strengthens:
+                    self._keep(current, after_attempt(state, step, context.clock()))
                 if not error.transient or not step.weakens:
                     raise
                 unknown_outcome = error  # it may have been written: the node will show it
