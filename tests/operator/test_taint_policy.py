@@ -4,6 +4,7 @@ import json
 import marshal
 import math
 import random
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -494,6 +495,27 @@ def test_an_annotation_that_is_none_of_ours_is_no_taint_and_no_accident(note: st
     node = node_view(node_with([], note))
 
     assert node.taint is None and node.foreign
+
+
+@pytest.mark.parametrize(
+    "since",
+    ["9999-12-31T23:59:59.9999Z", "0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00", "yesterday", "2999-01-01"],
+)
+def test_an_impossible_time_in_an_annotation_stops_neither_the_status_nor_the_next_taint(since: str) -> None:
+    tree = {**json.loads(NOTE), "since": since, "expires": since}
+    nodes = fleet(40) | {"n03": node_view(node_with([OURS], json.dumps(tree)))}
+
+    state = decided(nodes=nodes, evidence=says("n04"), now=NOW).state
+    status = json.loads(json.dumps(to_status(state)))
+    (row,) = status["nodes"]
+    assert all(re.fullmatch(r"[0-9]{4}-[0-9-]{5}T[0-9:.]+Z", time) for time in row["tainted"])
+    lower = decided(
+        changed(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, state, evidence=says("n04", tick="2"), paused="x"
+    )
+    for step in lower.steps:
+        assert step.taint is None or json.loads(patches.annotation(step.taint))["verdict"] == "0" * 8
+    later = decided(nodes=nodes, state=from_status(status), evidence=says("n04", now=NOW + 301), now=NOW + 301)
+    assert ("add", "n04") in [(step.verb, step.node) for step in later.steps]
 
 
 @pytest.mark.parametrize(

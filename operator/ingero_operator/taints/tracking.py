@@ -17,7 +17,7 @@ def match_records(
     records: dict[str, NodeTaintRecord] = {}
     overrides: list[Override] = []
     found_done: list[Step] = []
-    last_taint = state.last_taint
+    last_taint = min(state.last_taint, now)  # another machine's clock may have been ahead
     for name, record in state.records.items():
         node = observed.nodes.get(name)
         if node is None or node.uid != record.uid:
@@ -52,7 +52,7 @@ def match_records(
             records[node.name] = replace(
                 record, verdict=taint.verdict, effect=taint.effect, tainted=tainted, attempted=""
             )
-            last_taint = max(last_taint, taint.since)
+            last_taint = max(last_taint, min(taint.since, now))
             found_done.append(Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", taint=taint))
         elif record.verdict:
             records[node.name] = replace(record, effect=taint.effect if not record.releasing else record.effect)
