@@ -10,7 +10,7 @@ from typing import Final
 from ingero_contract.kubernetes import MANAGER
 from ingero_contract.values import GPU_THROTTLED, LATE_RANK
 from ingero_kit.logs import get
-from ingero_operator.api.v1alpha1 import Agents, FleetClusterSpec, Mode, Taints
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Taints
 from ingero_operator.api_client import ApiError
 from ingero_operator.audit_exporter import OtlpTarget
 from ingero_operator.cache import OwnerKey
@@ -172,14 +172,9 @@ class TaintController:
         if not names:
             return {}
         informer, found = self.context.informer, {}
-        for other in informer.cache.keys("FleetCluster"):
-            if other == key:
-                continue
-            body = informer.cache.get(other) or {}
-            agents = (body.get("spec") or {}).get("agents") or {}
-            selector = agents.get("nodeSelector") or Agents().node_selector
+        for other, scope in informer.scopes.others(key):
             for name in names:
-                if selector.items() <= informer.nodes[name].labels.items():
+                if scope.selector.items() <= informer.nodes[name].labels.items():
                     found[name] = f"FleetCluster {other[1]}/{other[2]}"
         return found
 
