@@ -56,6 +56,7 @@ def test_a_certificate_is_judged_by_its_time_and_its_names(pem: bytes, reason: s
     assert [error.reason for error in certificate_errors(judged)] == ([reason] if refused else [])
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 def test_a_damaged_certificate_is_unreadable_and_no_accident() -> None:
     der, dice = ssl.PEM_cert_to_DER_cert(chain(NAME).decode()), random.Random(1)
     reasons = set()
