@@ -15,6 +15,7 @@ from aiohttp import web
 from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.logs import get
+from ingero_kit.process_memory import trim_heap
 from ingero_kit.settings import SettingsError
 from ingero_operator import handlers
 from ingero_operator.admission import NodePolicyProbe
@@ -174,6 +175,7 @@ class Operator:
         log.info("working", workers=self.config.workers)
         gc.collect()
         gc.freeze()
+        trim_heap()
         await self.queue.run(self.reconcile, self.config.workers)
 
     async def _prepare(self) -> None:
@@ -233,6 +235,7 @@ class Operator:
                 await self._platform()
                 if not await self.resync.run():
                     raise RestartRequired("the watches miss what the API server has; starting anew")
+                trim_heap()
             except ApiError as error:
                 log.warning("resync_failed", reason=error.message)
 

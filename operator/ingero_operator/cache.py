@@ -91,7 +91,8 @@ class Cache:
         if version < self._gone.get(uid, 0) or (before and before.version >= version):
             return False
         owner = owner_of(kind, body)
-        text = orjson.dumps(slim(kind, body))
+        # A copy, because orjson leaves several kilobytes of spare room behind a short text.
+        text = bytes(memoryview(orjson.dumps(slim(kind, body))))
         self._unlink(key)
         self._kinds[kind].add(key)
         self._entries[key] = Entry(version, uid, text, owner, controller_uid(body))

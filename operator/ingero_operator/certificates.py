@@ -14,6 +14,11 @@ SHARE: Final = 0.25
 """A certificate counts as expiring in the last `DAYS`, and not before the last quarter of its validity: short-lived
 certificates are renewed by then."""
 
+_UNREADABLE: Final = (
+    ValueError, TypeError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType
+)  # fmt: skip
+"""What the library raises for parts of a certificate that are damaged or that it does not know."""
+
 
 def judge_certificate(chain: bytes, secret: str, name: str, now: float) -> Condition:
     """Whether the first certificate of a PEM chain is valid now, for some time, and for a DNS name."""
@@ -21,7 +26,7 @@ def judge_certificate(chain: bytes, secret: str, name: str, now: float) -> Condi
     try:
         found = x509.load_pem_x509_certificates(chain)[0]
         names = _names(found)
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
+    except _UNREADABLE:
         message = f"{where} cannot be read: tls.crt must be a PEM chain that begins with the server's"
         return no(VALID, "CertificateUnreadable", message)
     begins, ends, moment = found.not_valid_before_utc, found.not_valid_after_utc, datetime.fromtimestamp(now, UTC)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from ingero_operator.cache import Cache, ObjectKey, OwnerKey, key_of
 from ingero_operator.kinds import Manifest
+from ingero_operator.scopes import FleetScopes
 from ingero_operator.taints.nodes import NodeView, node_view
 
 RESOURCES = ("FleetCluster", "EchoStore")
@@ -14,6 +15,7 @@ class Informer:
 
     def __init__(self, dirty: Callable[[OwnerKey], None]) -> None:
         self.cache = Cache()
+        self.scopes = FleetScopes(self.cache)
         self.nodes: dict[str, NodeView] = {}
         self.interest: dict[OwnerKey, frozenset[str]] = {}
         self.events = 0

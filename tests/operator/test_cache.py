@@ -1,5 +1,7 @@
 """The cache: newest wins, owners are known, little is kept."""
 
+import json
+import tracemalloc
 from typing import Any
 
 from ingero_operator.cache import Cache
@@ -125,3 +127,16 @@ def test_the_fingerprint_moves_with_every_child() -> None:
     cache.drop_key(("Service", "ml", "x"))
 
     assert before != middle and cache.fingerprint(OWNER) == before
+
+
+def test_an_object_takes_the_memory_of_its_text_and_little_more() -> None:
+    cache, count, spec = Cache(), 500, {f"key-{number}": "value" for number in range(60)}
+    tracemalloc.start()
+    for number in range(count):
+        body = child(1, spec=spec)
+        body["metadata"] |= {"name": f"x{number}", "uid": f"u{number}"}
+        cache.put("Service", body)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert taken / count < len(json.dumps(spec)) + 1500

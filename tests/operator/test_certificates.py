@@ -1,5 +1,7 @@
 """What the certificate in spec.tlsSecret is worth, from its PEM and the time."""
 
+import random
+import ssl
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -52,6 +54,19 @@ def test_a_certificate_is_judged_by_its_time_and_its_names(pem: bytes, reason: s
     assert (judged.type, judged.reason, judged.holds) == ("CertificateValid", reason, reason == "Valid")
     refused = reason not in ("Valid", "CertificateExpiring")
     assert [error.reason for error in certificate_errors(judged)] == ([reason] if refused else [])
+
+
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
+def test_a_damaged_certificate_is_unreadable_and_no_accident() -> None:
+    der, dice = ssl.PEM_cert_to_DER_cert(chain(NAME).decode()), random.Random(1)
+    reasons = set()
+    for _ in range(5000):
+        damaged = bytearray(der)
+        damaged[dice.randrange(len(der))] = dice.randrange(256)
+        pem = ssl.DER_cert_to_PEM_cert(bytes(damaged)).encode()
+        reasons.add(judge_certificate(pem, "tls", NAME, NOW.timestamp()).reason)
+
+    assert {"Valid", "CertificateUnreadable", "CertificateName"} <= reasons
 
 
 def test_the_message_has_the_cure() -> None:

@@ -217,6 +217,21 @@ def test_a_refusal_delays_no_other_node_and_is_not_repeated_at_once(cluster: Clu
     assert [update[0] for update in fake.updates()] == ["nodename=n1", "nodename=n2"]
 
 
+def test_a_node_whose_drain_was_refused_for_long_is_drained_when_it_is_allowed(
+    cluster: Cluster, fake: FakeScontrol
+) -> None:
+    fake.change("n1", refused=True)
+    for _ in range(4):
+        cluster.passes(3, "n1")
+        cluster.now += 300
+    assert len(fake.updates()) == 4
+    fake.change("n1", refused=False)
+
+    cluster.passes(3, "n1")
+
+    assert cluster.controller.drained == {"n1"}
+
+
 def test_only_the_chosen_partitions_are_drained(tmp_path: Path, fake: FakeScontrol) -> None:
     cluster = Cluster(tmp_path, fake.program, partitions=("other",))
     cluster.passes(4, "n3")

@@ -4,6 +4,7 @@ import json
 import marshal
 import math
 import random
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -175,6 +176,25 @@ def test_what_is_remembered_of_a_node_stops_it(record: NodeTaintRecord, reason: 
     assert (decision.steps, check(decision)) == ((), reason)
 
 
+def test_a_write_without_an_answer_delays_the_next_and_counts_once_however_often_it_is_tried() -> None:
+    policy, state = changed(QUICK, interval="10s", max_per_day=1), TaintState()
+    for number in range(6):
+        now = NOW + 10 * number
+        decision = decided(policy, state=state, evidence=says("n03", tick=str(number), now=now), now=now)
+        (step,) = decision.steps
+        state = after_attempt(decision.state, step, now)
+
+    soon = decided(policy, state=state, evidence=says("n03", tick="a", now=now + 9), now=now + 9)
+    assert (soon.steps, check(soon)) == ((), "Rate")
+    assert step.taint is not None
+    found = fleet() | {"n03": tainted(fleet()["n03"], verdict=step.taint.verdict, since=step.taint.since)}
+    after = decided(policy, nodes=found, state=state, evidence=says("n03", tick="b", now=now + 10), now=now + 10)
+    assert after.state.records["n03"].tainted == (step.taint.since,)
+    gap = decided(policy, state=state, evidence=says(tick="b", now=now + 10), now=now + 10)
+    anew = decided(policy, state=gap.state, evidence=says("n03", tick="c", now=now + 20), now=now + 20)
+    assert (anew.steps, check(anew)) == ((), "Flapping")
+
+
 def test_a_node_whose_taint_was_refused_rests_and_gives_way_to_another() -> None:
     decision = decided(evidence=says("n03", "n04"), refused=frozenset({"n03"}))
 
@@ -277,6 +297,18 @@ def test_enough_nodes_must_stay_well() -> None:
         nodes[name] = replace(nodes[name], cordoned=True)
 
     decision = decided(nodes=nodes)
+
+    assert (decision.steps, check(decision)) == ((), "MinHealthy")
+
+
+def test_enough_nodes_must_stay_well_before_a_weak_taint_becomes_a_strong_one() -> None:
+    nodes, state = held("PreferNoSchedule")
+    for name in ("n10", "n11", "n12"):
+        nodes[name] = replace(nodes[name], cordoned=True)
+    assert removal(decided(nodes=nodes, state=state)) == [("raise", "Confirmed")]
+    nodes["n13"] = replace(nodes["n13"], ready=False)
+
+    decision = decided(nodes=nodes, state=state)
 
     assert (decision.steps, check(decision)) == ((), "MinHealthy")
 
@@ -444,6 +476,11 @@ def test_who_removes_only_the_annotation_has_said_no_and_the_taint_goes_too() ->
     assert removal(first) == removal(again) == [("remove", "Overridden")]
     after = after_write(again.state, again.steps[0], NOW + 1)
     assert (after.records["n03"].verdict, after.records["n03"].override_cooldown_until) == ("", NOW + DAY)
+    died = from_status(json.loads(json.dumps(to_status(note_releases(state, list(first.steps))))))
+    for nodes in (left, fleet()):  # the operator ended before, or after, it removed the rest
+        later = decided(nodes=nodes, state=died)
+        assert [item.node for item in later.overrides] == ["n03"] and check(later) in ("Foreign", "HandsOff")
+        assert later.state.records["n03"].override_cooldown_until == NOW + DAY
     lost = decided(state=again.state)  # the release was written and its answer lost
     assert lost.overrides == () and [step.reason for step in lost.found_done] == ["Overridden"]
 
@@ -458,6 +495,27 @@ def test_an_annotation_that_is_none_of_ours_is_no_taint_and_no_accident(note: st
     node = node_view(node_with([], note))
 
     assert node.taint is None and node.foreign
+
+
+@pytest.mark.parametrize(
+    "since",
+    ["9999-12-31T23:59:59.9999Z", "0001-01-01T00:00:00+14:00", "0001-01-01T00:00:00", "yesterday", "2999-01-01"],
+)
+def test_an_impossible_time_in_an_annotation_stops_neither_the_status_nor_the_next_taint(since: str) -> None:
+    tree = {**json.loads(NOTE), "since": since, "expires": since}
+    nodes = fleet(40) | {"n03": node_view(node_with([OURS], json.dumps(tree)))}
+
+    state = decided(nodes=nodes, evidence=says("n04"), now=NOW).state
+    status = json.loads(json.dumps(to_status(state)))
+    (row,) = status["nodes"]
+    assert all(re.fullmatch(r"[0-9]{4}-[0-9-]{5}T[0-9:.]+Z", time) for time in row["tainted"])
+    lower = decided(
+        changed(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, state, evidence=says("n04", tick="2"), paused="x"
+    )
+    for step in lower.steps:
+        assert step.taint is None or json.loads(patches.annotation(step.taint))["verdict"] == "0" * 8
+    later = decided(nodes=nodes, state=from_status(status), evidence=says("n04", now=NOW + 301), now=NOW + 301)
+    assert ("add", "n04") in [(step.verb, step.node) for step in later.steps]
 
 
 @pytest.mark.parametrize(
@@ -655,10 +713,12 @@ class Simulation:
             return
         spec, metadata = self.nodes[name].body["spec"], self.nodes[name].body["metadata"]
         how = self.random.random()
-        if how < 0.3 and node.taint.effect and name in self.state.records:
+        record = self.state.records.get(name)
+        known = record is not None and record.verdict == node.taint.verdict
+        if how < 0.3 and node.taint.effect and known:
             metadata["annotations"].pop("ingero.io/straggler")
             self.tracking["annotation"] += 1
-        elif how < 0.8:
+        elif how < 0.8 and known:
             before = len(spec["taints"])
             spec["taints"] = [taint for taint in spec["taints"] if taint.get("value") not in self.verdicts]
             if len(spec["taints"]) == before:
@@ -666,7 +726,8 @@ class Simulation:
         else:
             spec["taints"] = [taint for taint in spec["taints"] if taint.get("value") not in self.verdicts]
             metadata["annotations"].pop("ingero.io/straggler")
-        self.overridden[node.uid] = self.now
+        if known:  # what goes before an operator has seen it is missed by nobody
+            self.overridden[node.uid] = self.now
         self.tracking["override"] += 1
 
     def ask(self) -> None:
@@ -718,8 +779,7 @@ class Simulation:
         )
         base = [node for node in seen.nodes.values() if not node.excluded]
         budget = min(self.policy.budget.max_nodes, self.policy.budget.max_percent * len(base) // 100)
-        if self.trusted() and budget and candidates > 2 * budget:
-            self.storm = self.now
+        storm = self.trusted() and budget and candidates > 2 * budget
         state = decision.state
         dies = self.random.random() < 0.1
         cut = self.random.randrange(2 * len(decision.steps) + 2) if dies else -1
@@ -745,6 +805,8 @@ class Simulation:
         if cut == writes:
             return self.die()
         self.state = self.stored = state
+        if storm:  # one that an operator saw and did not live to record is seen by nobody
+            self.storm = self.now
         for name, record in state.records.items():
             left = {taint["value"] for taint in self.ours(name)} & self.verdicts
             taint = node_view(self.nodes[name].body).taint if name in self.nodes else None

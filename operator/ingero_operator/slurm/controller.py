@@ -131,13 +131,13 @@ class SlurmController:
             if live is None or not self._still_right(observed.nodes[step.node], self._view(live), step):
                 return
             if step.strengthens:
-                self.store.save(after_attempt(self.state, step, self.clock()))
+                self.state = after_attempt(self.state, step, self.clock())
+                self.store.save(self.state)
             await self._write(step)
         except ScontrolFailed as error:
             log.warning("not_written", verb=step.verb, node=step.node, reason=str(error))
             if step.strengthens:
                 self._refused[step.node] = self.clock() + REFUSED_SECONDS
-                self.state = after_attempt(self.state, step, self.clock())
             return
         self.state = after_write(self.state, step, self.clock())
         self.store.save(self.state)

@@ -11,7 +11,7 @@ from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.conditions import Condition
 from ingero_operator.taints.model import Accused, CheckResult, ClusterObservation, Step
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, ZONE, NodeView, StragglerTaint
-from ingero_operator.taints.state import DAY, MAX_RECORDS, TaintState
+from ingero_operator.taints.state import DAY, MAX_RECORDS, Streak, TaintState
 from ingero_operator.taints.tracking import may_be_tainted
 
 
@@ -86,10 +86,9 @@ def _step(inputs: CheckInputs, node: NodeView, item: Accused, current: NodeView 
     if current is not None and current.taint is not None:
         stronger = replace(current.taint, effect=effect, expires=expires)
         return Step(verb="raise", node=node.name, uid=node.uid, reason="Confirmed", taint=stronger)
-    identity = f"{inputs.observed.owner}/{node.uid}/{streak.since:.3f}"
     taint = StragglerTaint(
         owner=inputs.observed.owner,
-        verdict=hashlib.sha256(identity.encode()).hexdigest()[:8],
+        verdict=_verdict(inputs.observed.owner, node, streak),
         effect=effect,
         since=inputs.now,
         expires=expires,
@@ -101,6 +100,13 @@ def _step(inputs: CheckInputs, node: NodeView, item: Accused, current: NodeView 
         windows=streak.windows,
     )
     return Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", taint=taint)
+
+
+def _verdict(owner: str, node: NodeView, streak: Streak | None) -> str:
+    """Identity of one uninterrupted accusation of one machine; empty without one."""
+    if streak is None:
+        return ""
+    return hashlib.sha256(f"{owner}/{node.uid}/{streak.since:.3f}".encode()).hexdigest()[:8]
 
 
 def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[str, str] | None:
@@ -144,7 +150,8 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
         return "HandsOff", "another writer removed the taint; spec.taints.handsOff has not passed"
     if record is not None and record.released and now - record.released < seconds(policy.quiet):
         return "Quiet", "the node was released recently; spec.taints.quiet has not passed"
-    if record is not None and sum(now - time < DAY for time in record.tainted) >= policy.max_per_day:
+    verdict = _verdict(observed.owner, node, streak)
+    if record is not None and sum(now - time < DAY for time in record.earlier(verdict)) >= policy.max_per_day:
         return "Flapping", "tainted too often in 24 hours: please check the node"
     if node.name not in inputs.confirmed:
         windows = streak.windows if streak else 0
@@ -171,10 +178,10 @@ class _Capacity:
         full = self._full(node) if current is None else None
         if full is not None:
             return full
-        leaves = inputs.policy.mode is not Mode.ANNOTATE and not (
-            current is not None and current.taint is not None and current.taint.effect
+        left = self._healthy - (
+            0 if current is not None and current.taint is not None and current.taint.effect else 1
         )
-        if leaves and self._healthy - 1 < self._least:
+        if inputs.policy.mode is not Mode.ANNOTATE and left < self._least:
             message = (
                 f"{self._healthy} of {len(inputs.base)} eligible nodes are healthy and {self._least} must stay so"
             )

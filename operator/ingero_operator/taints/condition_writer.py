@@ -1,20 +1,20 @@
 """Writes the conditions that `node_conditions` decides on to the status of nodes."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_contract.kubernetes import CONDITION_MANAGER
 from ingero_kit.logs import get
-from ingero_operator.api.v1alpha1 import Agents, Taints
+from ingero_operator.api.v1alpha1 import Taints
 from ingero_operator.api_client import ApiError
 from ingero_operator.cache import OwnerKey
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError
 from ingero_operator.failures import Operation, OperationKind, explain
 from ingero_operator.finalizer import has_finalizer, set_finalizer
-from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
-from ingero_operator.resources import conditions_wanted, is_deleting, is_paused, key_from
+from ingero_operator.kinds import NODE, Manifest
+from ingero_operator.resources import is_deleting, is_paused, key_from
+from ingero_operator.scopes import scope_of
 from ingero_operator.taints.health_events import health_events
 from ingero_operator.taints.model import ClusterObservation
 from ingero_operator.taints.node_conditions import ConditionWrite, condition_writes
@@ -86,8 +86,8 @@ class ConditionWriter:
         of several that watch a node, the first by name writes."""
         key, informer = key_from(resource), self.context.informer
         asks = policy.condition and not is_deleting(resource)
-        mine = _selector(resource) if asks else None
-        others = [(other, _selector(body)) for other, body in self._others(key)]
+        mine = scope_of(resource).selector if asks else None
+        others = [(other, scope.selector) for other, scope in informer.scopes.others(key) if scope.conditions]
         found = []
         for node in informer.nodes.values():
             watches = mine is not None and mine.items() <= node.labels.items()
@@ -99,14 +99,6 @@ class ConditionWriter:
             ):
                 found.append(node)
         return found
-
-    def _others(self, key: OwnerKey) -> Iterator[tuple[OwnerKey, Manifest]]:
-        """Other FleetClusters that ask for conditions."""
-        cache = self.context.informer.cache
-        for other in cache.keys(FLEET_CLUSTER.name):
-            body = cache.get(other)
-            if other != key and body is not None and conditions_wanted(body) and not is_deleting(body):
-                yield other, body
 
     async def _policy_in_force(self, key: OwnerKey, node: str) -> bool:
         """Whether the admission policy for the status of nodes is in force."""
@@ -163,9 +155,3 @@ class ConditionWriter:
             log.info(
                 "condition_written", node=write.node.name, owner=key[2], status=what.status if what else "removed"
             )
-
-
-def _selector(resource: Manifest) -> dict[str, str]:
-    agents = (resource.get("spec") or {}).get("agents") or {}
-    selector: dict[str, str] = agents.get("nodeSelector") or Agents().node_selector
-    return selector

@@ -10,7 +10,7 @@ from typing import Final
 from ingero_contract.kubernetes import MANAGER
 from ingero_contract.values import GPU_THROTTLED, LATE_RANK
 from ingero_kit.logs import get
-from ingero_operator.api.v1alpha1 import Agents, FleetClusterSpec, Mode, Taints
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Taints
 from ingero_operator.api_client import ApiError
 from ingero_operator.audit_exporter import OtlpTarget
 from ingero_operator.cache import OwnerKey
@@ -172,14 +172,9 @@ class TaintController:
         if not names:
             return {}
         informer, found = self.context.informer, {}
-        for other in informer.cache.keys("FleetCluster"):
-            if other == key:
-                continue
-            body = informer.cache.get(other) or {}
-            agents = (body.get("spec") or {}).get("agents") or {}
-            selector = agents.get("nodeSelector") or Agents().node_selector
+        for other, scope in informer.scopes.others(key):
             for name in names:
-                if selector.items() <= informer.nodes[name].labels.items():
+                if scope.selector.items() <= informer.nodes[name].labels.items():
                     found[name] = f"FleetCluster {other[1]}/{other[2]}"
         return found
 
@@ -240,7 +235,7 @@ class TaintController:
             pause = None if error.transient or step.weakens else REFUSED_SECONDS
             longest = RELEASE_SECONDS if step.weakens else math.inf
             failures.add(current.key, operation, reported, transient=error.transient, pause=pause, longest=longest)
-            return after_attempt(state, step, self.context.clock()) if error.transient else state, None
+            return self.states[current.key][1], None
         if written is not None or not failures.backs_off(current.key, operation):
             failures.resolve(current.key, operation)
         return state, written
@@ -272,6 +267,8 @@ class TaintController:
             except ApiError as error:
                 if error.status == 409 or (error.status == 422 and "rejected our request" in error.message):
                     continue
+                if error.transient and step.strengthens:
+                    self._keep(current, after_attempt(state, step, context.clock()))
                 if not error.transient or not step.weakens:
                     raise
                 unknown_outcome = error  # it may have been written: the node will show it

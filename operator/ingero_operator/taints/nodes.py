@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from ingero_contract.kubernetes import EXCLUDE_LABEL, STRAGGLER_CONDITION, STRAGGLER_TAINT
@@ -26,6 +26,7 @@ EFFECTS: Final = {
     Mode.OBSERVE: "", Mode.ANNOTATE: "", Mode.PREFER_NO_SCHEDULE: "PreferNoSchedule", Mode.NO_SCHEDULE: "NoSchedule"
 }  # fmt: skip
 _VERDICT: Final = re.compile("[0-9a-f]{8}")
+_LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 STRENGTH: Final = {"": 0, "PreferNoSchedule": 1, "NoSchedule": 2}
 
 
@@ -94,11 +95,11 @@ class NodeView:
 
 
 def moment(text: object) -> float:
-    """An RFC 3339 time as seconds since the epoch; 0 for none."""
+    """An RFC 3339 time as seconds since the epoch, within those that can be written again; 0 for none."""
     if not text:
         return 0.0
     try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+        return min(max(datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp(), 0.0), _LATEST)
     except (ValueError, OverflowError):
         return 0.0
 

@@ -27,6 +27,12 @@ class NodeTaintRecord:
     released: float = 0.0
     override_cooldown_until: float = 0.0
     overridden_by: str = ""
+    attempted: str = ""
+    """Verdict of a write whose response was lost; `tainted` ends with its time."""
+
+    def earlier(self, verdict: str) -> tuple[float, ...]:
+        """When the node was tainted, without an attempt to write this verdict."""
+        return self.tainted[:-1] if verdict and self.attempted == verdict else self.tainted
 
     def idle(self, now: float, keep: float) -> bool:
         """Whether the record is no longer needed."""

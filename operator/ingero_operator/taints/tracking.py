@@ -6,6 +6,7 @@ from ingero_contract.values import SLOW_FROM_START
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import Taints
 from ingero_operator.taints.model import Accused, ClusterObservation, Override, Step
+from ingero_operator.taints.nodes import StragglerTaint
 from ingero_operator.taints.state import DAY, OVERRIDDEN, NodeTaintRecord, Streak, TaintState
 
 
@@ -16,7 +17,7 @@ def match_records(
     records: dict[str, NodeTaintRecord] = {}
     overrides: list[Override] = []
     found_done: list[Step] = []
-    last_taint = state.last_taint
+    last_taint = min(state.last_taint, now)  # another machine's clock may have been ahead
     for name, record in state.records.items():
         node = observed.nodes.get(name)
         if node is None or node.uid != record.uid:
@@ -31,12 +32,14 @@ def match_records(
                 found_done.append(
                     Step(verb="remove", node=name, uid=node.uid, reason=record.releasing, removed=record.verdict)
                 )
-                record = replace(record, verdict="", effect="", releasing="", released=now)
-            elif record.releasing != OVERRIDDEN and (left or not record.releasing):
+            if _unrecorded_override(record, left):
                 # The rest of the taint is recognised only by the verdict, which is kept until the taint is gone.
                 overrides.append(Override(node=name, uid=node.uid, verdict=record.verdict))
-                kept = replace(record, releasing=OVERRIDDEN) if left else replace(record, verdict="", effect="")
+                kept = replace(record, releasing=OVERRIDDEN)
+                kept = kept if left else replace(record, verdict="", effect="", releasing="")
                 record = replace(kept, released=now, override_cooldown_until=now + seconds(policy.hands_off))
+            elif not left:
+                record = replace(record, verdict="", effect="", releasing="", released=now)
         if not record.idle(now, seconds(policy.quiet)):
             records[name] = record
     for node in observed.nodes.values():
@@ -45,15 +48,25 @@ def match_records(
             continue
         record = records.get(node.name, NodeTaintRecord(uid=node.uid))
         if record.verdict != taint.verdict and record.override_cooldown_until <= now:
-            tainted = (*(time for time in record.tainted if now - time < DAY and time != taint.since), taint.since)[
-                -8:
-            ]
-            records[node.name] = replace(record, verdict=taint.verdict, effect=taint.effect, tainted=tainted)
-            last_taint = max(last_taint, taint.since)
+            tainted = _times(record, taint, now)
+            records[node.name] = replace(
+                record, verdict=taint.verdict, effect=taint.effect, tainted=tainted, attempted=""
+            )
+            last_taint = max(last_taint, min(taint.since, now))
             found_done.append(Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", taint=taint))
         elif record.verdict:
             records[node.name] = replace(record, effect=taint.effect if not record.releasing else record.effect)
     return replace(state, records=records, last_taint=last_taint), tuple(overrides), tuple(found_done)
+
+
+def _unrecorded_override(record: NodeTaintRecord, left: bool) -> bool:
+    """Whether a user removed a taint, or a part of it, and the record does not say so yet. `left`: a part is there.
+
+    An earlier process may have noted the release of the rest and ended before it recorded the removal by the user.
+    """
+    if record.releasing == OVERRIDDEN:
+        return record.released < max(record.tainted, default=0.0)
+    return left or not record.releasing
 
 
 def count_windows(observed: ClusterObservation, state: TaintState, trusted: bool, now: float) -> TaintState:
@@ -102,15 +115,16 @@ def is_confirmed(policy: Taints, item: Accused, streak: Streak | None, now: floa
 def after_attempt(state: TaintState, step: Step, now: float) -> TaintState:
     """The state after a write whose response was lost: it may have been done, so it counts for every limit.
 
-    A taint that is later found on the node is recognised by its time and does not count twice.
+    Attempts with the same verdict count once, whether or not the taint is later found on the node: while the API
+    server does not answer, a node must not appear to be tainted again and again.
     """
     if step.taint is None or not step.strengthens:
         return state
     records = dict(state.records)
     if step.verb == "add":
         record = records.get(step.node, NodeTaintRecord(uid=step.uid))
-        times = (*(time for time in record.tainted if now - time < DAY), step.taint.since)[-8:]
-        records[step.node] = replace(record, uid=step.uid, tainted=times)
+        tainted = _times(record, step.taint, now)
+        records[step.node] = replace(record, uid=step.uid, tainted=tainted, attempted=step.verdict)
     return replace(state, records=records, last_taint=now)
 
 
@@ -122,5 +136,13 @@ def after_write(state: TaintState, step: Step, now: float) -> TaintState:
     if step.taint is None:
         records[step.node] = replace(record, verdict="", effect="", releasing="", released=now)
     else:
-        records[step.node] = replace(record, uid=step.uid, verdict=step.taint.verdict, effect=step.taint.effect)
+        records[step.node] = replace(
+            record, uid=step.uid, verdict=step.taint.verdict, effect=step.taint.effect, attempted=""
+        )
     return replace(state, records=records)
+
+
+def _times(record: NodeTaintRecord, taint: StragglerTaint, now: float) -> tuple[float, ...]:
+    """When the node was tainted in the last day, with this taint; an attempt to write it does not count as well."""
+    earlier = (time for time in record.earlier(taint.verdict) if now - time < DAY and time != taint.since)
+    return (*earlier, taint.since)[-8:]

@@ -63,6 +63,20 @@ def test_a_child_that_cannot_be_written_holds_up_no_release_and_is_said(lab: Lab
     assert plane.read("-n", lab.namespace, "service", "prod-fleet") is not None
 
 
+def test_a_taint_that_could_not_be_written_for_a_while_is_written_afterwards(lab: Lab, operator: Any) -> None:
+    lab.begin(maxPerDay=1)
+    victim, plane = lab.names[0], lab.plane
+    wait_until(lambda: lab.allowed() == "Allowed", "evidence")
+    with broken_webhook(plane, lab.namespace, "services", "nodes"):
+        lab.says.stragglers = {victim}
+        wait_until(lambda: condition(plane, lab.namespace)[1] == "RequestFailed", "two tries to taint")
+        message = condition(plane, lab.namespace)[2]
+        assert message.startswith(f"Node {victim}: ") and "failed calling webhook" in message
+
+    wait_until(lambda: lab.taint(victim) is not None, "the taint")
+    lab.says.stragglers = set()
+
+
 def test_a_new_resource_of_which_a_child_cannot_be_written_says_so_and_gets_the_others(
     plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
 ) -> None:
