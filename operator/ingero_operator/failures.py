@@ -61,6 +61,10 @@ class Failure:
         return not self.transient or self.count > 1
 
 
+REFUSED: Final = Backoff(first=5.0, longest=300.0, jitter=0.3)
+"""Of what the API server refuses: a user has to change a right or a policy, or the server is only starting."""
+
+
 @dataclass
 class Failures:
     """The failures of every resource: for each at most as many as it has children and nodes."""
@@ -72,14 +76,13 @@ class Failures:
 
     def add(
         self, owner: OwnerKey, operation: Operation, error: ReconcileError, *, transient: bool = False,
-        attempt: str = "", pause: float | None = None, longest: float = math.inf,
+        attempt: str = "", backoff: Backoff | None = None, longest: float = math.inf,
     ) -> None:  # fmt: skip
-        """Record a failure. The next attempt follows after `pause` seconds, by default a back-off up to `longest`."""
+        """Record a failure. The next attempt follows after a back-off, by default the usual one, up to `longest`."""
         own = self._found.setdefault(owner, {})
         before = own.get(operation)
         count = before.count + 1 if before and before.attempt == attempt else 1
-        if pause is None:
-            pause = min(longest, self.backoff.delay(count - 1, self.chance()))
+        pause = min(longest, (backoff or self.backoff).delay(count - 1, self.chance()))
         own[operation] = Failure(
             error=error, transient=transient, attempt=attempt, count=count, due=self.clock() + pause
         )

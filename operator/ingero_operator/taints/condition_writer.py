@@ -10,7 +10,7 @@ from ingero_operator.api_client import ApiError
 from ingero_operator.cache import OwnerKey
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError
-from ingero_operator.failures import Operation, OperationKind, explain
+from ingero_operator.failures import REFUSED, Operation, OperationKind, explain
 from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.kinds import NODE, Manifest
 from ingero_operator.resources import is_deleting, is_paused, key_from
@@ -29,7 +29,6 @@ MOST_FAILURES: Final = 3
 """Failed writes after which a reconcile tries no other node."""
 POLICY: Final = "admission policy"
 FINALIZER: Final = "finalizer"
-REFUSED_SECONDS: Final = 300.0
 NEXT_SECONDS: Final = 1.0
 CHECK_SECONDS: Final = 30.0
 
@@ -143,8 +142,8 @@ class ConditionWriter:
                 if error.status in (404, 409):
                     continue  # another machine or none: the watch will say
                 reported = explain(f"condition of Node {write.node.name}", error)
-                pause = None if error.transient else REFUSED_SECONDS
-                context.failures.add(key, operation, reported, transient=error.transient, pause=pause)
+                backoff = None if error.transient else REFUSED
+                context.failures.add(key, operation, reported, transient=error.transient, backoff=backoff)
                 failed += 1
                 if failed >= MOST_FAILURES:
                     return

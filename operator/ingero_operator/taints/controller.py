@@ -17,7 +17,7 @@ from ingero_operator.cache import OwnerKey
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError
 from ingero_operator.events import KubernetesEvent
-from ingero_operator.failures import Operation, OperationKind, explain
+from ingero_operator.failures import REFUSED, Operation, OperationKind, explain
 from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.fleet_answers import PollResult
 from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
@@ -45,8 +45,6 @@ WRITE_TRIES: Final = 3
 SHOWN: Final = 20
 """Most rows of preview and history in the status."""
 CHECK_SECONDS: Final = 30.0
-REFUSED_SECONDS: Final = 300.0
-"""Pause before a refused taint is retried, where a user has to change a right or a policy first."""
 RELEASE_SECONDS: Final = 5.0
 """Longest pause before a failed release is retried."""
 
@@ -231,10 +229,12 @@ class TaintController:
             reported = explain(f"Node {step.node}", error)
             if not error.transient:
                 reported = _refused(f"Node {step.node} was not changed: {error.message}")
-            # A starting API server may refuse what it allows a moment later, so a release is retried soon.
-            pause = None if error.transient or step.weakens else REFUSED_SECONDS
+            # A starting API server may refuse what it allows a moment later.
+            backoff = None if error.transient or step.weakens else REFUSED
             longest = RELEASE_SECONDS if step.weakens else math.inf
-            failures.add(current.key, operation, reported, transient=error.transient, pause=pause, longest=longest)
+            failures.add(
+                current.key, operation, reported, transient=error.transient, backoff=backoff, longest=longest
+            )
             return self.states[current.key][1], None
         if written is not None or not failures.backs_off(current.key, operation):
             failures.resolve(current.key, operation)
@@ -297,7 +297,7 @@ class TaintController:
             reported = _refused(
                 f"Node {step.node} was not tainted, because the status could not record it: {error.message}"
             )
-            self.context.failures.add(current.key, _operation(step), reported, pause=REFUSED_SECONDS)
+            self.context.failures.add(current.key, _operation(step), reported, backoff=REFUSED)
             log.warning("status_refused", owner=current.key[2], node=step.node, reason=error.message)
             return False
         return True
