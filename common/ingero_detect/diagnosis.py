@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingero_detect.calm_compute import data_peers, slower_in_all, steady_compute
 from ingero_detect.doubts import Doubts, doubted
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.imbalance import (
@@ -31,7 +32,7 @@ from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.operation_excess import operation_excess
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.shared_data import DataGroups, data_groups
-from ingero_detect.stalls import stalling_rank
+from ingero_detect.stalls import late_together, stalling_rank
 from ingero_detect.timeline import (
     FEWEST_STEPS,
     Timeline,
@@ -42,6 +43,12 @@ from ingero_detect.timeline import (
 )
 from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
 from ingero_detect.work import with_equal_work, work_differs
+
+SMALLEST_COST: Final = 0.01
+"""Share of a step that ranks must cost to be named by a small excess."""
+
+USUAL_EXCESS: Final = 2 * SMALLEST_EFFECT
+"""Share of a step by which healthy chips differ, too."""
 
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
@@ -65,9 +72,10 @@ def diagnose(line: Timeline) -> Diagnosis:
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
-    doubts = Doubts(_shared_data(line, stage, replica), operation_excess(line, _like(stage)), float(period))
+    known, shared = well_covered_steps(compute), _shared_data(line, stage, replica)
+    peers = data_peers(shared, compute[:, known], _like(stage)) if known.any() else None
+    doubts = Doubts(shared, operation_excess(line, _like(stage) if peers is None else peers), float(period))
     found: list[Diagnosis] = []
-    known = well_covered_steps(compute)
     if known.any():
         found += _from_compute(line, compute, known, stage, replica, doubts, period, facts)
     single = _alone(stage)
@@ -85,14 +93,21 @@ def diagnose(line: Timeline) -> Diagnosis:
         found = [_supported(item, late) for item in found]
         if not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
             waits = None if free is None else blocked_seconds(line, _like(stage))
-            stalls = stalling_rank(late, period, {rank for item in found for rank in item.ranks}, waits)
+            named = {rank for item in found for rank in item.ranks}
+            stalls = stalling_rank(late, period, named, waits)
+            if stalls is None and not found:
+                # Otherwise they may be those that wait for a rank that is known.
+                stalls = late_together(late, period)
             found += [stalls] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
         found.append(uneven)
-    found = [doubts.with_operations(item) for item in found]
+    found = [doubts.with_operations(item) for item in found if item.cause is not Cause.NONE]
+    ranked = [item for item in found if item.cause in (Cause.NODE, Cause.UNKNOWN)]
+    if len(ranked) == 1 and _costs_nothing(ranked[0], period):
+        found.remove(ranked[0])
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
-    if worst is None or worst.cause is Cause.NONE:
+    if worst is None:
         complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
         return _nobody(complete if line.steps >= FEWEST_STEPS else line.steps, facts)
     others: list[dict[str, Any]] = [
@@ -101,11 +116,20 @@ def diagnose(line: Timeline) -> Diagnosis:
             **{name: item.evidence[name] for name in LISTED if name in item.evidence},
         }
         for item in found
-        if item is not worst and item.cause is not Cause.NONE
+        if item is not worst
     ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, 1e-12)
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+
+
+def _costs_nothing(item: Diagnosis, period: float) -> bool:
+    """Whether the job would be as fast without ranks that no others hide, and whose excess is usual for chips.
+
+    A heavier stage hides the cost of a slow chip, too.
+    """
+    excess = max(item.evidence.get("excess_share_of_step", {"": 1.0}).values())
+    return item.seconds_lost_per_step < SMALLEST_COST * period and excess < USUAL_EXCESS
 
 
 def _nobody(complete: int, facts: dict[str, Any]) -> Diagnosis:
@@ -144,10 +168,13 @@ def _from_compute(
         # In few steps the chance is that of normal values, to which logarithms are closer.
         few = compute.shape[1] < FEWEST_STEPS
         flagged, excess = straggler_ranks(weight * np.log(compute / usual) if few else relative, alike)
+        seconds, peers = compute, alike
+        if not flagged.any() and not few:
+            seconds, peers, flagged, excess = _in_calm_compute(line, compute, relative, known, alike, doubts.shared)
         if flagged.any() and not _is_made_of(flagged, stage):
-            longer = np.nanmean(residuals_by_step(np.log(np.maximum(compute, 1e-12)), alike), axis=1)
+            longer = np.nanmean(residuals_by_step(np.log(np.maximum(seconds, 1e-12)), peers), axis=1)
             for flags, by in doubts.apart(flagged, longer, "compute"):
-                found.append(doubted(_node(flags, excess, compute, alike, by)))
+                found.append(doubted(_node(flags, excess, seconds, peers, by)))
     else:
         late = _late_onset(relative)
         if late.any():
@@ -164,6 +191,23 @@ def _from_compute(
     if sequence is not None:
         found.append(sequence)
     return found
+
+
+def _in_calm_compute(
+    line: Timeline, compute: Floats, relative: Floats, known: Bools, alike: Ints, shared: DataGroups
+) -> tuple[Floats, Ints, Bools, Floats]:  # fmt: skip
+    """The seconds and peers by which ranks stand out where data does not hide it, these ranks, and their excess."""
+    steady = steady_compute(line, known, alike)
+    if steady:
+        seconds = np.sum(steady, axis=0)
+        flagged, excess = straggler_ranks(seconds * relative / np.maximum(compute, 1e-12), alike)
+        flagged &= slower_in_all(steady, alike)
+        if flagged.any():
+            return seconds, alike, flagged, excess
+    peers = data_peers(shared, compute, alike)
+    if peers is None:
+        return compute, alike, np.zeros(len(compute), np.bool_), np.zeros(len(compute))
+    return compute, peers, *straggler_ranks(residuals_by_step(relative, peers), peers)
 
 
 def _shared_data(line: Timeline, stage: Ints, replica: Ints) -> DataGroups:
@@ -239,7 +283,7 @@ def _from_lags(
     early = np.nanmean(lags / period if free is None else free, axis=1)
     return [
         doubted(_blocked_least(flags, excess, lags, blame, by))
-        for flags, by in doubts.apart(flagged, early, "blocked_least", excess)
+        for flags, by in doubts.apart(flagged, early, "blocked_least", early)
     ]
 
 
@@ -296,7 +340,8 @@ def _from_freedom(free: Floats, stage: Ints, doubts: Doubts, period: float) -> l
     if not flagged.any() or _is_made_of(flagged, stage):
         return []
     found = []
-    for flags, by in doubts.apart(flagged, np.nanmean(free, axis=1), "blocked_least_in_all", excess):
+    late = np.nanmean(free, axis=1)
+    for flags, by in doubts.apart(flagged, late, "blocked_least_in_all", late):
         ranks, shares = _worst_first(flags, excess)
         lost = float(np.nanmean(np.nanmax(np.maximum(free[flags], 0.0), axis=0))) * period
         evidence = {"by": by, "excess_share_of_step": shares}

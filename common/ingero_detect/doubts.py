@@ -28,7 +28,7 @@ class Doubts:
     ) -> list[tuple[Bools, str]]:  # fmt: skip
         """Ranks that are slow by themselves, those that are with their replica, and those in some operations only.
 
-        `longer`: by rank, over ranks with the same work; `late`: shares of a step by which ranks are late.
+        `longer`: by rank, over ranks with the same work; `late`: share of all steps by which each is late.
         """
         together = self.shared.slow_together(flagged, longer)
         partly = flagged & ~together & self.operations.explains(late * self.period)

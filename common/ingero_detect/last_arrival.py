@@ -69,12 +69,6 @@ def frequently_last(
     Of a `whole` timeline the same is asked of those steps alone in which the last rank is far behind, as whoever is
     last in the other steps tells nothing. Stalls that last for several steps count less, stalls in a rhythm do not.
     """
-
-    def in_runs(happens: Bools, rank: int) -> float:
-        apart = happens - happens.mean()
-        own = variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), len(happens))
-        return max(float(stretch[rank]), own)
-
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for members, table in _tables(values, alike):
         steps = table.shape[1]
@@ -88,7 +82,7 @@ def frequently_last(
         far = gap > FAR_SIGMAS * usual
         for number, rank in enumerate(members.tolist()):
             was = last == number
-            often[rank] = _too_often(was, steps, len(members), chance, partial(in_runs, rank=rank)) or (
+            often[rank] = _too_often(was, steps, len(members), chance, partial(_in_runs, stretch=stretch[rank])) or (
                 whole and _too_often(was & far, int(far.sum()), len(members), chance, long_variance_inflation)
             )
         cost[members] = np.bincount(last, gap, len(members)) / steps
@@ -116,10 +110,47 @@ def frequently_far(values: Floats, alike: Ints, chance: float) -> tuple[Bools, F
         cost[members] = gap.mean(axis=1)
         for number, row in enumerate(members.tolist()):
             often[row] = _too_often(far[number], int(some.sum()), one_of, chance, long_variance_inflation)
-        for row in np.flatnonzero(often[members]).tolist():
-            shared = (far & far[row]).sum(axis=1) >= SAME_STEPS * (far | far[row]).sum(axis=1)
-            often[members[shared]] = True
+        _join(often, far, members)
     return often, cost
+
+
+def frequently_among_last(
+    values: Floats, alike: Ints, share: float, chance: float, stretch: Floats
+) -> tuple[Bools, Floats]:  # fmt: skip
+    """Ranks that are among this share of the last ones more often than `chance` allows, and the mean cost per step.
+
+    So ranks of a host are found that are late together by a different time in each step. `stretch` as of
+    `frequently_last`. The cost of a step is the distance to the last rank that is not among them.
+    """
+    often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
+    for members, table in _tables(values, alike):
+        count = int(share * len(members))
+        if count < 2 or not table.shape[1]:
+            continue
+        table = np.where(np.isfinite(table), table, -np.inf)
+        next_one = np.partition(table, -count - 1, axis=0)[-count - 1]
+        among = table > next_one
+        cost[members] = np.where(among, table - next_one, 0.0).mean(axis=1)
+        for number, rank in enumerate(members.tolist()):
+            often[rank] = _too_often(
+                among[number], table.shape[1], len(members) / count, chance, partial(_in_runs, stretch=stretch[rank])
+            )
+        _join(often, among, members)
+    return often, cost
+
+
+def _join(often: Bools, far: Bools, members: Ints) -> None:
+    """Add the rows that are far in the same steps as one that is found."""
+    for row in np.flatnonzero(often[members]).tolist():
+        shared = (far & far[row]).sum(axis=1) >= SAME_STEPS * (far | far[row]).sum(axis=1)
+        often[members[shared]] = True
+
+
+def _in_runs(happens: Bools, stretch: float) -> float:
+    """Variance of a number of events relative to independent ones: that of the steps, or more for runs."""
+    apart = happens - happens.mean()
+    own = variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), len(happens))
+    return max(float(stretch), own)
 
 
 def _too_often(happens: Bools, among: int, ranks: float, chance: float, inflation: Callable[[Bools], float]) -> bool:

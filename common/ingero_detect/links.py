@@ -58,13 +58,17 @@ class RankPort:
 
 @dataclass(frozen=True)
 class GroupExcess:
-    """Ranks that meet in one operation, and by which share they need longer than like groups."""
+    """Ranks that meet in one operation, and by which share they need longer than like groups.
+
+    Groups of one `family` were compared with each other.
+    """
 
     op: int
     ranks: tuple[int, ...]
     excess: float
     error: float
     slow: bool
+    family: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,11 @@ def compared_groups(ops: Sequence[int], members: Sequence[tuple[int, ...]], seco
     ]
     tested = sum(len(own) for _, own in alike)
     found = []
-    for op, own in alike:
+    for family, (op, own) in enumerate(alike):
         mean, error, slow = _compared(seconds[own], tested)
+        excess = np.expm1(mean)
         found += [
-            GroupExcess(op, members[place], float(np.expm1(mean[number])), float(error[number]), bool(slow[number]))
+            GroupExcess(op, members[place], float(excess[number]), float(error[number]), bool(slow[number]), family)
             for number, place in enumerate(own)
         ]
     return found
@@ -270,14 +275,29 @@ def work_elements(group: GroupExcess, slow: set[int], *partitions: tuple[str, In
 
 def explain(groups: Sequence[GroupExcess], paths: Sequence[frozenset[Element]]) -> tuple[tuple[Element, ...], ...]:
     """The causes of all slow groups: one, or else two; nothing if no one or two elements explain them all."""
-    healthy: set[Element] = set().union(*(paths[number] for number in healthy_groups(groups)))
-    return explained_by(groups, paths, healthy)
+    return explained_by(groups, paths, set().union(*healthy_paths(groups, paths).values()))
 
 
 def healthy_groups(groups: Sequence[GroupExcess]) -> list[int]:
     """Groups that are certainly below a share of the smallest slow excess."""
     least = HEALTHY_SHARE * min(group.excess for group in groups if group.slow)
     return [n for n, group in enumerate(groups) if not group.slow and group.excess + 2 * group.error < least]
+
+
+def healthy_paths(
+    groups: Sequence[GroupExcess], paths: Sequence[frozenset[Element]]
+) -> dict[int, frozenset[Element]]:  # fmt: skip
+    """What each healthy group shows to be healthy, by its number.
+
+    Groups of a family without a slow one are only as healthy as each other: what all of them use may be slow.
+    """
+    judged = {group.family for group in groups if group.slow}
+    shared: dict[int, frozenset[Element]] = {}
+    for group, path in zip(groups, paths, strict=True):
+        if group.family not in judged:
+            shared[group.family] = shared.get(group.family, path) & path
+    nothing: frozenset[Element] = frozenset()
+    return {number: paths[number] - shared.get(groups[number].family, nothing) for number in healthy_groups(groups)}
 
 
 def explained_by(

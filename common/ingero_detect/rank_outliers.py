@@ -7,8 +7,15 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.last_arrival import frequently_far, frequently_last, residuals_by_step, variance_inflation
+from ingero_detect.last_arrival import (
+    frequently_among_last,
+    frequently_far,
+    frequently_last,
+    residuals_by_step,
+    variance_inflation,
+)
 from ingero_detect.reference import small_sample_factor
+from ingero_detect.slow_spells import slow_spells
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS
 from ingero_detect.wait_attribution import WaitAttribution
@@ -33,6 +40,13 @@ MAD_NOISE: Final = 2.33
 
 CHANCE_IN_FEW_STEPS: Final = 1e-5
 """Chance that some rank of a healthy job is named in fewer than `FEWEST_STEPS` steps, however slowly ranks vary."""
+
+OF_FEW: Final = {2: 0.71, 3: 2.17, 4: 1.39}
+"""Factors by which the MAD of distances from the median is too small over many sets of 3 or 4 normal values; of 2: of
+distances from the lower one."""
+
+FEWEST_OF_FEW: Final = 4
+"""Ranks in sets of three or four, or pairs, from which these show how much ranks usually differ."""
 
 MAX_STRAGGLER_SHARE: Final = 0.25
 """Share of ranks above which slow ranks are not called stragglers."""
@@ -150,7 +164,7 @@ def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
 
 def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
     """Excess of ranks over the median of those with the same work; with only two of them, over the lower one."""
-    share, spreads = np.zeros(len(values)), []
+    share, spreads, small = np.zeros(len(values)), [], []
     for kind in np.unique(alike).tolist():
         members = np.flatnonzero(alike == kind)
         own = values[members]
@@ -158,6 +172,11 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -
         share[members] = own - middle
         if len(members) >= 5:
             spreads += (own - middle).tolist()
+        elif len(members) in OF_FEW:
+            apart = own - middle if len(members) > 2 else own.max(keepdims=True) - middle
+            small += (OF_FEW[len(members)] * apart).tolist()
+    if len(small) >= FEWEST_OF_FEW:
+        spreads += small
     error, freedom = moderated_errors(error, steps)
     spread = MAD_TO_SIGMA * float(np.median(np.abs(spreads))) if spreads else 0.0
     typical = float(np.median(error))
@@ -226,12 +245,14 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
         share = found.share
         if blame is None:
             chance = SIGNIFICANCE / len(values)
-            often, cost = frequently_last(
-                values, alike, chance, variance_inflation_of_others(values), whole=not number
-            )
+            stretch = variance_inflation_of_others(values)
+            often, cost = frequently_last(values, alike, chance, stretch, whole=not number)
             if not number:
-                together, lost = frequently_far(values, alike, chance)
-                often, cost = often | together, np.where(together, np.maximum(cost, lost), cost)
+                for together, lost in (
+                    frequently_far(values, alike, chance),
+                    frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch),
+                ):
+                    often, cost = often | together, np.where(together, np.maximum(cost, lost), cost)
             often &= (cost > smallest) & (
                 np.nanmean(residuals_by_step(values, alike), axis=1) > MIN_SPREADS * found.spread
             )
@@ -243,6 +264,22 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
         excess = np.maximum(excess, np.where(standing, share, 0.0))
         if not number and standing.any():
             break
+    if not flagged.any():
+        flagged, excess = _slow_for_a_while(relative, alike, blame)
     if flagged.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):
         flagged[:] = False
     return flagged, excess
+
+
+def _slow_for_a_while(relative: Floats, alike: Ints, blame: WaitAttribution | None) -> tuple[Bools, Floats]:
+    """Ranks that are slow in nearly all steps of a stretch, wherever it begins, and their excess in it."""
+    flagged, excess = np.zeros(len(relative), np.bool_), np.zeros(len(relative))
+    spells = slow_spells(relative, alike)
+    if spells is None:
+        return flagged, excess
+    needed = float(upper_quantiles(SIGNIFICANCE / len(relative) / spells.lengths, np.array(len(relative) - 1.0)))
+    flagged = spells.rare_elsewhere((spells.deviations > needed) & (spells.level > 2 * SMALLEST_EFFECT))
+    if blame is not None:
+        for rank in np.flatnonzero(flagged).tolist():
+            flagged[rank] = not blame.victims(slice(int(spells.begin[rank]), int(spells.end[rank])))[rank]
+    return flagged, np.where(flagged, spells.level, 0.0)

@@ -16,7 +16,7 @@ from ingero_detect.links import (
     explained,
     explained_by,
     group_excesses,
-    healthy_groups,
+    healthy_paths,
     path_elements,
     work_elements,
 )
@@ -84,10 +84,10 @@ def explain_doubtfully(
     Groups of an operation that all use an element do not clear it, nor does another operation clear a pair. At last
     the slowest groups are explained without the others.
     """
-    healthy = healthy_groups(groups)
+    healthy = healthy_paths(groups, paths)
     ops = {group.op for group in groups}
     by_all = {op: frozenset.intersection(*(paths[n] for n, one in enumerate(groups) if one.op == op)) for op in ops}
-    told = {number: paths[number] - by_all[groups[number].op] for number in healthy}
+    told = {number: path - by_all[groups[number].op] for number, path in healthy.items()}
     slow = {group.op for group in groups if group.slow}
     same = {
         number: frozenset(item for item in path if item[0] != "pair" or groups[number].op in slow)

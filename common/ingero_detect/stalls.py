@@ -1,4 +1,4 @@
-"""Finds the rank that stands still in some steps while the job waits, also where few peers prove nothing. Pure."""
+"""Finds ranks that stand still in some steps while the job waits, also where that proves nothing. Pure."""
 
 from typing import Any, Final
 
@@ -6,8 +6,20 @@ import numpy as np
 
 from ingero_detect.grouped import Bools, Floats
 from ingero_detect.imbalance import Cause, Diagnosis
-from ingero_detect.last_arrival import FAR_SIGMAS, long_variance_inflation, min_last_count
-from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT
+from ingero_detect.last_arrival import (
+    FAR_SIGMAS,
+    frequently_among_last,
+    long_variance_inflation,
+    median_by_step,
+    min_last_count,
+)
+from ingero_detect.rank_outliers import (
+    MAX_STRAGGLER_SHARE,
+    MIN_SPREADS,
+    SIGNIFICANCE,
+    SMALLEST_EFFECT,
+    variance_inflation_of_others,
+)
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS
 
@@ -17,11 +29,17 @@ STALLS: Final = "stalls"
 FEW_STALLS: Final = "few_stalls"
 """The same in too few steps to prove it."""
 
+LATE_TOGETHER: Final = "late_together"
+"""What shows ranks that are among the last together, in too few steps to prove that they are the cause."""
+
 WAITING: Final = 0.5
 """Share of a stall that ranks must be blocked longer than usual to wait for it."""
 
 CHANCE_OF_STALLS: Final = 0.05
 """Chance with which pauses that strike any rank strike one so often that it is called possible."""
+
+CHANCE_OF_SEVERAL: Final = 1e-3
+"""The same for one of several ranks that are late together, as of a host."""
 
 
 def stalling_rank(
@@ -56,6 +74,31 @@ def stalling_rank(
     if blocked is not None and _proven(own, total, len(ranks)) and _all_wait(blocked[:, known], rank, own, gap):
         return Diagnosis(Cause.NODE, (rank,), seconds_lost_per_step=lost, evidence={"by": STALLS, **evidence})
     evidence = {"by": FEW_STALLS, "possible": [rank], **evidence}
+    return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def late_together(late: Floats, period: float) -> Diagnosis | None:
+    """Ranks that are among the last quarter of all so often that it is hardly chance, if that costs enough.
+
+    `late` and `period` as of `stalling_rank`. What differs lastingly between the other ranks must be far less.
+    """
+    values = late / period
+    values = values[:, np.isfinite(values).mean(axis=0) >= 0.8]
+    if values.shape[1] < FEWEST_STEPS or not np.isfinite(values).any(axis=1).all():
+        return None
+    often, cost = frequently_among_last(
+        values, np.zeros(len(values), np.int64), MAX_STRAGGLER_SHARE, CHANCE_OF_SEVERAL / len(values),
+        variance_inflation_of_others(values),
+    )  # fmt: skip
+    mean = np.nanmean(values - median_by_step(values), axis=1)
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(mean - np.median(mean))))
+    often &= (cost > SMALLEST_EFFECT) & (mean > MIN_SPREADS * spread)
+    if not 2 <= often.sum() <= MAX_STRAGGLER_SHARE * len(values):
+        return None
+    lost = float(np.nanmean(np.nanmax(values[often], axis=0) - np.nanmax(values[~often], axis=0))) * period
+    if lost < SMALLEST_EFFECT * period:
+        return None
+    evidence = {"by": LATE_TOGETHER, "possible": np.flatnonzero(often).tolist()}
     return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
 
 

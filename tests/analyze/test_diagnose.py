@@ -299,10 +299,10 @@ def ring_attention(
     return table
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_ranks_that_send_in_a_ring_are_no_pipeline(tmp_path: Path, replicas: int) -> None:
-    slow = diagnose(tmp_path, ring_attention(rng(), 2, replicas))
-    healthy = diagnose(tmp_path, ring_attention(rng(), -1, replicas))
+@pytest.mark.parametrize(("around", "replicas"), [(4, 1), (4, 2), (2, 4), (2, 8)])
+def test_ranks_that_send_in_a_ring_are_no_pipeline(tmp_path: Path, around: int, replicas: int) -> None:
+    slow = diagnose(tmp_path, ring_attention(rng(), 2, replicas, around))
+    healthy = diagnose(tmp_path, ring_attention(rng(), -1, replicas, around))
 
     assert (slow["kind"], slow["ranks"], healthy["kind"]) == ("node", [2], "none")
 

@@ -350,8 +350,7 @@ def test_real_dumps_of_a_job_that_hangs_in_gloo_name_the_rank_that_did_not_come(
     """Written by PyTorch 2.15: four ranks, five all_reduce that ended, and a sixth to which rank 2 never came."""
     problems = Problems()
 
-    dumps, _ = read_dumps([str(Path(__file__).parent / "hang_in_gloo")], problems)
-    hang = find_hang(dumps)
+    hang = find_hang(read_dumps([str(Path(__file__).parent / "hang_in_gloo")], problems).dumps)
 
     assert (hang.kind, hang.ranks, hang.dumps) == (HangKind.HANG, (2,), 4)
     assert [(front.seq, front.entered, front.missing) for front in hang.fronts] == [(6, (0, 1, 3), (2,))]
@@ -365,7 +364,7 @@ def test_real_dumps_of_a_job_one_rank_of_which_is_stopped_name_it_as_most_likely
     """
     problems = Problems()
 
-    dumps, _ = read_dumps([str(Path(__file__).parent / "hang_in_nccl")], problems)
+    dumps = read_dumps([str(Path(__file__).parent / "hang_in_nccl")], problems).dumps
     hang = find_hang(dumps)
 
     assert (hang.kind, hang.ranks, hang.likely) == (HangKind.UNKNOWN, (), (1,))
@@ -378,7 +377,7 @@ def test_a_rank_without_dump_is_looked_for_in_groups_whose_members_no_dump_tells
     """Written by PyTorch 2.11 over gloo, which reports no members: rank 1 is stopped; its dump lacks, or one more."""
     problems = Problems()
 
-    dumps, _ = read_dumps([str(Path(__file__).parent / "hang_in_gloo_groups")], problems)
+    dumps = read_dumps([str(Path(__file__).parent / "hang_in_gloo_groups")], problems).dumps
     hang = find_hang([dump for dump in dumps if dump.rank != absent])
 
     assert hang.kind == HangKind.UNKNOWN and not hang.ranks
@@ -445,6 +444,17 @@ def test_the_command_names_the_rank_and_says_what_it_can_claim(tmp_path: Path, f
     assert found["problems"] == {"count": 0, "first": []}
 
 
+@pytest.mark.parametrize("foreign", [{"name": "meta", "host": "a"}, {"name": "meta", "ranks": None}, "1", [], None])
+def test_what_is_no_group_in_the_configuration_is_no_problem(tmp_path: Path, foreign: Any) -> None:
+    for rank in range(WORLD):
+        value = dump([entry(1), entry(2)])
+        value["pg_config"] |= {"meta": foreign}
+        write(tmp_path, rank, value)
+    found, _, _ = ask("--flight-recorder", str(tmp_path))
+
+    assert (found["kind"], found["problems"]["count"]) == ("none", 0)
+
+
 def test_sizes_that_refer_to_themselves_cost_nothing() -> None:
     tower: Any = ["ha"]
     for _ in range(40):
@@ -485,6 +495,67 @@ def test_hostile_and_broken_dumps_are_named_and_the_others_still_judged(
     for words in ("rank_3: byte", "GLOBAL", "rank_4: byte", "rank_5: the file is empty", "rank_6: neither",
                   "trace_7.json: not JSON", "trace_8.json: no Flight Recorder dump", "notes: its name"):  # fmt: skip
         assert words in errors
+
+
+@pytest.mark.parametrize(
+    ("seconds", "timeout", "kind"),
+    [
+        (0.2, 600_000, "unknown"),
+        (29, 600_000, "unknown"),
+        (40, 600_000, "hang"),
+        (6, 5_000, "hang"),
+        (-60, 5_000, "hang"),
+    ],
+)
+def test_a_rank_that_a_running_job_waits_for_at_the_moment_is_not_known_to_let_it_hang(
+    tmp_path: Path, seconds: float, timeout: int, kind: str
+) -> None:
+    """Files say when they were written; where that is soon after the last call, nothing is known to hang."""
+    ended = [entry(1), entry(2)]
+    for rank in range(WORLD):
+        write(tmp_path, rank, dump(ended if rank == 2 else [*ended, entry(3, ended=False, timeout_ms=timeout)]))
+        os.utime(tmp_path / f"nccl_trace_rank_{rank}", times=(0, 1_700_000_000 + 0.03 + seconds))
+    found, _, _ = ask("--flight-recorder", str(tmp_path))
+    evidence = found["evidence"]
+
+    assert found["kind"] == kind
+    assert (found["ranks"], list(evidence["possible"])) == (([2], []) if kind == "hang" else ([], ["2"]))
+    if kind == "unknown":
+        assert evidence["most_likely"] == [2]
+        assert evidence["quiet_seconds"] == pytest.approx(seconds, abs=0.02)
+        assert "the job may be running" in evidence["reason"]
+
+
+def test_an_operation_under_way_in_a_running_job_is_not_known_to_be_stuck(tmp_path: Path) -> None:
+    for rank in range(WORLD):
+        write(tmp_path, rank, dump([entry(1), entry(2, ended=False)]))
+        os.utime(tmp_path / f"nccl_trace_rank_{rank}", times=(0, 1_700_000_001))
+    found, _, _ = ask("--flight-recorder", str(tmp_path))
+
+    assert (found["kind"], found["ranks"]) == ("unknown", [])
+    assert "the job may be running" in found["evidence"]["reason"]
+
+
+def test_a_dump_that_cannot_be_read_is_no_absent_one(tmp_path: Path) -> None:
+    for rank in range(WORLD):
+        write(tmp_path, rank, dump([entry(1), entry(2, ended=False)]))
+    (tmp_path / "nccl_trace_rank_3").write_bytes(b"\x80\x02}q")
+    found, _, _ = ask("--flight-recorder", str(tmp_path))
+
+    assert (found["kind"], found["ranks"]) == ("no_dump", [3])
+    assert found["evidence"]["why"] == {"3": "its dump cannot be read"}
+    assert found["evidence"]["unreadable_dumps"] == {"3": str(tmp_path / "nccl_trace_rank_3")}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_all_protocols_are_read(tmp_path: Path, protocol: int) -> None:
+    ended = [entry(1, extra=[1.5, None, True, -3, "é"]), entry(2)]
+    for rank in range(WORLD):
+        value = dump(ended if rank == 2 else [*ended, entry(3, ended=False)])
+        (tmp_path / f"trace_{rank}").write_bytes(pickle.dumps(value, protocol=protocol))
+    found, _, _ = ask("--flight-recorder", str(tmp_path))
+
+    assert (found["kind"], found["ranks"]) == ("hang", [2])
 
 
 def test_without_any_dump_the_command_ends_with_2_and_says_why(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from ingero_detect.calm_compute import data_peers
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.imbalance import Diagnosis
 from ingero_detect.last_arrival import min_last_count
 from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
-from ingero_detect.stalls import stalling_rank
+from ingero_detect.shared_data import DataGroups
+from ingero_detect.stalls import late_together, stalling_rank
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -187,6 +189,161 @@ def test_pauses_that_strike_all_ranks_name_nobody_however_long_they_last(length:
         found, _ = straggler_ranks(values + 0.3 * pauses, np.zeros(8, np.int64))
 
         assert not found.any()
+
+
+@pytest.mark.parametrize("begin", [0, 6, 13, 20])
+def test_a_rank_that_is_slow_in_a_third_of_the_steps_is_named_wherever_they_are(begin: int) -> None:
+    for seed in range(10):
+        columns = layered(np.random.default_rng(seed), 1, 16, steps=30).arrays()
+        step = columns["step"].astype(int)
+        slow = (columns["op"] == "layer") & (columns["rank"] == 5) & (step >= begin) & (step < begin + 10)
+        columns["duration"] = columns["duration"].astype(float) * np.where(slow, 1.2, 1.0)
+
+        assert diagnose(as_timeline(Table({name: [column] for name, column in columns.items()}))).ranks == (5,)
+
+
+def test_ranks_that_wander_for_several_steps_are_not_named() -> None:
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        values = 0.02 * rng.normal(size=(16, 30))
+        for step in range(1, 30):
+            values[:, step] = 0.9 * values[:, step - 1] + 0.44 * values[:, step]
+
+        assert not straggler_ranks(values, np.zeros(16, np.int64))[0].any()
+
+
+def test_a_rank_without_which_the_job_would_be_as_slow_is_not_named() -> None:
+    """A chip that is slower than its peers by a little, and a stage that takes as long."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        stage = np.arange(16) // 8
+        usual = np.where(stage > 0, 1.03, 1.0) + 0.03 * (np.arange(16) == 3)
+        table, now = Table(), np.zeros(16)
+        for step in range(40):
+            own = 0.8 * usual * (1 + 0.002 * rng.normal(size=16))
+            end = (now + own).max() + 0.2
+            table.add(rank=np.arange(16), op="layer", kind="compute", start=now, duration=own, step=step, group="",
+                      seq="", stage=stage)  # fmt: skip
+            table.add(rank=np.arange(16), op="all-reduce", kind="collective", start=now + own,
+                      duration=end - now - own, step=step, group="dp", seq=step, stage=stage)  # fmt: skip
+            now = np.full(16, end)
+
+        assert diagnose(as_timeline(table)).ranks == ()
+
+
+def of_one_host(rng: np.random.Generator, steps: int, noise: float) -> npt.NDArray[np.float64]:
+    """Lateness of 16 ranks, of which the last four are late together by another time in each step, as of a loader."""
+    values: npt.NDArray[np.float64] = noise * rng.normal(size=(16, steps))
+    values[12:] += rng.exponential(0.2, steps) * rng.uniform(0.95, 1.05, (4, steps))
+    return values
+
+
+def test_ranks_of_a_host_that_are_among_the_last_in_nearly_all_steps_are_named() -> None:
+    found = [
+        np.flatnonzero(straggler_ranks(of_one_host(np.random.default_rng(seed), 40, 0.03), np.zeros(16, int))[0])
+        for seed in range(20)
+    ]
+
+    assert {rank for ranks in found for rank in ranks.tolist()} == {12, 13, 14, 15}
+    assert sum(len(ranks) == 4 for ranks in found) >= 18
+
+
+def test_in_few_steps_ranks_of_a_host_are_possible_and_pausing_ones_are_not() -> None:
+    found = [late_together(of_one_host(np.random.default_rng(seed), 20, 0.03), 1.0) for seed in range(20)]
+
+    assert {rank for one in found if one for rank in one.evidence["possible"]} == {12, 13, 14, 15}
+    assert sum(one is not None for one in found) >= 15
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        pauses = (rng.random((4, 30)) < 0.2) * rng.exponential(0.3, (4, 30))
+        values = 0.01 * rng.normal(size=(16, 30)) + pauses.repeat(4, axis=0)
+        assert late_together(values, 1.0) is None
+
+
+def one_barrier(compute: dict[str, npt.NDArray[np.float64]], replica: npt.NDArray[np.int64]) -> Table:
+    """Operations with their seconds by (rank, step), then one collective of all ranks, in each step."""
+    ranks, steps = next(iter(compute.values())).shape
+    table, now, rank = Table(), np.zeros(ranks), np.arange(ranks)
+    for step in range(steps):
+        for op, seconds in compute.items():
+            own = seconds[:, step]
+            table.add(rank=rank, op=op, kind="compute", start=now, duration=own, step=step, group="", seq="",
+                      data_parallel=replica)  # fmt: skip
+            now = now + own
+        end = now.max() + 0.05
+        table.add(rank=rank, op="all-reduce", kind="collective", start=now, duration=end - now, step=step,
+                  group="all", seq=step, data_parallel=replica)  # fmt: skip
+        now = np.full(ranks, end)
+    return table
+
+
+@pytest.mark.parametrize("slower", [0.0, 0.15])
+def test_a_slow_chip_shows_in_steady_operations_where_the_tokens_of_experts_hide_it(slower: float) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        load = 0.18 * rng.normal(size=(16, 24))
+        for step in range(1, 24):
+            load[:, step] = 0.9 * load[:, step - 1] + 0.44 * load[:, step]
+        chip = (1 + slower * (np.arange(16) == 5))[:, None] * (1 + 0.01 * rng.normal(size=(3, 16, 24)))
+        ops = {"attention": 0.3 * chip[0], "experts": 0.5 * chip[1] * np.exp(load), "attention_back": 0.3 * chip[2]}
+
+        found = diagnose(as_timeline(one_barrier(ops, np.arange(16))))
+
+        named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
+        assert named == ({5} if slower else set())
+
+
+@pytest.mark.parametrize("around", [2, 4])
+@pytest.mark.parametrize("slower", [0.0, 0.15])
+def test_a_slow_chip_is_compared_with_ranks_that_share_its_sequences(around: int, slower: float) -> None:
+    replica = np.arange(16) // around
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        length = np.exp(0.25 * rng.normal(size=(16 // around, 24)))[replica]
+        chip = (1 + slower * (np.arange(16) == 5))[:, None] * (1 + 0.02 * rng.normal(size=(16, 24)))
+
+        found = diagnose(as_timeline(one_barrier({"layer": 0.8 * chip * length}, replica)))
+
+        named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
+        assert named == ({5} if slower else set())
+
+
+def test_ranks_that_share_data_are_found_among_groups_of_one_size() -> None:
+    """Tensor groups and data groups of two ranks each: the former have the same sequences, the latter other ones."""
+    rng = np.random.default_rng(0)
+    ranks = np.arange(8)
+    tensor, data = ranks // 2, ranks % 2 + ranks // 4 * 2
+    groups = np.concatenate([part == np.arange(4)[:, None] for part in (tensor, data)])
+    values = np.exp(0.25 * rng.normal(size=(4, 24)))[tensor] * (1 + 0.01 * rng.normal(size=(8, 24)))
+
+    peers = data_peers(DataGroups(groups, np.zeros(8, np.int64)), values, np.zeros(8, np.int64))
+
+    assert peers is not None and peers.tolist() == tensor.tolist()
+
+
+def test_a_rank_with_a_longer_part_of_each_sequence_is_not_named_where_lengths_vary() -> None:
+    """Rings over sequences with a causal mask: the later its part, the longer a rank is in attention alone."""
+    replica, place = np.arange(16) // 4, np.arange(16) % 4
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        length = np.exp(0.25 * rng.normal(size=(4, 24)))[replica] * (1 + 0.01 * rng.normal(size=(16, 24)))
+        part = (0.5 + (place + 0.5) / 4)[:, None] * length
+        ops = {"attention": 0.2 * part, "mlp": 0.4 * length, "attention_back": 0.4 * part}
+
+        found = diagnose(as_timeline(one_barrier(ops, replica)))
+
+        assert not [*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])]
+
+
+def test_chips_of_small_stages_are_not_named_for_what_all_chips_differ_by() -> None:
+    named = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        chip = np.exp(0.012 * rng.normal(size=(16, 1))) * (1 + 0.003 * rng.normal(size=(16, 30)))
+        flagged, _ = straggler_ranks(0.8 * chip, np.arange(16) // 4)
+        named += bool(flagged.any())
+
+    assert named <= 4
 
 
 def test_few_long_steps_that_are_all_of_one_rank_are_not_blamed_on_the_data() -> None:

@@ -137,6 +137,20 @@ def test_a_stage_that_is_slow_in_two_operations_is_as_possible_as_its_switch() -
     assert {("stage", "1"), ("switch", "leaf-1")} <= set(cause)
 
 
+@pytest.mark.parametrize("leaf", range(4))
+def test_the_switch_of_one_stage_is_not_cleared_by_pairs_that_are_all_slow_alike(leaf: int) -> None:
+    """Four stages of four hosts, each on a switch of its own: all pairs of two neighbouring stages are slow alike."""
+    rng = np.random.default_rng(leaf)
+    ports = {rank: RankPort(f"node-{rank}", "nic-0", (f"leaf-{rank // 4}", "spine-0")) for rank in range(16)}
+    members = [(rank, rank + 4) for rank in range(12)]
+    usual = np.array([1.5 if leaf in (first // 4, last // 4) else 1.0 for first, last in members])[:, None]
+    groups = compared_groups([0] * 12, members, usual * np.exp(0.03 * rng.normal(size=(12, 30))))
+
+    (cause,) = explain(groups, [path_elements(group.ranks, ports) for group in groups])
+
+    assert ("switch", f"leaf-{leaf}") in cause and ("link", f"leaf-{leaf} - spine-0") in cause
+
+
 def test_half_of_like_groups_may_differ_a_little() -> None:
     for seed in range(200):
         rng = np.random.default_rng(seed)

@@ -158,14 +158,14 @@ def _others(
     try:
         if used == "--flight-recorder":
             claims["flight_recorder"] = asdict(hangs.CLAIMS)
-            dumps, rows = flight_recorder_dumps.read_dumps(given[used], problems)
-            if not dumps:
+            read = flight_recorder_dumps.read_dumps(given[used], problems)
+            if not read.dumps:
                 _end(problems)
-            hang = hangs.find_hang(dumps)
+            hang = hangs.find_hang(read.dumps, read.unreadable)
             hangs.report_earlier_runs(hang, problems)
             if hang.kind == hangs.HangKind.NONE and problems.count:
                 hang = replace(hang, kind=hangs.HangKind.UNKNOWN)
-            timed = rows.recorded() if hang.kind == hangs.HangKind.NONE else None
+            timed = read.rows.recorded() if hang.kind == hangs.HangKind.NONE else None
             answer = verdict(timed) if timed else hang.answer()
         elif used == "--ras":
             claims["ras"] = asdict(ras_hangs.CLAIMS)

@@ -27,6 +27,9 @@ MAX_FRAMES: Final = 64
 NEEDS_ALL: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|barrier")
 """Collectives that end on no rank before all members have entered them."""
 
+PICKLED: Final = (b"\x80", b"(", b"}")
+"""First bytes of pickles of dictionaries, of protocols from 2 on, 0 and 1."""
+
 _PAIR: Final = re.compile(r"(send|recv)\s+(\d{1,7})\s*(?:->|<-)\s*(\d{1,7})")
 
 
@@ -94,6 +97,12 @@ class Dump:
     collectives: dict[tuple[str, int], int] = field(default_factory=dict)
     first_ns: int = 0
     last_ns: int = 0
+    active_ns: int = 0
+    """When the last entry was called, begun or ended, by the rank's clock; 0 if no entry says so."""
+    written: float = 0.0
+    """Unix seconds at which the file was last written; 0 if not known. A copy may be younger than the dump."""
+    timeout: float = 0.0
+    """Seconds after which the first pending operation fails; 0 if that is not known."""
     communicators: frozenset[str] = frozenset()
     last: Call | None = None
     """The last call."""
@@ -109,13 +118,20 @@ class _PeerEntry:
     call: Call
 
 
-def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], OperationRows]:
-    """Every dump in files and folders, and the collectives that were timed.
+@dataclass(frozen=True)
+class DumpFiles:
+    """The dumps in order of their ranks, the collectives that were timed, and files of ranks that cannot be read."""
 
-    What cannot be used is listed in `problems`; everything else is used.
-    """
+    dumps: list[Dump]
+    rows: OperationRows
+    unreadable: dict[Rank, str]
+
+
+def read_dumps(paths: Iterable[str], problems: Problems) -> DumpFiles:
+    """Every dump in files and folders. What cannot be used is listed in `problems`; everything else is used."""
     rows = OperationRows()
     dumps: dict[Rank, tuple[Dump, str]] = {}
+    unreadable: dict[Rank, str] = {}
     for file in sources.files_of(paths, (), problems):
         place, rank = str(file), sources.rank_of(file)
         if rank is None:
@@ -129,15 +145,18 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Op
             )
             continue
         try:
-            dumps[rank] = dump_of(parse(sources.read_content(file)), rank, place, problems, rows), place
-        except (SourceError, UnsafePickleError) as error:
+            dump = dump_of(parse(sources.read_content(file)), rank, place, problems, rows)
+            dumps[rank] = replace(dump, written=file.stat().st_mtime), place
+        except (SourceError, UnsafePickleError, OSError) as error:
             problems.add(place, str(error))
-    return [dumps[rank][0] for rank in sorted(dumps)], rows
+            unreadable[rank] = place
+    lost = {rank: place for rank, place in unreadable.items() if rank not in dumps}
+    return DumpFiles([dumps[rank][0] for rank in sorted(dumps)], rows, lost)
 
 
 def parse(data: bytes) -> Any:
     """The value of a dump, pickle or JSON. Raises `UnsafePickleError` or `SourceError` naming the byte."""
-    if data[:1] == b"\x80":
+    if data[:1] in PICKLED:
         return load_plain_pickle(data)
     if data.lstrip()[:1] == b"{":
         return sources.read_json(data)
@@ -155,9 +174,9 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
     dump = Dump(rank)
     config = value.get("pg_config")
     for key, item in config.items() if isinstance(config, dict) else ():
-        if isinstance(item, dict) and key == item.get("name") and key:
-            ranks = item.get("ranks")
-            members = _ranks(ranks)
+        # What else is there, such as settings of a vendor, tells no members.
+        if isinstance(item, dict) and key == item.get("name") and key and item.get("ranks") is not None:
+            members = _ranks(item["ranks"])
             if members is None:
                 problems.add(file, f"pg_config[{text(key, 40)!r}].ranks: a list of ranks was expected")
             elif members:
@@ -210,6 +229,8 @@ def _take(
     if created > 0:
         dump.first_ns = min(created, dump.first_ns or created)
         dump.last_ns = max(created, dump.last_ns)
+    seen = (whole(entry.get(f"time_discovered_{what}_ns")) or 0 for what in ("started", "completed"))
+    dump.active_ns = max(created, *seen, dump.active_ns)
     if two or entry.get("is_p2p") is True:
         number_of_pair = whole(entry.get("p2p_seq_id")) or 0
         if two:
@@ -233,6 +254,7 @@ def _take(
             rows.add(str(dump.rank), op, created / 1e9, spent / 1e3, group=name, seq=seq)
     elif seq not in part.open:
         part.open[seq] = call
+        dump.timeout = dump.timeout or (whole(entry.get("timeout_ms")) or 0) / 1e3
 
 
 def _add_between(
@@ -284,7 +306,7 @@ def _ranks(value: Any) -> tuple[Rank, ...] | None:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
             return None
-    if not isinstance(value, list) or any(type(item) is not int or not 0 <= item < 1 << 24 for item in value):
+    if not isinstance(value, list | tuple) or any(type(item) is not int or not 0 <= item < 1 << 24 for item in value):
         return None
     return tuple(sorted(set(value)))
 

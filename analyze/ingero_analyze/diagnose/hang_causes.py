@@ -37,6 +37,7 @@ class Why(StrEnum):
     GPU_BEFORE = "its GPU has not begun an operation before which it waits for no other rank"
     NO_DUMP = "it left no dump"
     EARLIER_RUN = "its only dump is of an earlier run"
+    UNREADABLE = "its dump cannot be read"
     EARLY_DUMP = "its dump was written before those of others"
     FORGOTTEN = "its ring buffer no longer holds what it waits for"
     DIFFERS = "it called another operation, or another size, than most under one number"

@@ -4,10 +4,12 @@
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from ingero_analyze.diagnose.dump_ages import quiet_seconds
 from ingero_analyze.diagnose.dump_groups import job_sizes, with_distinct_groups
 from ingero_analyze.diagnose.dump_runs import separate_runs
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
@@ -31,13 +33,14 @@ CLAIMS: Final = Claims(
     cannot=(
         "why a missing rank is missing: its stack, its host and its log say that",
         "whether a rank that left no dump is dead or only did not write one",
+        "whether a job hangs whose dumps were written just after its last call, or copied so that they look younger",
         "whether a collective that is under way would still have ended: a dump is one moment",
     ),
 )
 
 HANGS: Final = {
     "hang": "the job waits for rank {ranks}, which waits for no other",
-    "no_dump": "everybody who left a dump waits; rank {ranks} left none",
+    "no_dump": "everybody who left a dump waits; rank {ranks} left none that can be read",
     "unknown": "the dumps do not show every cause; certain: {ranks}; the others that are possible are listed",
     "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
     "order": "ranks wait for each other: they call collectives in different orders; against all others: {ranks}",
@@ -51,7 +54,17 @@ MIXED: Final = (
     "half are of the last run; judge the dumps of each run by themselves"
 )
 
+RUNNING: Final = (
+    "the dumps were written {quiet:.3g} s after the last call or end of a call, so the job may be running; take them "
+    "again when nothing has moved for half a minute, and keep the times of the files"
+)
+
 OTHER_JOBS: Final = "these are dumps of jobs of {sizes} ranks; judge the dumps of each job by themselves"
+
+WAITED_FOR: Final = frozenset(map(str, (
+    Why.HOST, Why.GPU, Why.GPU_BEFORE, Why.NO_DUMP, Why.UNREADABLE, Why.EARLIER_RUN, Why.EARLY_DUMP,
+)))  # fmt: skip
+"""What also shows a rank for which a running job waits a moment."""
 
 
 class HangKind(StrEnum):
@@ -137,6 +150,10 @@ class Hang:
     """The last call of each of `ranks` and `possible` that left a dump."""
     earlier: dict[Rank, float] = field(default_factory=dict)
     """Ranks whose dumps are of an earlier run, and when they called last, by their clocks."""
+    unreadable: dict[Rank, str] = field(default_factory=dict)
+    """Files of ranks that cannot be read."""
+    quiet: float | None = None
+    """Seconds between the job's last sign of life and its dumps, where these are so few that it may be running."""
 
     def answer(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -167,12 +184,21 @@ class Hang:
                 "earlier_run": {
                     str(rank): rfc3339(self.earlier[rank]) for rank in sorted(self.earlier)[:SHOWN_RANKS]
                 },
+                "unreadable_dumps": {
+                    str(rank): self.unreadable[rank] for rank in sorted(self.unreadable)[:SHOWN_RANKS]
+                },
+                "quiet_seconds": None if self.quiet is None else round(self.quiet, 3),
             },
         }
 
 
-def find_hang(dumps: list[Dump]) -> Hang:
-    """Where the job hangs, from all dumps of its last run together."""
+def find_hang(dumps: list[Dump], unreadable: Mapping[Rank, str] | None = None) -> Hang:
+    """Where the job hangs, from all dumps of its last run together. `unreadable`: files of ranks without a dump."""
+    found = _of_last_run(dumps, unreadable or {})
+    return replace(found, unreadable=dict(unreadable or {}))
+
+
+def _of_last_run(dumps: list[Dump], unreadable: Mapping[Rank, str]) -> Hang:
     runs = separate_runs(dumps)
     earlier = {dump.rank: dump.last_ns / 1e9 for dump in runs.earlier}
     if runs.unclear:
@@ -187,11 +213,26 @@ def find_hang(dumps: list[Dump]) -> Hang:
         reason = OTHER_JOBS.format(sizes=" and ".join(map(str, sizes)))
         return Hang(HangKind.UNKNOWN, dumps=len(dumps), possible=possible, why=dict.fromkeys(possible, reason),
                     reason=reason, earlier=earlier)  # fmt: skip
-    return replace(_find_hang(with_distinct_groups(runs.judged), set(earlier)), earlier=earlier)
+    absent = {**dict.fromkeys(unreadable, Why.UNREADABLE), **dict.fromkeys(earlier, Why.EARLIER_RUN)}
+    found = replace(_find_hang(with_distinct_groups(runs.judged), absent), earlier=earlier)
+    return _unless_running(found, quiet_seconds(runs.judged))
 
 
-def _find_hang(dumps: list[Dump], earlier: set[Rank]) -> Hang:
-    """Where the job hangs, from the dumps of one run. `earlier`: ranks with a dump of an earlier one only."""
+def _unless_running(hang: Hang, quiet: float | None) -> Hang:
+    """Nobody is certain to be waited for in vain where the dumps were written just after the last sign of life."""
+    if quiet is None or hang.kind not in (HangKind.HANG, HangKind.NO_DUMP, HangKind.STUCK, HangKind.UNKNOWN):
+        return hang
+    doubtful = tuple(rank for rank in hang.ranks if hang.why[rank] in WAITED_FOR)
+    reason = RUNNING.format(quiet=quiet) + (f"; {hang.reason}" if hang.reason else "")
+    return replace(
+        hang, kind=HangKind.UNKNOWN, ranks=tuple(rank for rank in hang.ranks if rank not in doubtful),
+        possible=tuple(sorted((*hang.possible, *doubtful))), likely=hang.likely or doubtful, reason=reason,
+        quiet=quiet,
+    )  # fmt: skip
+
+
+def _find_hang(dumps: list[Dump], absent: Mapping[Rank, Why]) -> Hang:
+    """Where the job hangs, from the dumps of one run. `absent`: why ranks that left a file have none of this run."""
     state = join_dumps(dumps)
     causes = find_causes(state)
     fronts = tuple(
@@ -203,7 +244,7 @@ def _find_hang(dumps: list[Dump], earlier: set[Rank]) -> Hang:
         causes.cycle, {}, tuple(sorted(state.early)),
     )  # fmt: skip
     for rank, why in sorted((causes.possible | causes.certain).items()):
-        hang.why[rank] = str(Why.EARLIER_RUN if why is Why.NO_DUMP and rank in earlier else why)
+        hang.why[rank] = str(absent.get(rank, why) if why is Why.NO_DUMP else why)
     hang = replace(hang, kind=_kind(hang, causes, state))
     hang = _with_reason(hang, state) if hang.kind == HangKind.UNKNOWN else hang
     last = {rank: dump.last for rank in hang.why if (dump := state.by_rank.get(rank)) is not None}

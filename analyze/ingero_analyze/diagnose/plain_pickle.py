@@ -26,6 +26,7 @@ _PLAIN: Final = frozenset((
     "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
     "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE",
     "TUPLE1", "TUPLE2", "TUPLE3", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET",
+    "INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "PUT", "GET",
 ))  # fmt: skip
 _OPERATIONS: Final[dict[int, Callable[[Any], object]]] = {
     **{code: pickle._Unpickler.dispatch[code] for code, name in _NAMES.items() if name in _PLAIN},

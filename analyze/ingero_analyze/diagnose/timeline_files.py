@@ -252,7 +252,8 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
 
     Stages exchange tensors by sends and receives. All other operations connect ranks of one stage, and so do sends in
     a ring (of a long sequence's attention), except operations in which ranks take part that also send to each other
-    from stage to stage, such as a norm over the whole job.
+    from stage to stage, such as a norm over the whole job. A ring of two looks like two stages, but several of them
+    have nothing else in common.
     """
     unknown = np.full(len(rank), -1, np.int64)
     sends = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
@@ -260,10 +261,17 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
         return unknown
     between = sends & ~np.isin(op, _ring_operations(rank[sends], op[sends], group[sends]))
     inside = collective & ~between & (group >= 0)
+    ranks = int(rank.max()) + 1
     pairs = np.unique(np.stack([group[inside], rank[inside]]), axis=1)
-    pairs = pairs[:, ~np.isin(pairs[0], _across_stages(pairs, np.unique([group[between], rank[between]], axis=1)))]
-    stage = _connected(pairs, int(rank.max()) + 1)
+    sending = np.unique([group[between], rank[between]], axis=1)
+    across = np.isin(pairs[0], _across_stages(pairs, sending))
+    stage = _connected(pairs[:, ~across], ranks)
     if not between.any() or len(np.unique(stage)) < 2:
+        return unknown
+    # Replicas of a pipeline sum gradients stage by stage. Those that only meet as a whole are no pipelines.
+    replica = _connected(np.concatenate([pairs[:, ~across], sending], axis=1), ranks)
+    met = replica[pairs[1, across]]
+    if any(len(np.unique(met[pairs[0, across] == one])) > 1 for one in np.unique(pairs[0, across]).tolist()):
         return unknown
     return stage[rank]
 

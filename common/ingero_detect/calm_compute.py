@@ -1,0 +1,107 @@
+"""Finds where ranks can be compared although their data makes their compute differ from step to step. Pure.
+
+Experts get different numbers of tokens, replicas sequences of different length. Other operations of the same ranks
+are steady, and so is what ranks that share their data compute in the same step.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.last_arrival import residuals_by_step
+from ingero_detect.operation_excess import USUAL, USUAL_SHARE
+from ingero_detect.shared_data import DataGroups
+from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_detect.timeline import Timeline, sum_by_rank_and_step
+
+CALMER: Final = 0.5
+"""Relative deviations of what is compared, over those of all compute, below which it is compared by itself."""
+
+SMALLEST_PART: Final = 0.05
+"""Share of compute below which an operation does not count."""
+
+FEWEST_OPERATIONS: Final = 2
+FEWEST_PEERS: Final = 2
+MOST_OPERATIONS: Final = 256
+MOST_PATTERNS: Final = 16
+
+
+def steady_compute(line: Timeline, steps: Bools, alike: Ints) -> list[Floats]:
+    """Seconds by (rank, step) of each operation that differs far less than all compute; nothing if these are few."""
+    computes = ~line.collective
+    ops = np.unique(line.op[computes])
+    if not FEWEST_OPERATIONS <= len(ops) <= MOST_OPERATIONS:
+        return []
+    tables = [sum_by_rank_and_step(line, computes & (line.op == op), line.duration)[:, steps] for op in ops.tolist()]
+    total = sum_by_rank_and_step(line, computes, line.duration)[:, steps]
+    whole, most = float(np.nanmedian(total)), CALMER * _deviation(total, alike)
+    steady = [
+        table for table in tables
+        if np.isfinite(table).all() and np.median(table) >= SMALLEST_PART * whole and _deviation(table, alike) < most
+    ]  # fmt: skip
+    enough = sum(float(np.median(table)) for table in steady) >= USUAL_SHARE * whole
+    return steady if len(steady) >= FEWEST_OPERATIONS and enough else []
+
+
+def slower_in_all(tables: list[Floats], alike: Ints) -> Bools:
+    """Ranks that are slower than their peers in each of these operations, as a slow chip is."""
+    apart = [residuals_by_step(table, alike) for table in tables]
+    own = np.array([np.mean(excess, axis=1) / np.median(table) for excess, table in zip(apart, tables, strict=True)])
+    whole = np.mean(sum(apart), axis=1) / sum(float(np.median(table)) for table in tables)
+    return np.asarray((own >= USUAL * whole).all(axis=0))
+
+
+def _deviation(table: Floats, alike: Ints) -> float:
+    """The usual deviation of a value from like ranks in its step, relative to the usual value."""
+    apart = np.abs(residuals_by_step(table, alike))
+    return MAD_TO_SIGMA * float(np.nanmedian(apart)) / max(float(np.nanmedian(table)), 1e-12)
+
+
+def _variation(table: Floats, alike: Ints) -> float:
+    """The usual deviation from step to step of what a rank is above like ranks, in the unit of the table."""
+    apart = residuals_by_step(table, alike)
+    return float(np.nanmedian(np.abs(apart - np.nanmedian(apart, axis=1, keepdims=True))))
+
+
+def data_peers(shared: DataGroups, values: Floats, alike: Ints) -> Ints | None:
+    """Finer kinds of ranks, those that also share data, where these vary together; `None` where none do.
+
+    What lastingly differs between them, such as the parts of a sequence under a causal mask, is no variation.
+    """
+    best, least = None, CALMER * _variation(values, alike)
+    for chosen in _alike_groups(shared.groups):
+        kinds = _connected(shared.groups[chosen], alike)
+        if np.bincount(kinds)[kinds].min() < FEWEST_PEERS or len(np.unique(kinds)) == len(np.unique(alike)):
+            continue
+        found = _variation(values, kinds)
+        if found < least:
+            best, least = kinds, found
+    return best
+
+
+def _alike_groups(groups: Bools) -> list[list[int]]:
+    """Sets of groups: those of one size, and those of one pattern, such as neighbours, where a size has several."""
+    sizes: dict[int, list[int]] = {}
+    patterns: dict[tuple[int, ...], list[int]] = {}
+    for number, members in enumerate(groups):
+        ranks = np.flatnonzero(members)
+        sizes.setdefault(len(ranks), []).append(number)
+        patterns.setdefault(tuple(np.diff(ranks).tolist()), []).append(number)
+    several = [own for own in sorted(patterns.values(), key=len, reverse=True)[:MOST_PATTERNS] if len(own) > 1]
+    return [*sizes.values(), *several]
+
+
+def _connected(groups: Bools, alike: Ints) -> Ints:
+    """Number the sets of like ranks that these groups connect."""
+    group, rank = np.nonzero(groups)
+    _, part = np.unique(group * (int(alike.max()) + 1) + alike[rank], return_inverse=True)
+    label = np.arange(len(alike))
+    while True:
+        lowest = np.full(int(part.max()) + 1, len(alike))
+        np.minimum.at(lowest, part, label[rank])
+        joined = label.copy()
+        np.minimum.at(joined, rank, lowest[part])
+        if (joined == label).all():
+            return np.unique(label, return_inverse=True)[1].astype(np.int64)
+        label = joined
