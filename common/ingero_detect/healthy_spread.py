@@ -161,7 +161,9 @@ def outlier_chances(
     span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
     spread = max((high - low) / span, smallest_spread, 1e-12)
     beyond = np.maximum((points - middle) / spread - OUTLIERS_FROM, 0.0)
-    outlier = np.where(beyond > 0, _outlier_density(beyond), 0.0) / spread
+    among = beyond > 0
+    outlier = _outlier_density(beyond[among]) / spread
+    bulk = float(weight[~among].sum())
     width = GRID / math.sqrt(len(ordered))
     weights, chances = [], []
     for freedom, likely_tail in tails:
@@ -175,8 +177,13 @@ def outlier_chances(
             )
             z, slope = shape.deviates((points - location) / scales)
             healthy = np.exp(-0.5 * np.minimum(z * z, 140.0)) * slope / (scales * math.sqrt(2 * math.pi))
+            healthy += 1e-9 / spread
+            of_bulk, upper = np.log(healthy[:, ~among]) @ weight[~among], healthy[:, among]
             logs = [
-                np.log((1 - share) * healthy + share * outlier + 1e-9 / spread) @ weight + math.log(likely)
+                of_bulk
+                + bulk * math.log1p(-share)
+                + np.log((1 - share) * upper + share * outlier) @ weight[among]
+                + math.log(likely)
                 for share, likely in OUTLIER_SHARES
             ]
             likely = likely_tail * likely_skew * (EXTREME if freedom <= HEAVY and skew > 0 else 1.0)

@@ -49,8 +49,10 @@ class Texts:
 
     def add(self, text: str) -> None:
         """Append a text; one that is missing is -1."""
-        known = text.lower() not in MISSING
-        self.column.append(self.numbers.setdefault(text, len(self.numbers)) if known else -1)
+        number = self.numbers.get(text, -1)
+        if number < 0 and text.lower() not in MISSING:
+            number = self.numbers[text] = len(self.numbers)
+        self.column.append(number)
 
     @property
     def codes(self) -> Ints:

@@ -46,6 +46,8 @@ def quantity_of(text: str) -> tuple[float, str] | None:
     Durations such as 1:34.20 and 1m34.2s are in seconds. `ValueError` if it is no number, or no known unit follows.
     """
     text = text.strip()
+    if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return float(text), ""
     if text.lower() in MISSING:
         return None
     duration = _CLOCK.fullmatch(text) or _DURATION.fullmatch(text)
