@@ -15,7 +15,7 @@ from pyarrow import parquet
 from ingero_analyze.audit.chips import renamed
 from ingero_analyze.audit.columns import lower_is_better, recognised, says_failed, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
-from ingero_analyze.audit.rows import quantity_of
+from ingero_analyze.audit.quantities import quantity_of
 from ingero_analyze.audit.runs import day_of, rounding_of, runs_of_rows
 from ingero_testing.audit_tables import HEADER, answer, results, run, short, written
 
@@ -58,6 +58,7 @@ def test_every_format_gives_the_same(tmp_path: Path) -> None:
         semicolons,
         written(tmp_path, [json.dumps(row) for row in rows], "results.jsonl"),
         written(tmp_path, [json.dumps({"results": rows})], "results.json"),
+        written(tmp_path, [json.dumps({"columns": names, "data": [[*row.values()] for row in rows]})], "split.json"),
     ):
         assert answer(other)["findings"] == whole, other
 
@@ -162,7 +163,7 @@ def test_a_damaged_gzip_file_is_said(tmp_path: Path) -> None:
     done = run(tmp_path / "bad.csv.gz")
 
     assert done.exit_code == 2
-    assert "bad.csv.gz: not whole" in done.stderr
+    assert "bad.csv.gz: not gzip, or cut off" in done.stderr
 
 
 @pytest.mark.parametrize(("text", "status"), [("error", ""), ("0", "OK"), ("87.5", "FAILED"), ("9000", "Timed out")])

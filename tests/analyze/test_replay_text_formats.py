@@ -127,3 +127,41 @@ def test_a_history_as_short_as_the_warm_up_names_the_option(tmp_path: Path) -> N
     text = csv_text("%Y-%m-%d %H:%M:%S")
     (tmp_path / "history.csv").write_text("".join(text.splitlines(keepends=True)[: 1 + 6 * 20]))
     assert "--warmup 10" in run(tmp_path / "history.csv").stdout
+
+
+def plain() -> list[dict[str, Any]]:
+    return [{"time": int(time.timestamp()), "node": node, "rate": round(rate, 2)} for time, node, rate in rows()]
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        ("Throughput of cluster A\nexported by x\n\ntime,node,rate", "{time},{node},{rate}"),
+        ("time        node   rate", "{time}  {node:>6}   {rate:>12}"),
+        ("time,node,rate", "{time},{node},{rate},"),
+        ('time, "node", "rate"', '{time}, "{node}", "{rate}"'),
+        ("time,node,rate,note", "{time},{node},{rate}"),
+        ("# time,node,rate", "{time},{node},{rate}"),
+    ],
+)
+def test_titles_padding_quotes_and_rows_that_are_short_or_end_in_a_delimiter_are_read(
+    tmp_path: Path, header: str, line: str
+) -> None:
+    lines = [header, *(line.format(**row) for row in plain())]
+    (tmp_path / "history.txt").write_text("\n".join(lines) + "\n")
+    assert named(run(tmp_path / "history.txt", "--json"))[0] == "n2"
+
+
+@pytest.mark.parametrize("shape", ["records in an object", "lists", "pandas split", "pandas columns", "pandas index"])
+def test_json_of_other_shapes_is_read(tmp_path: Path, shape: str) -> None:
+    found = plain()
+    names = list(found[0])
+    shaped: dict[str, Any] = {
+        "records in an object": {"cluster": {"name": "a"}, "rows": found},
+        "lists": {name: [row[name] for row in found] for name in names},
+        "pandas split": {"columns": names, "index": [*range(len(found))], "data": [[*row.values()] for row in found]},
+        "pandas columns": {name: {str(place): row[name] for place, row in enumerate(found)} for name in names},
+        "pandas index": {str(place): row for place, row in enumerate(found)},
+    }
+    (tmp_path / "history.json").write_text(json.dumps(shaped[shape]))
+    assert named(run(tmp_path / "history.json", "--json"))[0] == "n2"

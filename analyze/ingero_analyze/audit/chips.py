@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_analyze.audit.rows import MISSING
+from ingero_analyze.audit.quantities import MISSING
 from ingero_analyze.audit.runs import numbered
 from ingero_detect.grouped import Bools, Ints
 from ingero_detect.job_values import always_together

@@ -6,7 +6,7 @@ from typing import Final
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.replay.columns import LABELS, Columns
 from ingero_analyze.replay.subjects import Subjects
-from ingero_analyze.tables import TableError
+from ingero_analyze.table_errors import TableError
 from ingero_fleet.recording import MERGEABLE, PARTS
 
 SORTED: Final = "the rows are not in the order of time, and were sorted"

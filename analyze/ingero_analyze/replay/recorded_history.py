@@ -20,7 +20,7 @@ from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, Subjects
-from ingero_analyze.tables import TableError
+from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.observation import ACTIVE, Observation

@@ -26,7 +26,8 @@ from ingero_analyze.replay.metrics import MetricColumn
 from ingero_analyze.replay.reading import COARSE, COARSEST, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import RowSource, Subjects, short_names
 from ingero_analyze.replay.wide import WideTable, wide_table
-from ingero_analyze.tables import TableBatch, TableError, read_columns
+from ingero_analyze.table_errors import TableError
+from ingero_analyze.tables import TableBatch, read_columns
 from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ACTIVE
 from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
