@@ -21,6 +21,10 @@ COARSE: Final = (
     "values are rounded to a unit that is a twentieth of them or more, so that a loss of that size may be rounding: "
     "write more digits"
 )
+DAYLESS: Final = (
+    "times have no date and fall by a day: where they are times of day, rows of several days are mixed; add a column "
+    "with the date"
+)
 COUNTER: Final = (
     "the values of nearly all nodes only rise, and are judged as rates; if they are counts, choose their column with "
     "--column counter=COLUMN"
