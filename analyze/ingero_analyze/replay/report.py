@@ -50,7 +50,7 @@ def to_json(done: Replay) -> dict[str, Any]:
         job["since"] = moment(job["since"], calendar)
     for found in (*summary["drifts"], *summary["stuck"]):
         found |= {name: moment(found[name], calendar) for name in ("since", "until")}
-    for silence in (*summary["silent"]["at_end"], *summary["silent"]["ended"]["first"]):
+    for silence in (*summary["drained"], *summary["silent"]["at_end"], *summary["silent"]["ended"]["first"]):
         silence |= {name: moment(silence[name], calendar) for name in SILENCE_TIMES}
     return {"episodes": episodes, "summary": summary}
 
