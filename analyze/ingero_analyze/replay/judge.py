@@ -206,6 +206,7 @@ class Replay:
             "lost_node_hours": round(sum(map(self.lost_node_hours, self.episodes)), 6),
             **self.judge.summary(),
             "drifts": self._drifts(),
+            "behind": self._behind(),
             "drained": [_silence(one) for one in self.drained],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
@@ -235,6 +236,15 @@ class Replay:
             {"cluster": node[0], "node": node[1], "severity": round(drift.lost, 4), "since": drift.since,
              "until": drift.until}
             for node, drift in self.history.drifts() if node not in accused
+        ]  # fmt: skip
+
+    def _behind(self) -> list[dict[str, Any]]:
+        """Nodes that are behind in job after job and were accused in none."""
+        accused = {(episode.first.cluster, episode.first.node) for episode in self.episodes}
+        return [
+            {"cluster": node[0], "node": node[1], "severity": round(one.lost, 4), "jobs": one.jobs,
+             "since": one.since}
+            for node, one in self.history.behind() if node not in accused
         ]  # fmt: skip
 
     def _never_reported(self) -> list[NodeKey]:

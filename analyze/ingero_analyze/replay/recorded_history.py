@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay import tick_grid
+from ingero_analyze.replay.behind import Behind
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.drifts import Drift, Drifts
@@ -120,6 +121,11 @@ class RecordedHistory:
         """Nodes that fell behind their peers slowly, over all ticks so far."""
         names = list(self.subjects.nodes)
         return [(names[drift.node], drift) for drift in (self._drifts.found() if self._drifts else ())]
+
+    def behind(self) -> list[tuple[NodeKey, Behind]]:
+        """Nodes that are behind their peers in job after job."""
+        names = list(self.subjects.nodes)
+        return [(names[one.node], one) for one in (self._drifts.behind() if self._drifts else ())]
 
     def stuck(self) -> list[tuple[NodeKey, Stuck]]:
         """Nodes that repeated a value as an exporter that hangs does; these rows count as no reports."""

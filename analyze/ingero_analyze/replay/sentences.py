@@ -35,6 +35,7 @@ def below(done: Replay) -> Iterator[str]:
     if about["budget"] is not None:
         yield from _limits(about)
     yield from _drifts(about["drifts"], calendar)
+    yield from _behind(about["behind"], calendar)
     yield from _slow_jobs(about, calendar)
     yield from _drained(about["drained"], calendar)
     yield from _silent(about["silent"], calendar)
@@ -75,6 +76,18 @@ def _drifts(drifts: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
         )
     if len(drifts) > MOST_NAMES:
         yield f"so did {_counted(len(drifts) - MOST_NAMES, 'more node')}; --json has them all"
+
+
+def _behind(behind: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
+    """Nodes that are slow in every job, a line for each."""
+    for one in behind[:MOST_NAMES]:
+        name = plain("/".join(filter(None, (one["cluster"], one["node"]))))
+        yield (
+            f"{name} was {100 * one['severity']:.0f} % slower than its peers in its {one['jobs']} jobs since "
+            f"{short_time(one['since'], calendar)}, each of them too small or too short to accuse it"
+        )
+    if len(behind) > MOST_NAMES:
+        yield f"so were {_counted(len(behind) - MOST_NAMES, 'more node')}; --json has them all"
 
 
 def _drained(drained: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
