@@ -230,6 +230,16 @@ def test_chips_whose_values_scatter_far_more_are_said_to_be_unsteady_and_not_slo
     assert others == 0
 
 
+@pytest.mark.parametrize(("runs", "good"), [(3, 1), (4, 1), (6, 1), (6, 2), (8, 2)])
+def test_a_slow_chip_with_some_good_values_is_named(runs: int, good: int) -> None:
+    for seed in range(3):
+        given = population(spread(200, seed), runs, seed)
+        slow = np.isin(given.unit, [9, 120]) & (given.run >= good)
+        given.slowness[slow] += 0.16
+
+        assert named(audit([given])) == {("chip", 9), ("chip", 120)}
+
+
 def test_an_unsteady_chip_that_is_far_slower_is_named_with_a_wide_interval() -> None:
     hits = 0
     for seed in range(4):
