@@ -659,6 +659,17 @@ def test_the_step_of_rounded_values_is_found(values: list[float], rounding: floa
     assert rounding_of(np.array(values)) == pytest.approx(rounding, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["GEMM perf", "hbm_bw", "HPL performance"])
+def test_a_performance_by_any_name_is_the_value_where_there_is_no_other(tmp_path: Path, name: str) -> None:
+    lines = [f"node,gpu,run,{name}"]
+    lines += [
+        f"{node},{gpu},{run},{1e6 / float(value):.2f} TFLOP/s" for node, gpu, run, value in short({(4, 2): 0.15})
+    ]
+    assert [one["name"] for one in answer(written(tmp_path, lines))["findings"]] == ["node-4/2"]
+    both = ["node,gpu,run,time_ms," + name, *(",".join(map(str, (*row, 1))) for row in short({(4, 2): 0.15}))]
+    assert [one["name"] for one in answer(written(tmp_path, both))["findings"]] == ["node-4/2"]
+
+
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
     lines = [line.replace("Perf (ms)", "x").replace("GPU Index", "y") for line in results({(4, 2): 0.15})]
     found = answer(written(tmp_path, lines), "--value", "x", "--gpu", "y", "--lower-is-better")

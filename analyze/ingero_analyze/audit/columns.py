@@ -179,6 +179,9 @@ MEASURED: Final = re.compile(
 )
 """Names of rates, in words, whatever is measured."""
 
+PERFORMANCE: Final = re.compile(r".+ (?:perf|performance|bw|fom|score)")
+"""Names of values where there is no other."""
+
 SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0,
                   "seconds": 1.0, "min": 60.0}  # fmt: skip
 PERCENT: Final = "percent"
@@ -269,6 +272,7 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     if "value" not in found:
         times = [column for column in free if split_unit(column)[0] in ("time", "t")]
         times = times or [column for column in free if _is_duration(column)]
+        times = times or [column for column in free if PERFORMANCE.fullmatch(split_unit(column)[0])]
         if all(split_unit(column)[0] in STATISTICS for column in times):
             usual = sorted(times, key=lambda column: STATISTICS.index(split_unit(column)[0]))[:1]
             times = usual if usual and split_unit(usual[0])[0] in CENTRES else times
