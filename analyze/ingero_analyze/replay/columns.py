@@ -213,6 +213,11 @@ def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def is_gpu(name: str) -> bool:
+    """Whether a column has the name of a GPU or rank."""
+    return _is("gpu", name)
+
+
 def date_of(names: Sequence[str], time: str) -> list[str]:
     """The column of dates, if there is one besides the time."""
     return [name for name in names if name != time and words_of(name) in _DATES][:1]

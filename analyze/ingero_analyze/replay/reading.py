@@ -25,6 +25,10 @@ DAYLESS: Final = (
     "times have no date and fall by a day: where they are times of day, rows of several days are mixed; add a column "
     "with the date"
 )
+HOSTLESS: Final = (
+    "no column names the host, and most GPUs or ranks have several rows at one time, as those of several hosts have: "
+    "add a column 'node'"
+)
 COUNTER: Final = (
     "the values of nearly all nodes only rise, and are judged as rates; if they are counts, choose their column with "
     "--column counter=COLUMN"

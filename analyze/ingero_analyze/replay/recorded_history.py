@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.behind import Behind
-from ingero_analyze.replay.columns import LABELS
+from ingero_analyze.replay.columns import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.drifts import Drift, Drifts
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.lockstep import Lockstep
-from ingero_analyze.replay.reading import COUNTER, DIFFERENT, LONG_STEPS, SEVERAL, SORTED, Reading
+from ingero_analyze.replay.reading import COUNTER, DIFFERENT, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
@@ -102,7 +102,7 @@ class RecordedHistory:
         self._last_tick: int | None = None
         self._rises, self._increases, self.lockstep = RisesAndFalls(), Increases(), Lockstep()
         self._earliest, self._latest = np.inf, -np.inf
-        self._node_ticks = self._different = 0
+        self._node_ticks = self._different = self._several = 0
         self._irregularities = Irregularities()
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
@@ -165,6 +165,8 @@ class RecordedHistory:
             self.reading.doubt(COUNTER)
         if 2 * self._different > self._node_ticks:
             self.reading.doubt(DIFFERENT)
+        if 2 * self._several > self._node_ticks and any(map(is_gpu, self.reading.used["node"])):
+            self.reading.doubt(HOSTLESS)
         if self._latest - self._earliest > LONGEST_YEARS * YEAR:
             self.reading.doubt(
                 f"the rows span {(self._latest - self._earliest) / YEAR:.0f} years: are all times right?"
@@ -240,6 +242,7 @@ class RecordedHistory:
             first = first[np.searchsorted(first, last, side="right") - 1]
             if at_once := bool(((np.diff(rows.time) == 0) & (np.diff(node) == 0)).any()):
                 self.reading.note(SEVERAL)
+                self._several += int((last > first).sum())
             for place in np.flatnonzero(last > first).tolist():
                 several = rows.value[first[place] : last[place] + 1]
                 several = several[np.isfinite(several)]
