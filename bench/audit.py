@@ -24,7 +24,14 @@ from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Bools, Floats
 from ingero_detect.healthy_spread import normal_upper_tail
-from ingero_testing.audit_fleets import BAD_VALUES, NOISES, SINGLE_RUN_NOISES, SimulatedFleet, huber_of_rows
+from ingero_testing.audit_fleets import (
+    BAD_VALUES,
+    CHIP_SPREADS,
+    NOISES,
+    SINGLE_RUN_NOISES,
+    SimulatedFleet,
+    huber_of_rows,
+)
 
 FDR: Final = 0.05
 NEAR: Final = 0.05
@@ -55,7 +62,7 @@ class Tally:
 def bound_power(fleet: SimulatedFleet, known: Floats, values: Floats, slow: Bools) -> float:
     """Share of slow chips that the test with the known distribution names."""
     chance = (len(known) - np.searchsorted(known, values) + 0.5) / (len(known) + 1)
-    if fleet.noise in ("normal", "lognormal"):
+    if fleet.noise in ("normal", "lognormal") and fleet.chips_are == "normal":
         chance = normal_upper_tail((values - np.median(known)) / known.std())
     return float((adjusted_chances(chance)[slow] <= FDR).mean())
 
@@ -106,6 +113,12 @@ def rows(quick: bool) -> list[tuple[str, SimulatedFleet]]:
             (f"half of all values missing; {runs} runs", replace(base, runs=2 * runs, missing=0.5)),
             (f"10 % of chips slow; {runs} runs", replace(base, slow_share=0.1)),
         ]
+    for chips_are in CHIP_SPREADS:
+        for chips in (200,) if quick else (100, 200, 400):
+            base = SimulatedFleet(chips=chips, runs=5, chip_spread=0.02, chips_are=chips_are)
+            label = f"chips are {chips_are}; {chips} GPUs; 5 runs"
+            found.append((f"healthy; {label}", base))
+            found.append((f"3 % of chips slow by 16 to 28 %; {label}", replace(base, slow_share=0.03, loss=CLEAR)))
     for noise in SINGLE_RUN_NOISES:
         for chips in (200,) if quick else (100, 200, 400):
             for runs in (1, 2):

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from ingero_analyze.tables import TableError
+from ingero_analyze.table_errors import TableError
 from ingero_kit.settings import SettingsError
 
 

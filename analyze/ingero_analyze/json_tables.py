@@ -1,7 +1,9 @@
-"""Reads JSON as rows of text: an object a line, an array of objects, or a range query's answer of Prometheus."""
+"""Reads JSON as rows of text: an object a line, an array of objects, what pandas writes, an answer of Prometheus."""
 
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, Protocol
 
 MOST_BYTES: Final = 512 << 20
@@ -31,9 +33,13 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
         whole = json.loads(first)
     except ValueError:
         whole = None
-    if isinstance(whole, dict) and not _series(whole):
-        yield from _lines(first, stream, fail)
-        return
+    if isinstance(whole, dict):
+        begun = [first, stream.readline(MOST_BYTES)]
+        while begun[-1] and not begun[-1].strip():
+            begun.append(stream.readline(MOST_BYTES))
+        if begun[-1]:
+            yield from _lines(begun, stream, fail)
+            return
     if whole is None:
         document = first + stream.read(MOST_BYTES + 1 - len(first))
         if len(document) > MOST_BYTES:
@@ -41,8 +47,11 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
             return
         try:
             whole = json.loads(document)
-        except ValueError as error:
-            fail(f"no JSON: {error}", 1)
+        except (ValueError, RecursionError) as error:
+            if document.lstrip()[:1] == b"{":
+                yield from _lines((), io.BytesIO(document), fail)
+            else:
+                fail(f"no JSON: {error}", 1)
             return
     yield from enumerate(_objects(whole), 1)
 
@@ -52,19 +61,18 @@ def names_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _lines(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
-    number, line = 1, first
-    while line:
+def _lines(begun: Sequence[bytes], stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
+    rest = iter(lambda: stream.readline(MOST_BYTES), b"")
+    for number, line in enumerate(chain(begun, rest), 1):
         if line.strip():
             try:
                 found = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if isinstance(found, dict):
                 yield number, _flat(found)
             else:
                 fail("this line is no JSON object", number)
-        number, line = number + 1, stream.readline(MOST_BYTES)
 
 
 def _series(whole: Any) -> list[Any]:
@@ -75,13 +83,37 @@ def _series(whole: Any) -> list[Any]:
 
 
 def _objects(whole: Any) -> Iterator[Row]:
-    for one in _series(whole):
-        labels = _flat(one.get("metric") or {})
-        for point in one.get("values") or ():
-            if isinstance(point, list) and len(point) == 2:
-                yield {"time": _text(point[0]), "value": _text(point[1]), **labels}
-    if isinstance(whole, list):
-        yield from (_flat(each) for each in whole if isinstance(each, dict))
+    """The rows of a whole document."""
+    if series := _series(whole):
+        for one in series:
+            labels = _flat(one.get("metric") or {})
+            for point in one.get("values") or [one.get("value")]:
+                if isinstance(point, list) and len(point) == 2:
+                    yield {"time": _text(point[0]), "value": _text(point[1]), **labels}
+        return
+    if isinstance(whole, dict):
+        whole = _of_columns(whole)
+    yield from (_flat(each) for each in whole if isinstance(each, dict))
+
+
+def _of_columns(whole: dict[str, Any]) -> list[Any]:
+    """The objects in an object: the only list in it, its columns or rows as pandas writes them, else it alone."""
+    cells = list(whole.values())
+    lists = [cell for cell in cells if isinstance(cell, list)]
+    names, data = whole.get("columns"), whole.get("data")
+    if isinstance(names, list) and isinstance(data, list) and all(isinstance(row, list) for row in data):
+        return [dict(zip(map(str, names), row, strict=False)) for row in data]
+    if len(lists) == 1 and any(isinstance(each, dict) for each in lists[0]):
+        return lists[0]
+    if len(cells) > 1 and len(lists) == len(cells) and len({len(each) for each in lists}) == 1:
+        return [dict(zip(whole, row, strict=True)) for row in zip(*lists, strict=True)]
+    if cells and all(isinstance(cell, dict) and cell for cell in cells):
+        if all(name.isdecimal() for name in whole):
+            return cells
+        if all(name.isdecimal() for cell in cells for name in cell):
+            numbers = dict.fromkeys(number for cell in cells for number in cell)
+            return [{name: cell.get(number) for name, cell in whole.items()} for number in numbers]
+    return [whole]
 
 
 def _flat(found: dict[str, Any], before: str = "") -> Row:
@@ -96,9 +128,14 @@ def _flat(found: dict[str, Any], before: str = "") -> Row:
 
 
 def _text(cell: Any) -> str:
+    """A value as text, a list of texts and numbers with commas; with question marks for lone surrogates, which JSON
+    may hold and no output can."""
     if cell is None:
         return ""
-    return cell if isinstance(cell, str) else json.dumps(cell)
+    if isinstance(cell, list) and not any(isinstance(each, list | dict) for each in cell):
+        return ",".join(map(_text, cell))
+    text = cell if isinstance(cell, str) else json.dumps(cell)
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def columns_of(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -15,7 +17,9 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze import exposition, json_tables
+from ingero_analyze import csv_tables, exposition, json_tables
+from ingero_analyze.json_tables import Row
+from ingero_analyze.table_errors import TableError, place_of
 
 BATCH_BYTES: Final = 4 << 20
 BATCH_ROWS: Final = 1 << 16
@@ -23,13 +27,15 @@ BATCH_ROWS: Final = 1 << 16
 LATEST: Final = 1e11
 """Largest time in seconds, some three thousand years; times in milliseconds and finer units since 1970 are larger."""
 
-DELIMITERS: Final = ",;\t|"
-"""What may delimit columns; a single blank if the line of names has none of them."""
+SAMPLE_BYTES: Final = 1 << 16
+"""Bytes at the begin of a text that show how it is delimited."""
 
-MOST_COMMENTS: Final = 100
-"""Lines of comments before the names of the columns."""
+MOST_TEXT: Final = 1 << 30
+"""Largest text that is read at once, unpacked."""
 
+PARQUET: Final = (".parquet", ".pq")
 _PACKED: Final = b"\x1f\x8b"
+_UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OTHERS: Final = {
     b"PK\x03\x04": "a ZIP archive or a workbook of a spreadsheet: unpack it, or save the sheet as CSV",
     b"\xd0\xcf\x11\xe0": "a workbook of a spreadsheet: save the sheet as CSV",
@@ -39,19 +45,6 @@ _OTHERS: Final = {
     b"PAR1": "a Parquet file: its name must end in .parquet",
 }
 """How files of other kinds begin, and what to do."""
-
-
-class TableError(ValueError):
-    """A file cannot be read; the text names the place."""
-
-    def __init__(self, file: str, text: str, row: int | None = None, column: str | None = None) -> None:
-        super().__init__(f"{place_of(file, row, column)}: {text}")
-
-
-def place_of(file: str, row: int | None = None, column: str | None = None) -> str:
-    """A place in a file, in words."""
-    place = file if row is None else f"{file}, row {row}"
-    return place if column is None else f"{place}, column {column}"
 
 
 @dataclass(frozen=True)
@@ -185,20 +178,59 @@ def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: b
         import pyarrow  # noqa: F401
     except ImportError:
         raise TableError(file, "reading histories needs pyarrow: pip install pyarrow") from None
-    if Path(file).suffix.lower() in (".parquet", ".pq"):
+    if Path(file).suffix.lower() in PARQUET:
         yield from _parquet(file, choose, skip)
-    elif file == "-":
-        yield from _text_rows("-", standard_input(), choose, skip, json)
-    else:
-        with Path(file).open("rb") as stream:
-            if stream.peek(2)[:2] != _PACKED:
-                yield from _text_rows(file, stream, choose, skip, json)
-                return
-            try:
-                with gzip.GzipFile(fileobj=stream) as unpacked:
-                    yield from _text_rows(file, unpacked, choose, skip, json, stream.tell)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise TableError(file, f"not gzip, or cut off: {error}") from None
+        return
+    with _opened(file) as (stream, consumed):
+        yield from _text_rows(file, stream, choose, skip, json, consumed)
+
+
+def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+    """The columns of a file, and its rows as text with their line numbers (numbers of rows in JSON and Parquet).
+
+    Rows that hold something else are empty. `TableError` if the file holds no table, `OSError` as usual.
+    """
+    if Path(file).suffix.lower() in PARQUET:
+        return _parquet_columns(file), _parquet_rows(file, advance)
+    with _opened(file) as (stream, _):
+        data = stream.read(MOST_TEXT + 1)
+    if len(data) > MOST_TEXT:
+        raise TableError(file, f"more than {MOST_TEXT >> 20} MiB")
+    refuse_other_kinds(file, data)
+    try:
+        text = data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise TableError(file, "neither text nor Parquet") from None
+    if file != "-":
+        advance(Path(file).stat().st_size)
+    if not text.strip():
+        raise TableError(file, "the file is empty")
+    if text.lstrip()[0] not in "[{":
+        return csv_tables.read_csv(file, text, points=True)
+    found: list[tuple[int, Row]] = []
+    for item in json_tables.rows_of(b"", io.BytesIO(text.strip().encode()), lambda _, row: found.append((row, {}))):
+        found.append(item)
+    columns = json_tables.names_of(row for _, row in found)
+    if not columns:
+        raise TableError(file, "no JSON object with values")
+    return columns, iter(found)
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[tuple[BinaryIO | gzip.GzipFile, Callable[[], int] | None]]:
+    """The bytes of a file, unpacked, and for a packed one what counts the bytes read of it."""
+    if file == "-":
+        yield standard_input(), None
+        return
+    with Path(file).open("rb") as stream:
+        if stream.peek(2)[:2] != _PACKED:
+            yield stream, None
+            return
+        try:
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                yield unpacked, stream.tell
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise TableError(file, f"not gzip, or cut off: {error}") from None
 
 
 def standard_input() -> BinaryIO:
@@ -228,19 +260,23 @@ def _chosen(file: str, names: Sequence[str], choose: Choose) -> Sequence[str]:
 class _Counted:
     """A binary stream that counts the bytes read; `ahead` was read from it before."""
 
-    def __init__(self, stream: BinaryIO, ahead: bytes = b"") -> None:
+    def __init__(self, stream: Any, ahead: bytes = b"") -> None:
         self._stream, self._ahead = stream, ahead
         self.consumed = 0
         self.closed = False
 
     def read(self, size: int = -1) -> bytes:
-        data, self._ahead = self._ahead, b""
-        data += self._stream.read(size if size < 0 else max(0, size - len(data)))
+        end = len(self._ahead) if size < 0 else size
+        data, self._ahead = self._ahead[:end], self._ahead[end:]
+        data += bytes(self._stream.read(size if size < 0 else size - len(data)))
         self.consumed += len(data)
         return data
 
     def readline(self, size: int = -1) -> bytes:
-        data = self._stream.readline(size)
+        end = self._ahead.find(b"\n") + 1 or len(self._ahead)
+        data, self._ahead = self._ahead[:end], self._ahead[end:]
+        if not data.endswith(b"\n"):
+            data += bytes(self._stream.readline(size))
         self.consumed += len(data)
         return data
 
@@ -257,7 +293,7 @@ def _text_rows(
 ) -> Iterator[TableBatch]:
     """Batches of CSV, or of JSON; `consumed` counts the bytes of the file where the stream unpacks it."""
     first = stream.readline(1 << 20)
-    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if first.startswith(_UTF_16):
         stream = io.BytesIO(_recoded(file, first, stream))
         first = stream.readline(1 << 20)
     refuse_other_kinds(file, first)
@@ -281,7 +317,7 @@ def _recoded(file: str, first: bytes, stream: Any) -> bytes:
 
 def _objects(
     file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None,
-    rows_of: Callable[[bytes, json_tables.LineStream, json_tables.Fail], Iterator[tuple[int, json_tables.Row]]],
+    rows_of: Callable[[bytes, json_tables.LineStream, json_tables.Fail], Iterator[tuple[int, Row]]],
 ) -> Iterator[TableBatch]:  # fmt: skip
     """Batches of objects. Cells whose name the first batch does not have are left out."""
 
@@ -314,9 +350,24 @@ def _csv(
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    first, ahead, before = _without_preface(first, stream)
-    counted = _Counted(stream, ahead)
-    names, delimiter = _header(file, first)
+    sample = first + stream.read(SAMPLE_BYTES)
+    if not sample.strip():
+        raise TableError(file, "the file is empty")
+    try:
+        sample[: sample.find(b"\n")].decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise TableError(file, "the first row is not UTF-8 text; is this a CSV file?") from None
+    text = sample.removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+    before, header, delimiter = csv_tables.header_of(text)
+    below = "".join(text.splitlines(keepends=True)[before + 1 :])
+    names = _names(file, header, delimiter)
+    whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
+    if not csv_tables.is_regular(whole, delimiter, len(names)):
+        yield from _objects(file, sample, stream, choose, skip, consumed, partial(_irregular, file))
+        return
+    counted = _Counted(stream, sample)
+    for _ in range(before + 1):
+        counted.readline()
     wanted = list(_chosen(file, names, choose))
     ragged: list[TableError] = []
     skipped: list[int] = []
@@ -356,36 +407,25 @@ def _csv(
         raise ragged[0] if ragged else TableError(file, f"after row {row - 1}: {str(error)[:200]}") from None
 
 
-def _without_preface(first: bytes, stream: Any) -> tuple[bytes, bytes, int]:
-    """The first line without comments (#) and `sep=;` before it, what of the next was read, and how many lines came
-    before. A comment with as many delimiters as the numbers below it is the line of names."""
-    before = 0
-    comment = b""
-    while before < MOST_COMMENTS and first.lstrip(b"\xef\xbb\xbf").startswith((b"#", b"sep=", b"SEP=")):
-        comment, first = first, stream.readline(1 << 20)
-        before += 1
-    counts = {text: comment.count(text.encode()) for text in DELIMITERS}
-    most = max(counts, key=lambda text: counts[text])
-    if comment.startswith(b"#") and counts[most] == first.count(most.encode()) > 0 and first[:1].isdigit():
-        return comment.lstrip(b"# "), first, before - 1
-    return first, b"", before
-
-
-def _header(file: str, first: bytes) -> tuple[list[str], str]:
-    """The names of the columns, and what delimits them."""
-    if not first.strip():
-        raise TableError(file, "the file is empty")
+def _names(file: str, header: str, delimiter: str) -> list[str]:
     try:
-        header = first.decode("utf-8-sig").rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise TableError(file, "the first row is not UTF-8 text; is this a CSV file?") from None
-    delimiter = max(DELIMITERS, key=header.count)
-    delimiter = delimiter if delimiter in header or "  " in header else " "
-    try:
-        names = next(csv.reader([header], delimiter=delimiter, skipinitialspace=True))
+        names = next(csv.reader([header.strip()], delimiter=delimiter, skipinitialspace=True), [])
     except csv.Error as error:
         raise TableError(file, f"the first row is not CSV: {error}") from None
-    return [name.strip() for name in names], delimiter
+    return [name.strip() for name in names]
+
+
+def _irregular(
+    file: str, first: bytes, stream: json_tables.LineStream, fail: json_tables.Fail
+) -> Iterator[tuple[int, Row]]:
+    """Rows of CSV with titles, padding or quotes that only Python's reader knows."""
+    data = first + stream.read(MOST_TEXT)
+    columns, rows = csv_tables.read_csv(file, data.decode("utf-8-sig", "replace"), points=False)
+    for line, row in rows:
+        if row:
+            yield line, row
+        else:
+            fail(f"more values than the {len(columns)} columns", line)
 
 
 def _batch(
@@ -426,6 +466,36 @@ def _as_text(raw: TableBatch, names: Sequence[str], skip: Skip | None) -> TableB
     return _as_text(replace(raw, columns=columns, rows=len(rows), places=places), names, None)
 
 
+def _parquet_columns(file: str) -> list[str]:
+    """The columns of a file that hold single values."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise TableError(file, "reading Parquet needs pyarrow: pip install pyarrow") from None
+    try:
+        return [column.name for column in parquet.read_schema(file) if not pa.types.is_nested(column.type)]
+    except (pa.ArrowException, OSError) as error:
+        raise _no_parquet(file, error) from None
+
+
+def _parquet_rows(file: str, advance: Callable[[int], None]) -> Iterator[tuple[int, Row]]:
+    consumed = 0
+    for batch in read_batches(file, (), _parquet_columns(file)):
+        texts = {name: batch.text(name) for name in batch.columns}
+        for index in range(batch.rows):
+            yield batch.first_row + index, {name: values[index] for name, values in texts.items()}
+        advance(batch.consumed - consumed)
+        consumed = batch.consumed
+
+
+def _no_parquet(file: str, error: Exception) -> Exception:
+    """What is wrong with a file; the error itself if it is one of the file system."""
+    if isinstance(error, OSError) and error.errno:
+        return error
+    return TableError(file, f"not a Parquet file, or damaged: {str(error)[:200]}")
+
+
 def _parquet(file: str, choose: Choose, skip: Skip | None) -> Iterator[TableBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -447,6 +517,4 @@ def _parquet(file: str, choose: Choose, skip: Skip | None) -> Iterator[TableBatc
             yield _as_text(batch, [name for name in wanted if pa.types.is_binary(columns[name].type)], skip)
             row += found.num_rows
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise TableError(file, f"not a Parquet file, or damaged: {str(error)[:200]}") from None
+        raise _no_parquet(file, error) from None

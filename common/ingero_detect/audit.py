@@ -139,6 +139,8 @@ class PopulationResult:
     """Those that are not named, but have become slower: level, number and since when."""
     recovered: tuple[tuple[int, LevelChange], ...] = ()
     """Chips that were slow before, and are not named."""
+    other_level: tuple[int, ...] = ()
+    """Chips at a level of their own, if there are two: the fewer ones."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +375,7 @@ class _Judged:
             self.notes + self._of_many(smallest), self.apart(smallest), self._implausible,
             self._unsteady(smallest, later), self._alone(fdr, smallest),
             later, self._recovered(centre, max(smallest, FAR * spread)),
+            tuple(np.flatnonzero(self._levels.away).tolist()) if abs(self._levels.distance) >= smallest else (),
         )  # fmt: skip
 
     def _of_many(self, smallest: float) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingero_detect.chip_effects import RunValues, bad_value_chances
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.healthy_spread import normal_deviate, outlier_chances
+from ingero_detect.healthy_spread import OF_AVERAGES, OF_CHIPS, OF_SINGLE_VALUES, normal_deviate, outlier_chances
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST_UNITS: Final = 12
@@ -180,7 +180,9 @@ class Tier:
             known = self.freedom[self.judged] * (1 + (spread / np.maximum(errors, SMALLEST_SPREAD)) ** 2) ** 2
             deviates = normal_deviate(deviates, known)
         healthy = unrounded(compared, self.rounding) / np.hypot(spread, np.median(errors))
-        return outlier_chances(healthy if self.rounding else deviates, 1e-3, self.few, deviates)
+        prior = OF_CHIPS if self.level is AuditLevel.CHIP else OF_AVERAGES
+        prior = OF_SINGLE_VALUES if self.few else prior
+        return outlier_chances(healthy if self.rounding else deviates, 1e-3, prior, deviates)
 
     def _of_one_value(self, compared: Floats) -> Floats:
         """Chances of chips with one value among single values of all: of chips with several, any one of theirs."""
@@ -191,7 +193,7 @@ class Tier:
         values = np.where(self.alone, compared, compared + one - self.effect)[self.judged]
         spread = max(robust_spread(values), SMALLEST_SPREAD)
         healthy = unrounded(values, self.rounding) if self.rounding else values
-        return outlier_chances(healthy / spread, 1e-3, True, compared[self.alone] / spread)
+        return outlier_chances(healthy / spread, 1e-3, OF_SINGLE_VALUES, compared[self.alone] / spread)
 
     def of_parents(self, parents: int) -> Floats:
         """Chance that most members of a parent are as slow as they are, whatever they share (Rueger 1978)."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.job_values import are_of_jobs
+from ingero_detect.job_values import are_of_jobs, unexplained
 from ingero_detect.own_noise import OwnNoise, own_noise
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -22,6 +22,9 @@ HUBER_VARIANCE: Final = 1.04
 
 OWN_VARIANCE: Final = 1.4
 """The same for a unit with far more noise than the others: with their noise, its estimate is near the median."""
+
+MEDIAN_VARIANCE: Final = 1.57
+"""The same for the median."""
 
 SHARED_UNITS: Final = (3, 2)
 """Fewest units of a run whose effect is separated from theirs. Pairs only where larger runs do not connect most of
@@ -105,8 +108,9 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
 
     A unit without usable measurements has the effect NaN.
     """
-    of_jobs = are_of_jobs(slowness, unit, run)
-    used, runs = (np.ones(len(unit), np.bool_), 0) if of_jobs else _comparable(unit, run, units)
+    if are_of_jobs(slowness, unit, run):
+        return _of_jobs(slowness, unit, run, units)
+    used, runs = _comparable(unit, run, units)
     y, i = slowness[used], unit[used]
     present, j = np.unique(run[used], return_inverse=True) if runs else (np.zeros(0), np.zeros(len(y), np.int64))
     runs = len(present)
@@ -134,7 +138,22 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     by_run = RunValues(y - of_run[j], i, run[used], count)
     chronic = _chronic(effect, by_run)
     spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
-    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run, own, of_jobs)
+    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run, own)
+
+
+def _of_jobs(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects:
+    """Effects where every unit has the values of its jobs: their medians, without those that another one explains.
+
+    A healthy unit is slow in the jobs that it shares with a slow one, and these show nothing about its noise.
+    """
+    kept = unexplained(slowness, unit, run, units)
+    slowness, unit, run = slowness[kept], unit[kept], run[kept]
+    count, effect = grouped_median(slowness, unit, units)
+    noise = float(MAD_TO_SIGMA * np.median(np.abs(slowness - effect[unit])))
+    error = np.where(count > 0, noise * np.sqrt(MEDIAN_VARIANCE / np.maximum(count, 1)), np.nan)
+    by_run = RunValues(slowness, unit, run, count)
+    own = OwnNoise(np.zeros(units), np.full(units, np.inf), np.zeros(units, np.bool_))
+    return UnitEffects(effect, error, count, _chronic(effect, by_run), noise, 0.0, 0, 0, by_run, own, of_jobs=True)
 
 
 def _chronic(effect: Floats, by_run: RunValues) -> Floats:

@@ -15,24 +15,50 @@ import numpy as np
 
 from ingero_detect.grouped import Floats
 
-TAILS: Final = ((math.inf, 0.9), (15.0, 0.035), (8.0, 0.025), (5.0, 0.02), (3.0, 0.015), (2.0, 0.005))
-"""Degrees of freedom of the healthy values, and how likely each is before anything is known."""
 
-SKEWS: Final = ((-0.4, 0.02), (-0.15, 0.055), (0.0, 0.8), (0.15, 0.07), (0.3, 0.035), (0.6, 0.02))
-"""The same for the skew `g`."""
+@dataclass(frozen=True)
+class Prior:
+    """How likely shapes of the healthy values are before anything is known: degrees of freedom, and the skew `g`; and
+    shares of outliers.
 
-CAUTIOUS_TAILS: Final = ((math.inf, 0.5), (15.0, 0.1), (8.0, 0.1), (5.0, 0.1), (3.0, 0.1), (2.0, 0.1))
-"""Degrees of freedom where the values are single measurements, whose noise has any tail."""
+    `heavier`: a tail that is not normal counts as the next heavier one, because the sum of two kinds of spread looks
+    lighter in the bulk than it is far out. `doubt`: by how much chances are larger,
+    because the family only comes near to the true shape.
+    """
 
-CAUTIOUS_SKEWS: Final = ((-0.4, 0.05), (-0.15, 0.1), (0.0, 0.5), (0.15, 0.15), (0.3, 0.1), (0.6, 0.1))
-"""The same for the skew."""
+    tails: tuple[tuple[float, float], ...]
+    skews: tuple[tuple[float, float], ...]
+    outliers: tuple[tuple[float, float], ...] = ((0.0, 0.5), (0.01, 0.2), (0.03, 0.18), (0.08, 0.1), (0.15, 0.02))
+    heavier: bool = False
+    doubt: float = 1.0
+
+
+MOSTLY_NORMAL: Final = ((math.inf, 0.9), (15.0, 0.035), (8.0, 0.025), (5.0, 0.02), (3.0, 0.015), (2.0, 0.005))
+
+OF_CHIPS: Final = Prior(
+    MOSTLY_NORMAL,
+    ((-0.4, 0.02), (-0.15, 0.055), (0.0, 0.8), (0.15, 0.05), (0.3, 0.035), (0.45, 0.025), (0.6, 0.015)),
+    ((0.0, 0.4), (0.01, 0.2), (0.03, 0.18), (0.08, 0.12), (0.17, 0.1)),
+    doubt=2.0,
+)
+"""Chips that differ in a skewed way, and noise, add up to a tail that is longer far out than any shape here."""
+
+OF_AVERAGES: Final = Prior(
+    MOSTLY_NORMAL,
+    ((-0.4, 0.02), (-0.15, 0.055), (0.0, 0.8), (0.15, 0.07), (0.3, 0.035), (0.6, 0.02)),
+)
+"""Averages, such as those of the chips of nodes, are nearer to normal values."""
+
+OF_SINGLE_VALUES: Final = Prior(
+    ((math.inf, 0.5), (15.0, 0.1), (8.0, 0.1), (5.0, 0.1), (3.0, 0.1), (2.0, 0.1)),
+    ((-0.4, 0.05), (-0.15, 0.1), (0.0, 0.5), (0.15, 0.15), (0.3, 0.1), (0.6, 0.1)),
+    heavier=True,
+)
+"""The noise of single measurements has any tail."""
 
 HEAVY: Final = 3.0
 EXTREME: Final = 0.01
 """How much less likely a tail as heavy as this is together with a skew: it would be heavier than any power."""
-
-OUTLIER_SHARES: Final = ((0.0, 0.5), (0.01, 0.2), (0.03, 0.18), (0.08, 0.1), (0.15, 0.02))
-"""The same for the share of outliers."""
 
 OUTLIERS_FROM: Final = 2.0
 """Where outliers begin, in spreads of the bulk."""
@@ -138,22 +164,13 @@ def _condensed(ordered: Floats) -> tuple[Floats, Floats]:
     return np.concatenate((ordered[:ends], middle, ordered[n - ends :])), np.concatenate((ones, weight, ones))
 
 
-def _heavier(place: int, freedom: float) -> int:
-    """The place of the shape with the next heavier tail; its own for a normal one and for the heaviest."""
-    return place if math.isinf(freedom) or freedom == TAILS[-1][0] else place + len(SKEWS)
-
-
 def outlier_chances(
-    values: Floats, smallest_spread: float = 0.0, cautious: bool = False, asked: Floats | None = None
+    values: Floats, smallest_spread: float = 0.0, prior: Prior = OF_CHIPS, asked: Floats | None = None
 ) -> Floats:
     """For every value, or every one that is `asked`, the chance that a healthy one is at least as large.
 
     At least three values are needed.
-
-    `cautious`, for single measurements: every tail is likely beforehand, and one that is not normal counts as the
-    next heavier one, because the sum of two kinds of spread looks lighter in the bulk than it is far out.
     """
-    tails, skews = (CAUTIOUS_TAILS, CAUTIOUS_SKEWS) if cautious else (TAILS, SKEWS)
     ordered = np.sort(values)
     wanted = values if asked is None else asked
     points, weight = _condensed(ordered)
@@ -161,11 +178,13 @@ def outlier_chances(
     span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
     spread = max((high - low) / span, smallest_spread, 1e-12)
     beyond = np.maximum((points - middle) / spread - OUTLIERS_FROM, 0.0)
-    outlier = np.where(beyond > 0, _outlier_density(beyond), 0.0) / spread
+    among = beyond > 0
+    outlier = _outlier_density(beyond[among]) / spread
+    bulk = float(weight[~among].sum())
     width = GRID / math.sqrt(len(ordered))
     weights, chances = [], []
-    for freedom, likely_tail in tails:
-        for skew, likely_skew in skews:
+    for freedom, likely_tail in prior.tails:
+        for skew, likely_skew in prior.skews:
             shape = Shape(freedom, skew)
             ends = [shape.value(deviate) for deviate in QUANTILE_DEVIATES]
             scale = spread * span / (ends[2] - ends[0])
@@ -175,9 +194,14 @@ def outlier_chances(
             )
             z, slope = shape.deviates((points - location) / scales)
             healthy = np.exp(-0.5 * np.minimum(z * z, 140.0)) * slope / (scales * math.sqrt(2 * math.pi))
+            healthy += 1e-9 / spread
+            of_bulk, upper = np.log(healthy[:, ~among]) @ weight[~among], healthy[:, among]
             logs = [
-                np.log((1 - share) * healthy + share * outlier + 1e-9 / spread) @ weight + math.log(likely)
-                for share, likely in OUTLIER_SHARES
+                of_bulk
+                + bulk * math.log1p(-share)
+                + np.log((1 - share) * upper + share * outlier) @ weight[among]
+                + math.log(likely)
+                for share, likely in prior.outliers
             ]
             likely = likely_tail * likely_skew * (EXTREME if freedom <= HEAVY and skew > 0 else 1.0)
             weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely))
@@ -187,11 +211,13 @@ def outlier_chances(
     for place, logs_of in enumerate(weights):
         likelihood = float(np.exp(logs_of - most).sum())
         total += likelihood
-        judge = _heavier(place, chances[place][0].freedom) if cautious else place
+        freedom = chances[place][0].freedom
+        next_one = prior.heavier and not math.isinf(freedom) and freedom != prior.tails[-1][0]
+        judge = place + len(prior.skews) if next_one else place
         share = np.exp(weights[judge] - weights[judge].max())
         share *= likelihood / share.sum()
         some = share > NEGLIGIBLE
         if some.any():
             shape, location, scales = chances[judge]
             found += share[some] @ normal_upper_tail(shape.deviates((wanted - location[some]) / scales[some])[0])
-    return np.clip(found / total, 1e-300, 1.0)
+    return np.clip(prior.doubt * found / total, 1e-300, 1.0)

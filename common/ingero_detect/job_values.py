@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 SAME_VALUE: Final = 2e-3
@@ -23,6 +23,10 @@ MOST_UNITS: Final = 0.5
 LARGEST_NOISE: Final = 0.02
 NOISE_SHARE: Final = 1.0
 """Noise of a value in a job at most, and relative to the spread of jobs."""
+
+MOST_EXPLAINED: Final = 0.25
+SLOW: Final = 4.0
+"""Share of the units that may explain slow jobs, and by how many standard deviations of a value they are slow."""
 
 FEWEST_FREE: Final = 20
 """Degrees of freedom from which the noise within jobs is known."""
@@ -77,6 +81,38 @@ def _do_not_differ(slowness: Floats, unit: Ints, run: Ints, units: int) -> bool:
     deviate = np.maximum(np.abs(effect) - SAME_VALUE, 0.0) * np.sqrt(count) / max(noise, 1e-12)
     several = count > 1
     return bool(np.median(deviate[several]) < USUAL and deviate[several].max() < FARTHEST) if several.any() else False
+
+
+def unexplained(slowness: Floats, unit: Ints, run: Ints, units: int) -> Bools:
+    """Which values of jobs tell about their unit: those of jobs without another one that is slow in most of its own.
+
+    From the slowest unit on: one whose jobs are slow, but for a quarter of them, explains these, and they then say
+    nothing about the others. Units that are always together count as one.
+    """
+    together = always_together(unit, run)
+    unit = together[unit]
+    kept = np.ones(len(unit), np.bool_)
+    explained = np.zeros(units, np.bool_)
+    for _ in range(int(MOST_EXPLAINED * units)):
+        median = grouped_median(slowness[kept], unit[kept], units)[1]
+        centre = float(np.nanmedian(median))
+        noise = MAD_TO_SIGMA * float(np.median(np.abs(slowness[kept] - median[unit[kept]])))
+        low = _quarter(slowness[kept], unit[kept], units)
+        low[explained | ~np.isfinite(low)] = -np.inf
+        slowest = int(low.argmax())
+        if low[slowest] <= centre + SLOW * max(noise, SAME_VALUE):
+            break
+        explained[slowest] = True
+        kept &= ~np.isin(run, run[kept & (unit == slowest) & (run >= 0)]) | explained[unit]
+    return kept
+
+
+def _quarter(values: Floats, unit: Ints, units: int) -> Floats:
+    """By unit the lower quarter of its values; NaN where there is none."""
+    order = np.lexsort((values, unit))
+    count = np.bincount(unit, minlength=units)
+    place = np.cumsum(count) - count + np.maximum(count - 1, 0) // 4
+    return np.where(count > 0, values[order][np.minimum(place, len(order) - 1)], np.nan)
 
 
 def always_together(unit: Ints, run: Ints) -> Ints:

@@ -6,13 +6,17 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST: Final = 3
 """Values from which the scatter of a unit is its own."""
 
 DROPPED: Final = 10
 """The slowest value, and another one of so many, may be bad and tell nothing about the scatter."""
+
+WELL: Final = 3
+"""One of so many values of a slow unit may be as good as those of usual ones."""
 
 MOST: Final = 50
 """Values from which the moments of the scatter grow in proportion."""
@@ -23,6 +27,9 @@ FAR: Final = 4.0
 
 TIMES: Final = 4.0
 """How much larger than that of others it then is."""
+
+LIKE: Final = 3.0
+"""Standard deviations of values of usual units within which one is usual."""
 
 BAD: Final = 3.0
 """How much larger the variance of all values is from which the slowest ones are taken for bad."""
@@ -41,28 +48,58 @@ class OwnNoise:
 
 
 def own_noise(values: Floats, unit: Ints, count: Ints, noise: float) -> OwnNoise:
-    """Compare the scatter of every unit, without its slowest values, with the usual `noise` of a value."""
-    units = len(count)
+    """Compare the scatter of every unit, without its slowest values, with the usual `noise` of a value.
+
+    Those that do not scatter without a few values like those of usual units do not if they are most of all.
+    """
     order = np.lexsort((values, unit))
     of = unit[order]
     rank = np.arange(len(of)) - np.searchsorted(of, of)
     kept = order[rank < count[of] - 1 - count[of] // DROPPED]
-    number = np.bincount(unit[kept], minlength=units)
+    number = np.bincount(unit[kept], minlength=len(count))
     squares: Floats = _variance(values[kept], unit[kept], number) * np.maximum(number - 1, 1)
     sizes, place = np.unique(count, return_inverse=True)
     moments = np.array([_moments(size) if size >= FEWEST else (1.0, 1.0) for size in sizes.tolist()])
     expected, freedom = moments[place, 0], moments[place, 1]
     variance = np.where(count >= FEWEST, squares / expected, 0.0)
-    # The cube root of a variance is nearly normal (Wilson and Hilferty 1931).
-    rate = 2 / (9 * freedom)
-    deviate = (np.cbrt(variance / noise**2) - (1 - rate)) / np.sqrt(rate) if noise > 0 else np.zeros(units)
+    deviate = _deviate(variance, freedom, noise)
     evident = deviate > EVIDENT
-    far = (deviate > FAR) & (variance > (TIMES * noise) ** 2)
+    if evident.any():
+        good = evident & _well_at_times(values[order], of, rank, count, noise)
+        evident &= ~good if 2 * good.sum() > evident.sum() else True
+    far = evident & (deviate > FAR) & (variance > (TIMES * noise) ** 2)
     whole = _variance(values, unit, count)
-    good = whole < BAD * variance
-    spread = np.sqrt(np.where(good, whole, variance))
-    freedom = np.where(good, count - 1.0, freedom)
+    some = whole < BAD * variance
+    spread = np.sqrt(np.where(some, whole, variance))
+    freedom = np.where(some, count - 1.0, freedom)
     return OwnNoise(np.where(evident, spread, 0.0), np.where(evident, freedom, np.inf), far)
+
+
+def _deviate(variance: Floats, freedom: Floats, noise: float) -> Floats:
+    """How far a variance is above the usual one: its cube root is nearly normal (Wilson and Hilferty 1931)."""
+    rate = 2 / (9 * freedom)
+    found: Floats = (
+        (np.cbrt(variance / noise**2) - (1 - rate)) / np.sqrt(rate) if noise > 0 else np.zeros_like(variance)
+    )
+    return found
+
+
+def _well_at_times(values: Floats, unit: Ints, rank: Ints, count: Ints, noise: float) -> Bools:
+    """Which units do not scatter without some of their fastest values, a third at most, which are like usual ones.
+
+    Values are sorted by unit and size, with their `rank` in it.
+    """
+    units = len(count)
+    median = grouped_median(values, unit, units)[1]
+    centre = float(np.nanmedian(median))
+    spread = MAD_TO_SIGMA * float(np.nanmedian(np.abs(median - centre)))
+    usual = np.abs(values - centre) <= LIKE * np.hypot(spread, noise)
+    kept = ~usual | (rank >= np.maximum(count[unit] // WELL, 1))
+    number = np.bincount(unit[kept], minlength=units)
+    variance = _variance(values[kept], unit[kept], number)
+    steady = _deviate(variance, np.maximum(number - 1.0, 1.0), noise) <= EVIDENT
+    found: Bools = steady & (number > 1) & (number < count)
+    return found
 
 
 def _variance(values: Floats, unit: Ints, count: Ints) -> Floats:

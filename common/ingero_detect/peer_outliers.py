@@ -12,7 +12,7 @@ import numpy as np
 from ingero_detect.codes import AXES
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.healthy_spread import outlier_chances
+from ingero_detect.healthy_spread import OF_AVERAGES, outlier_chances
 from ingero_detect.verdicts import Axis
 
 MOST_FALSE: Final = 0.02
@@ -57,7 +57,7 @@ def lone_outliers(
     found = np.zeros(len(rows), np.bool_)
     if len(rows) < 3:
         return found
-    chance = outlier_chances(-baseline, LEAST_SPREAD, asked=-baseline[low])
+    chance = outlier_chances(-baseline, LEAST_SPREAD, OF_AVERAGES, -baseline[low])
     found[low] = chance * len(rows) <= MOST_FALSE
     known = accused & (memory.node("axis")[rows] == AXES.index(Axis.PEERS))
     if np.count_nonzero(found | known) > max(1, MOST_SHARE * len(rows)):

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from ingero_analyze.audit.chips import renamed
 from ingero_analyze.audit.columns import lower_is_better, recognised, says_failed, split_unit, unit_in_name
 from ingero_analyze.audit.evidence import likely_cause
-from ingero_analyze.audit.rows import quantity_of
+from ingero_analyze.audit.quantities import quantity_of
 from ingero_analyze.audit.runs import day_of, rounding_of, runs_of_rows
 from ingero_testing.audit_tables import HEADER, answer, results, run, short, written
 
@@ -58,6 +58,7 @@ def test_every_format_gives_the_same(tmp_path: Path) -> None:
         semicolons,
         written(tmp_path, [json.dumps(row) for row in rows], "results.jsonl"),
         written(tmp_path, [json.dumps({"results": rows})], "results.json"),
+        written(tmp_path, [json.dumps({"columns": names, "data": [[*row.values()] for row in rows]})], "split.json"),
     ):
         assert answer(other)["findings"] == whole, other
 
@@ -162,7 +163,7 @@ def test_a_damaged_gzip_file_is_said(tmp_path: Path) -> None:
     done = run(tmp_path / "bad.csv.gz")
 
     assert done.exit_code == 2
-    assert "bad.csv.gz: not whole" in done.stderr
+    assert "bad.csv.gz: not gzip, or cut off" in done.stderr
 
 
 @pytest.mark.parametrize(("text", "status"), [("error", ""), ("0", "OK"), ("87.5", "FAILED"), ("9000", "Timed out")])
@@ -656,6 +657,17 @@ def test_an_unsteady_chip_is_noted_and_not_named(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_step_of_rounded_values_is_found(values: list[float], rounding: float) -> None:
     assert rounding_of(np.array(values)) == pytest.approx(rounding, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["GEMM perf", "hbm_bw", "HPL performance"])
+def test_a_performance_by_any_name_is_the_value_where_there_is_no_other(tmp_path: Path, name: str) -> None:
+    lines = [f"node,gpu,run,{name}"]
+    lines += [
+        f"{node},{gpu},{run},{1e6 / float(value):.2f} TFLOP/s" for node, gpu, run, value in short({(4, 2): 0.15})
+    ]
+    assert [one["name"] for one in answer(written(tmp_path, lines))["findings"]] == ["node-4/2"]
+    both = ["node,gpu,run,time_ms," + name, *(",".join(map(str, (*row, 1))) for row in short({(4, 2): 0.15}))]
+    assert [one["name"] for one in answer(written(tmp_path, both))["findings"]] == ["node-4/2"]
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:

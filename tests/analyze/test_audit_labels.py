@@ -42,6 +42,21 @@ def test_what_others_have_too_or_nobody_shares_is_not_said(tmp_path: Path, other
     assert notes(tmp_path, {(3, 2): 0.15}, "serial_of_board", other, usual) == []
 
 
+def test_the_rack_of_nodes_at_a_level_of_their_own_is_said(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    effects = 0.01 * random.normal(size=48) + 0.1 * (np.arange(48) < 16)
+    lines = ["node,rack,run,time_ms"]
+    for number in range(3):
+        values = 100 * np.exp(effects + 0.005 * random.normal(size=48))
+        lines += [f"n{node},R{node // 16},{number},{value:.3f}" for node, value in enumerate(values)]
+    (population,) = answer(written(tmp_path, lines))["summary"]["populations"]
+
+    assert (
+        "what those at a level of their own have in common: group R0 (16 of 16 of them, 0 of 32 others)"
+        in (population["notes"])
+    )
+
+
 def test_a_value_in_common_has_to_be_more_than_chance() -> None:
     chips = [np.array([chip]) for chip in range(60)]
     width = Coded(np.array([1, 1, 1] + [0] * 57), ["16", "8"])

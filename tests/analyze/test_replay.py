@@ -17,7 +17,8 @@ from ingero_analyze.replay import judge
 from ingero_analyze.replay.reading import SEVERAL
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_analyze.replay.report import print_table
-from ingero_analyze.tables import TableError, read_batches
+from ingero_analyze.table_errors import TableError
+from ingero_analyze.tables import read_batches
 from ingero_detect.parameters import Parameters
 from ingero_fleet.cli import main
 

@@ -200,3 +200,12 @@ def test_a_workload_that_comes_later_leaves_the_others_their_names() -> None:
     ]  # fmt: skip
     assert named(subjects, range(200, 300), lambda _: "llama", lambda _: "qwen") == ["n0", "n0/qwen"]
     assert named(subjects, range(300, 400), lambda _: "qwen") == ["n0/qwen"]
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_gpus_of_several_hosts_without_a_column_of_these_are_in_doubt(tmp_path: Path, hosts: int) -> None:
+    values = rates(1.0, 1, nodes=8 * hosts, ticks=60)
+    lines = [f"{60 * tick},{place % 8},{value}" for tick, row in enumerate(values) for place, value in enumerate(row)]
+    (tmp_path / "history.csv").write_text("\n".join(["time,gpu,rate", *lines]) + "\n")
+    doubts = judged(tmp_path / "history.csv")["summary"]["doubts"]
+    assert [doubt for doubt in doubts if "no column names the host" in doubt] == doubts[: hosts > 1]

@@ -58,7 +58,7 @@ def test_dates_with_names_of_months_and_without_separators_are_read(tmp_path: Pa
     assert named(run(tmp_path / "history.csv", "--json")) == ("n2", "2025-11-24T16:40:00.000Z")
 
 
-@pytest.mark.parametrize("form", ["%a %b %d %H:%M:%S CET %Y", "%b %d %H:%M:%S", "%H:%M:%S"])
+@pytest.mark.parametrize("form", ["%a %b %d %H:%M:%S CET %Y", "%b %d %H:%M:%S"])
 def test_zones_by_name_and_dates_without_a_year_are_refused_with_the_place(tmp_path: Path, form: str) -> None:
     (tmp_path / "history.csv").write_text(csv_text(form))
     done = run(tmp_path / "history.csv")
@@ -127,3 +127,99 @@ def test_a_history_as_short_as_the_warm_up_names_the_option(tmp_path: Path) -> N
     text = csv_text("%Y-%m-%d %H:%M:%S")
     (tmp_path / "history.csv").write_text("".join(text.splitlines(keepends=True)[: 1 + 6 * 20]))
     assert "--warmup 10" in run(tmp_path / "history.csv").stdout
+
+
+@pytest.mark.parametrize("form", ["%m/%d/%y %H:%M:%S", "%m/%d/%y %I:%M:%S %p"])
+def test_dates_of_two_digit_years_begin_with_the_month_where_the_second_part_is_a_day(
+    tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "history.csv").write_text(csv_text(form))
+    assert named(run(tmp_path / "history.csv", "--json")) == ("n2", "2025-11-24T16:40:00.000Z")
+
+
+def test_a_date_that_may_begin_with_the_year_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "history.csv").write_text(csv_text("%y/%m/%d %H:%M:%S"))
+    assert "may begin with the day, the month or the year" in run(tmp_path / "history.csv").stderr
+
+
+@pytest.mark.parametrize(
+    ("date", "time"), [("%Y-%m-%d", "%H:%M:%S"), ("%d.%m.%Y", "%H:%M:%S"), ("%m/%d/%Y", "%I:%M:%S %p")]
+)
+@pytest.mark.parametrize("wide", [True, False])
+def test_dates_and_times_of_day_in_two_columns_are_one_time(tmp_path: Path, date: str, time: str, wide: bool) -> None:
+    found = rows()
+    lines = ["Date,Time,node,rate", *(f"{at:{date},{time}},{node},{rate:.2f}" for at, node, rate in found)]
+    if wide:
+        lines = ["Date,Time," + ",".join(node for _, node, _ in found[:6])]
+        lines += [
+            f"{found[place][0]:{date},{time}}," + ",".join(f"{rate:.2f}" for *_, rate in found[place : place + 6])
+            for place in range(0, len(found), 6)
+        ]
+    (tmp_path / "history.csv").write_text("\n".join(lines) + "\n")
+    done = run(tmp_path / "history.csv", "--json", *(["--wide", "rate"] if wide else []))
+    assert named(done) == ("n2", "2025-11-24T16:40:00.000Z")
+    assert json.loads(done.stdout)["summary"]["columns"]["ignored"] == []
+
+
+@pytest.mark.parametrize(
+    "form", ["{hours}:{minutes:02d}:{seconds:02d}", "0 days {hours:02d}:{minutes:02d}:{seconds:02d}"]
+)
+def test_times_since_a_start_are_read(tmp_path: Path, form: str) -> None:
+    lines = ["elapsed,node,rate"]
+    for at, node, rate in rows():
+        minutes, seconds = divmod(int((at - BEGIN).total_seconds()), 60)
+        lines.append(f"{form.format(hours=minutes // 60, minutes=minutes % 60, seconds=seconds)},{node},{rate:.2f}")
+    (tmp_path / "history.csv").write_text("\n".join(lines) + "\n")
+    assert named(run(tmp_path / "history.csv", "--json")) == ("n2", 2400.0)
+
+
+def test_times_of_day_that_pass_midnight_are_in_doubt(tmp_path: Path) -> None:
+    lines = [f"{at + timedelta(hours=7, minutes=30):%H:%M:%S},{node},{rate:.2f}" for at, node, rate in rows()]
+    (tmp_path / "history.csv").write_text("\n".join(["time,node,rate", *lines]) + "\n")
+    done = run(tmp_path / "history.csv", "--json")
+    assert "fall by a day" in json.loads(done.stdout)["summary"]["doubts"][0]
+
+
+def test_days_of_a_spreadsheet_are_read(tmp_path: Path) -> None:
+    lines = [f"{25569 + at.timestamp() / 86400:.6f},{node},{rate:.2f}" for at, node, rate in rows()]
+    (tmp_path / "history.csv").write_text("\n".join(["time,node,rate", *lines]) + "\n")
+    node, start = named(run(tmp_path / "history.csv", "--json"))
+    assert (node, start[:17]) == ("n2", "2025-11-24T16:40:") or (node, start[:17]) == ("n2", "2025-11-24T16:39:")
+
+
+def plain() -> list[dict[str, Any]]:
+    return [{"time": int(time.timestamp()), "node": node, "rate": round(rate, 2)} for time, node, rate in rows()]
+
+
+@pytest.mark.parametrize(
+    ("header", "line"),
+    [
+        ("Throughput of cluster A\nexported by x\n\ntime,node,rate", "{time},{node},{rate}"),
+        ("time        node   rate", "{time}  {node:>6}   {rate:>12}"),
+        ("time,node,rate", "{time},{node},{rate},"),
+        ('time, "node", "rate"', '{time}, "{node}", "{rate}"'),
+        ("time,node,rate,note", "{time},{node},{rate}"),
+        ("# time,node,rate", "{time},{node},{rate}"),
+    ],
+)
+def test_titles_padding_quotes_and_rows_that_are_short_or_end_in_a_delimiter_are_read(
+    tmp_path: Path, header: str, line: str
+) -> None:
+    lines = [header, *(line.format(**row) for row in plain())]
+    (tmp_path / "history.txt").write_text("\n".join(lines) + "\n")
+    assert named(run(tmp_path / "history.txt", "--json"))[0] == "n2"
+
+
+@pytest.mark.parametrize("shape", ["records in an object", "lists", "pandas split", "pandas columns", "pandas index"])
+def test_json_of_other_shapes_is_read(tmp_path: Path, shape: str) -> None:
+    found = plain()
+    names = list(found[0])
+    shaped: dict[str, Any] = {
+        "records in an object": {"cluster": {"name": "a"}, "rows": found},
+        "lists": {name: [row[name] for row in found] for name in names},
+        "pandas split": {"columns": names, "index": [*range(len(found))], "data": [[*row.values()] for row in found]},
+        "pandas columns": {name: {str(place): row[name] for place, row in enumerate(found)} for name in names},
+        "pandas index": {str(place): row for place, row in enumerate(found)},
+    }
+    (tmp_path / "history.json").write_text(json.dumps(shaped[shape]))
+    assert named(run(tmp_path / "history.json", "--json"))[0] == "n2"

@@ -10,8 +10,8 @@ from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.chip_levels import two_levels
 from ingero_detect.discoveries import adjusted_chances
-from ingero_detect.healthy_spread import normal_upper_tail, outlier_chances
-from ingero_testing.audit_fleets import BAD_VALUES, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
+from ingero_detect.healthy_spread import OF_SINGLE_VALUES, normal_upper_tail, outlier_chances
+from ingero_testing.audit_fleets import BAD_VALUES, CHIP_SPREADS, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
 
@@ -44,6 +44,22 @@ def test_chance_names_somebody_in_few_healthy_fleets(noise: str) -> None:
     wrong = sum(bool(audit([fleet.draw(random)[0]]).findings) for fleet in fleets)
 
     assert wrong <= 4
+
+
+@pytest.mark.parametrize("chips_are", CHIP_SPREADS)
+def test_healthy_chips_on_a_long_slow_side_are_seldom_named_and_lemons_are(chips_are: str) -> None:
+    random = np.random.default_rng(5)
+    healthy = SimulatedFleet(chips=200, runs=5, chip_spread=0.02, chips_are=chips_are)
+    shares, found = list[float](), list[float]()
+    for _ in range(12):
+        given, slow, _ = replace(healthy, slow_share=0.03, loss=(0.16, 0.28)).draw(random)
+        these, truth = named(audit([given])), {("chip", int(chip)) for chip in np.flatnonzero(slow)}
+        shares.append(len(these - truth) / max(1, len(these)))
+        found.append(len(these & truth) / len(truth))
+
+    assert sum(bool(audit([healthy.draw(random)[0]]).findings) for _ in range(12)) <= 2
+    assert np.mean(shares) <= 0.15
+    assert np.mean(found) >= 0.85
 
 
 @pytest.mark.parametrize("noise", BAD_VALUES)
@@ -214,6 +230,16 @@ def test_chips_whose_values_scatter_far_more_are_said_to_be_unsteady_and_not_slo
     assert others == 0
 
 
+@pytest.mark.parametrize(("runs", "good"), [(3, 1), (4, 1), (6, 1), (6, 2), (8, 2)])
+def test_a_slow_chip_with_some_good_values_is_named(runs: int, good: int) -> None:
+    for seed in range(3):
+        given = population(spread(200, seed), runs, seed)
+        slow = np.isin(given.unit, [9, 120]) & (given.run >= good)
+        given.slowness[slow] += 0.16
+
+        assert named(audit([given])) == {("chip", 9), ("chip", 120)}
+
+
 def test_an_unsteady_chip_that_is_far_slower_is_named_with_a_wide_interval() -> None:
     hits = 0
     for seed in range(4):
@@ -378,7 +404,7 @@ def test_a_tenth_of_slow_chips_is_not_too_many_though_one_is_named_that_is_hardl
 def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:
     values = np.random.default_rng(14).standard_t(3, 300)
     values[0] = 15.0
-    careful, usual = outlier_chances(values, cautious=True)[0], outlier_chances(values)[0]
+    careful, usual = outlier_chances(values, prior=OF_SINGLE_VALUES)[0], outlier_chances(values)[0]
 
     assert careful > 1.5 * usual
 

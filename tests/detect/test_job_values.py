@@ -35,6 +35,27 @@ def test_nodes_that_are_slow_in_all_of_their_jobs_are_named(jitter: float) -> No
     assert wrong <= 1
 
 
+@pytest.mark.parametrize("losses", [(), (0.12, 0.25), (0.1, 0.15, 0.3)])
+def test_slow_nodes_explain_the_jobs_of_their_partners(losses: tuple[float, ...]) -> None:
+    """Jobs of 8 of 48 nodes: with three slow ones, two of five jobs of a healthy node are slow."""
+    wrong = missed = 0
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        slow = dict(zip(random.choice(48, len(losses), replace=False).tolist(), losses, strict=True))
+        effect = 0.006 * random.normal(size=48)
+        effect[list(slow)] += list(slow.values())
+        unit = np.concatenate([random.choice(48, 8, replace=False) for _ in range(120)])
+        run = np.repeat(np.arange(120), 8)
+        value = effect[unit].reshape(120, 8).max(axis=1) + 0.004 * random.normal(size=120)
+        found = audit([Population("", value[run], unit, run, np.full(48, -1), np.zeros(0, np.int64))])
+        named = {one.number for one in found.findings}
+        wrong += len(named - set(slow))
+        missed += len(set(slow) - named)
+
+    assert wrong <= 1
+    assert missed <= 0.1 * 12 * len(losses)
+
+
 @pytest.mark.parametrize("jitter", [0.0, 0.004])
 def test_chance_names_somebody_in_few_healthy_fleets_of_jobs(jitter: float) -> None:
     assert sum(bool(audit([jobs({}, seed, jitter=jitter)]).findings) for seed in range(16)) <= 1

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_analyze.audit.rows import MISSING
+from ingero_analyze.audit.quantities import MISSING
 from ingero_analyze.audit.runs import numbered
 from ingero_detect.grouped import Bools, Ints
 from ingero_detect.job_values import always_together
@@ -49,8 +49,10 @@ class Texts:
 
     def add(self, text: str) -> None:
         """Append a text; one that is missing is -1."""
-        known = text.lower() not in MISSING
-        self.column.append(self.numbers.setdefault(text, len(self.numbers)) if known else -1)
+        number = self.numbers.get(text, -1)
+        if number < 0 and text.lower() not in MISSING:
+            number = self.numbers[text] = len(self.numbers)
+        self.column.append(number)
 
     @property
     def codes(self) -> Ints:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 
 CHIP_NAMES: Final = (
@@ -178,6 +179,9 @@ MEASURED: Final = re.compile(
 )
 """Names of rates, in words, whatever is measured."""
 
+PERFORMANCE: Final = re.compile(r".+ (?:perf|performance|bw|fom|score)")
+"""Names of values where there is no other."""
+
 SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0,
                   "seconds": 1.0, "min": 60.0}  # fmt: skip
 PERCENT: Final = "percent"
@@ -200,16 +204,21 @@ SCALES: Final[dict[str, tuple[float, str]]] = {
 SHOWN: Final = {"s": "time", "flops": "FLOP/s", "b s": "B/s"}
 """Units of results as people write them; values of time may be of any unit."""
 
+KEPT: Final = 4096
+"""Names and words of cells whose meaning is kept: they come again in every row."""
+
 _WORDS: Final = re.compile(r"[^a-z0-9]+")
 _BRACKETS: Final = re.compile(r"[(\[{]([^)\]}]*)[)\]}]")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 
 
+@lru_cache(KEPT)
 def words_of(text: str) -> str:
     """A name as lower-case words, separated by one space."""
     return _WORDS.sub(" ", _CAMEL.sub(" ", text.replace("µ", "u").replace("°", "")).lower()).strip()
 
 
+@lru_cache(KEPT)
 def split_unit(column: str) -> tuple[str, str]:
     """The name of a column and its unit, which may be in brackets or its last word."""
     bracketed = _BRACKETS.search(column)
@@ -222,6 +231,7 @@ def split_unit(column: str) -> tuple[str, str]:
     return name, ""
 
 
+@lru_cache(KEPT)
 def unit_in_name(column: str) -> str:
     """The unit in the name of a column: that of `split_unit`, or a rate at the end, such as GB/s; "" if none."""
     name, unit = split_unit(column)
@@ -236,6 +246,7 @@ def unit_of_result(benchmark: str) -> str:
     return unit if SCALES.get(unit, (0, ""))[1] in SHOWN else ""
 
 
+@lru_cache(KEPT)
 def unit_of(text: str) -> str | None:
     """The unit in the text that follows a number, as words; None if it is none that is known."""
     words = words_of(text)
@@ -261,6 +272,7 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     if "value" not in found:
         times = [column for column in free if split_unit(column)[0] in ("time", "t")]
         times = times or [column for column in free if _is_duration(column)]
+        times = times or [column for column in free if PERFORMANCE.fullmatch(split_unit(column)[0])]
         if all(split_unit(column)[0] in STATISTICS for column in times):
             usual = sorted(times, key=lambda column: STATISTICS.index(split_unit(column)[0]))[:1]
             times = usual if usual and split_unit(usual[0])[0] in CENTRES else times
@@ -361,6 +373,7 @@ def is_lost_share(column: str, unit: str) -> bool:
     return bool(LOSSES.search(words_of(column))) and unit in (PERCENT, "pct")
 
 
+@lru_cache(KEPT)
 def says_failed(status: str) -> bool:
     """Whether a status says that the test was not passed, so that its value is none."""
     words = words_of(status)
@@ -379,12 +392,14 @@ def parameters_of(unused: Sequence[str]) -> list[str]:
     ]
 
 
+@lru_cache(KEPT)
 def number_of_gpu(text: str) -> str:
     """The number in a name such as GPU 3 or cuda:3; any other text as it is."""
     found = _NUMBER_OF_GPU.fullmatch(text)
     return found.group(1) if found else text
 
 
+@lru_cache(KEPT)
 def lower_is_better(*hints: str) -> bool | None:
     """Whether smaller values are better by words in the direction, the unit or the name; None if they do not say."""
     for hint in hints:

@@ -140,7 +140,7 @@ def command(
 def _known(names: tuple[str, ...], ledger: Path) -> None:
     """End the command if the ledger has never had one of the names."""
     from ingero_analyze.audit.ledger import read_ledger
-    from ingero_analyze.tables import TableError
+    from ingero_analyze.table_errors import TableError
 
     try:
         known = read_ledger(ledger)

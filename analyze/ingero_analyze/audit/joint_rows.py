@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from ingero_analyze.audit.columns import ROLES, words_of
-from ingero_analyze.audit.rows import Row
+from ingero_analyze.json_tables import Row
 
 PAIRS: Final = (
     ("node a", "node b"), ("node 1", "node 2"), ("node1", "node2"), ("host a", "host b"), ("host 1", "host 2"),

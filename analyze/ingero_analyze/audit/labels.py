@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.audit.chips import Coded, Texts
-from ingero_analyze.audit.rows import Row
+from ingero_analyze.json_tables import Row
 from ingero_detect.grouped import Ints
 
 MOST_COLUMNS: Final = 12

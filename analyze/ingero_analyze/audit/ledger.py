@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_analyze.tables import TableError
+from ingero_analyze.table_errors import TableError
 from ingero_kit.clock import rfc3339
 
 MAX_BYTES: Final = 256 << 20

@@ -32,11 +32,13 @@ from ingero_analyze.audit.columns import (
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_nodes
 from ingero_analyze.audit.labels import Labels, usual
-from ingero_analyze.audit.rows import MISSING, Row, quantity_of, read_rows
+from ingero_analyze.audit.quantities import MISSING, quantity_of
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
 from ingero_analyze.audit.wide import unpivoted
 from ingero_analyze.diagnose.sources import Problems
-from ingero_analyze.tables import TableError
+from ingero_analyze.json_tables import Row
+from ingero_analyze.table_errors import TableError
+from ingero_analyze.tables import read_rows
 from ingero_detect.audit import Population
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.job_values import are_of_jobs

@@ -144,6 +144,13 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     notes = [*given.notes, *found.notes]
     if not found.refused:
         notes += [SINGLE] if count.max(initial=0) == 1 else _few_single(count)
+    if found.other_level:
+        rest = np.setdiff1d(np.flatnonzero(found.fit.count > 0), found.other_level)
+        mine = [np.array([chip]) for chip in found.other_level]
+        common = in_common(mine, [np.array([chip]) for chip in rest.tolist()], given.labels)
+        if common:
+            what = ", ".join(map(str, common))
+            notes.append(f"what those at a level of their own have in common: {what}")
     if found.implausible:
         fast = _listed(
             [f"{_named(AuditLevel.CHIP, number, given)} ({_percent(gain)})" for number, gain in found.implausible]

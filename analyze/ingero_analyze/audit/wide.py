@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from ingero_analyze.audit.columns import ROLES, UNITS, is_value, words_of
-from ingero_analyze.audit.rows import Row
+from ingero_analyze.json_tables import Row
 
 _OF_GPU: Final = re.compile(r"(?P<before>.*\b)?(?:gpu|gcd|device|card|chip) ?(?P<number>\d{1,2})(?P<after>\b.*)?")
 _OF_RUN: Final = re.compile(

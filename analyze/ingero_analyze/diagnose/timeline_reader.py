@@ -27,7 +27,8 @@ from ingero_analyze.diagnose.timeline_rows import (
     selected,
     without_lost_rows,
 )
-from ingero_analyze.tables import LATEST, TableBatch, TableError, read_batches
+from ingero_analyze.table_errors import TableError
+from ingero_analyze.tables import LATEST, TableBatch, read_batches
 from ingero_detect.grouped import Bools, Ints
 
 KINDS: Final = {"compute": 0, "collective": 1}

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Final
 
@@ -67,6 +67,12 @@ _LATER_NODES: Final = (
 _RELATIVE: Final = ("runtime", "relative time", "elapsed time", "elapsed", "relative time process")
 """Names of times since a start, where there is no other time."""
 
+_DATES: Final = ("date", "day", "calendar date")
+"""Names of dates, beside a column of times of day."""
+
+_DATES_WITH_TIMES: Final = (*_DATES, "start time", "started at")
+"""Names of times where there is nothing else."""
+
 _STEP_NUMBERS: Final = (
     "step", "steps", "step number", "global step", "train step", "training step", "train global step",
     "trainer global step", "iteration", "iter", "iteration number",
@@ -111,6 +117,12 @@ class Columns:
     def one(self, role: str) -> str | None:
         """The column with a role of which there is at most one column."""
         return self.roles.get(role, (None,))[0]
+
+    def with_date(self, name: str) -> "Columns":
+        """The same with a column of dates for the times of day."""
+        return replace(
+            self, roles={**self.roles, "date": (name,)}, ignored=tuple(one for one in self.ignored if one != name)
+        )
 
     @property
     def value(self) -> str:
@@ -201,6 +213,16 @@ def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def is_gpu(name: str) -> bool:
+    """Whether a column has the name of a GPU or rank."""
+    return _is("gpu", name)
+
+
+def date_of(names: Sequence[str], time: str) -> list[str]:
+    """The column of dates, if there is one besides the time."""
+    return [name for name in names if name != time and words_of(name) in _DATES][:1]
+
+
 def time_column(name: str) -> tuple[float | None, bool]:
     """How many units of a time are a second, if its name says so, and whether it is a number of steps."""
     unit = unit_of(name)
@@ -208,8 +230,9 @@ def time_column(name: str) -> tuple[float | None, bool]:
 
 
 def _later_times(names: Sequence[str]) -> list[str]:
-    """What stands for the time where there is none: a time since a start, else a number of steps."""
-    found = ([name for name in names if _head(name) in known] for known in (_RELATIVE, _STEP_NUMBERS))
+    """What stands for the time where there is none: a time since a start, else a number of steps, else a date."""
+    kinds = (_RELATIVE, _STEP_NUMBERS, _DATES_WITH_TIMES)
+    found = ([name for name in names if _head(name) in known] for known in kinds)
     return next(filter(None, found), [])
 
 

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.behind import Behind, behind
 from ingero_detect.audit_tiers import robust_spread
 from ingero_detect.grouped import Floats, Ints, grouped_median
 
@@ -50,6 +51,7 @@ class Drifts:
         self._ticks = max(BLOCK_TICKS, round(BLOCK_SECONDS / tick_seconds))
         self._pairs: dict[tuple[int, int], int] = {}
         self._sum, self._count = np.zeros(0), np.zeros(0)
+        self._total, self._ticks_of, self._first = np.zeros(0), np.zeros(0), np.zeros(0)
         self._blocks: list[tuple[float, Floats]] = []
         self._tick, self._begun = 0, 0.0
         self._last = (b"", b""), np.zeros(0, np.int64)
@@ -61,8 +63,12 @@ class Drifts:
         if len(logs):
             middle = grouped_median(logs, cohort, int(cohort.max()) + 1)[1]
             place = self._places(node, cohort)
-            self._sum[place] += np.clip(logs - middle[cohort], -LARGEST, LARGEST)
+            distance = np.clip(logs - middle[cohort], -LARGEST, LARGEST)
+            self._sum[place] += distance
             self._count[place] += 1
+            self._total[place] += distance
+            self._ticks_of[place] += 1
+            self._first[place] = np.fmin(self._first[place], now)
         self._begun = self._begun if self._tick else now
         self._tick += 1
         if self._tick == self._ticks:
@@ -84,6 +90,13 @@ class Drifts:
                 drifts += _of_cohort(pairs[rows, 0], cohort, table[rows], times)
         return sorted(drifts, key=lambda drift: drift.node)
 
+    def behind(self) -> list[Behind]:
+        """Nodes that are behind in their cohorts one after another, by number."""
+        pairs = np.array(list(self._pairs), np.int64).reshape(-1, 2)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            level = self._total / self._ticks_of
+        return behind(pairs[:, 0], pairs[:, 1], level, self._ticks_of.astype(np.int64), self._first)
+
     def _close(self, now: float) -> None:
         """End a block; its value is missing where a node worked in less than half of it."""
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -101,7 +114,10 @@ class Drifts:
         if key != self._last[0]:
             both = zip(node.tolist(), cohort.tolist(), strict=True)
             found = np.array([self._pairs.setdefault(pair, len(self._pairs)) for pair in both], np.int64)
-            self._sum, self._count = (_longer(each, len(self._pairs), 0.0) for each in (self._sum, self._count))
+            self._sum, self._count, self._total, self._ticks_of = (
+                _longer(each, len(self._pairs), 0.0) for each in (self._sum, self._count, self._total, self._ticks_of)
+            )
+            self._first = _longer(self._first, len(self._pairs))
             self._last = key, found
         return self._last[1]
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.costs import HOUR, Presences
+from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
@@ -175,6 +176,8 @@ class Replay:
     silences: Silences
     presences: Presences
     watch: Watch | None
+    drained: list[Silence]
+    """Nodes that were accused while their load fell to nothing, after which they were silent."""
 
     def lasted(self, episode: Episode) -> float:
         """Seconds that an episode lasted, until the last report of its node if it has not ended."""
@@ -203,6 +206,8 @@ class Replay:
             "lost_node_hours": round(sum(map(self.lost_node_hours, self.episodes)), 6),
             **self.judge.summary(),
             "drifts": self._drifts(),
+            "behind": self._behind(),
+            "drained": [_silence(one) for one in self.drained],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
                 for node, run in self.history.stuck()
@@ -231,6 +236,15 @@ class Replay:
             {"cluster": node[0], "node": node[1], "severity": round(drift.lost, 4), "since": drift.since,
              "until": drift.until}
             for node, drift in self.history.drifts() if node not in accused
+        ]  # fmt: skip
+
+    def _behind(self) -> list[dict[str, Any]]:
+        """Nodes that are behind in job after job and were accused in none."""
+        accused = {(episode.first.cluster, episode.first.node) for episode in self.episodes}
+        return [
+            {"cluster": node[0], "node": node[1], "severity": round(one.lost, 4), "jobs": one.jobs,
+             "since": one.since}
+            for node, one in self.history.behind() if node not in accused
         ]  # fmt: skip
 
     def _never_reported(self) -> list[NodeKey]:
@@ -280,4 +294,9 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
     if history.lockstep.seen() and not (episodes.done or episodes.open):
         history.reading.doubt(LOCKSTEP)
     nodes = len(history.subjects.nodes) - 1
-    return Replay(history, judge, episodes.all(), ticks, nodes, last, silences, presences, watch)
+    tick = history.tick_seconds
+    found = [(episode, drained(episode, silences, tick)) for episode in episodes.all()]
+    kept = [episode for episode, gone in found if gone is None]
+    return Replay(
+        history, judge, kept, ticks, nodes, last, silences, presences, watch, [gone for _, gone in found if gone]
+    )

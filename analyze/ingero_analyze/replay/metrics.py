@@ -6,7 +6,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.tables import TableBatch, TableError
+from ingero_analyze.table_errors import TableError
+from ingero_analyze.tables import TableBatch
 from ingero_analyze.terminal import listed
 
 MOST_NAMES: Final = 10

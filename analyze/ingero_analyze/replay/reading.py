@@ -6,7 +6,7 @@ from typing import Final
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.replay.columns import LABELS, Columns
 from ingero_analyze.replay.subjects import Subjects
-from ingero_analyze.tables import TableError
+from ingero_analyze.table_errors import TableError
 from ingero_fleet.recording import MERGEABLE, PARTS
 
 SORTED: Final = "the rows are not in the order of time, and were sorted"
@@ -20,6 +20,14 @@ COARSEST: Final = 0.05
 COARSE: Final = (
     "values are rounded to a unit that is a twentieth of them or more, so that a loss of that size may be rounding: "
     "write more digits"
+)
+DAYLESS: Final = (
+    "times have no date and fall by a day: where they are times of day, rows of several days are mixed; add a column "
+    "with the date"
+)
+HOSTLESS: Final = (
+    "no column names the host, and most GPUs or ranks have several rows at one time, as those of several hosts have: "
+    "add a column 'node'"
 )
 COUNTER: Final = (
     "the values of nearly all nodes only rise, and are judged as rates; if they are counts, choose their column with "

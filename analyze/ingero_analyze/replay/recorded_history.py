@@ -10,17 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay import tick_grid
-from ingero_analyze.replay.columns import LABELS
+from ingero_analyze.replay.behind import Behind
+from ingero_analyze.replay.columns import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.drifts import Drift, Drifts
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.lockstep import Lockstep
-from ingero_analyze.replay.reading import COUNTER, DIFFERENT, LONG_STEPS, SEVERAL, SORTED, Reading
+from ingero_analyze.replay.reading import COUNTER, DIFFERENT, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, Subjects
-from ingero_analyze.tables import TableError
+from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.observation import ACTIVE, Observation
@@ -101,7 +102,7 @@ class RecordedHistory:
         self._last_tick: int | None = None
         self._rises, self._increases, self.lockstep = RisesAndFalls(), Increases(), Lockstep()
         self._earliest, self._latest = np.inf, -np.inf
-        self._node_ticks = self._different = 0
+        self._node_ticks = self._different = self._several = 0
         self._irregularities = Irregularities()
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
@@ -120,6 +121,11 @@ class RecordedHistory:
         """Nodes that fell behind their peers slowly, over all ticks so far."""
         names = list(self.subjects.nodes)
         return [(names[drift.node], drift) for drift in (self._drifts.found() if self._drifts else ())]
+
+    def behind(self) -> list[tuple[NodeKey, Behind]]:
+        """Nodes that are behind their peers in job after job."""
+        names = list(self.subjects.nodes)
+        return [(names[one.node], one) for one in (self._drifts.behind() if self._drifts else ())]
 
     def stuck(self) -> list[tuple[NodeKey, Stuck]]:
         """Nodes that repeated a value as an exporter that hangs does; these rows count as no reports."""
@@ -159,6 +165,8 @@ class RecordedHistory:
             self.reading.doubt(COUNTER)
         if 2 * self._different > self._node_ticks:
             self.reading.doubt(DIFFERENT)
+        if 2 * self._several > self._node_ticks and any(map(is_gpu, self.reading.used["node"])):
+            self.reading.doubt(HOSTLESS)
         if self._latest - self._earliest > LONGEST_YEARS * YEAR:
             self.reading.doubt(
                 f"the rows span {(self._latest - self._earliest) / YEAR:.0f} years: are all times right?"
@@ -234,6 +242,7 @@ class RecordedHistory:
             first = first[np.searchsorted(first, last, side="right") - 1]
             if at_once := bool(((np.diff(rows.time) == 0) & (np.diff(node) == 0)).any()):
                 self.reading.note(SEVERAL)
+                self._several += int((last > first).sum())
             for place in np.flatnonzero(last > first).tolist():
                 several = rows.value[first[place] : last[place] + 1]
                 several = several[np.isfinite(several)]

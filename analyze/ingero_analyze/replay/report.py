@@ -50,7 +50,9 @@ def to_json(done: Replay) -> dict[str, Any]:
         job["since"] = moment(job["since"], calendar)
     for found in (*summary["drifts"], *summary["stuck"]):
         found |= {name: moment(found[name], calendar) for name in ("since", "until")}
-    for silence in (*summary["silent"]["at_end"], *summary["silent"]["ended"]["first"]):
+    for one in summary["behind"]:
+        one["since"] = moment(one["since"], calendar)
+    for silence in (*summary["drained"], *summary["silent"]["at_end"], *summary["silent"]["ended"]["first"]):
         silence |= {name: moment(silence[name], calendar) for name in SILENCE_TIMES}
     return {"episodes": episodes, "summary": summary}
 

@@ -9,24 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
-from ingero_analyze.replay.cells import (
-    SLASHED,
-    Cells,
-    Clock,
-    Form,
-    clock_of,
-    coarseness,
-    form_of,
-    numbers,
-    points_may_be_thousands,
-    times,
-)
-from ingero_analyze.replay.columns import FILE, Columns, recognised, time_of, unit_of
+from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
+from ingero_analyze.replay.columns import FILE, Columns, date_of, recognised, time_of, unit_of
 from ingero_analyze.replay.metrics import MetricColumn
-from ingero_analyze.replay.reading import COARSE, COARSEST, POINTS, ZONELESS, Reading
+from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import RowSource, Subjects, short_names
+from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
 from ingero_analyze.replay.wide import WideTable, wide_table
-from ingero_analyze.tables import TableBatch, TableError, read_columns
+from ingero_analyze.table_errors import TableError
+from ingero_analyze.tables import TableBatch, read_columns
 from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ACTIVE
 from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
@@ -107,16 +98,20 @@ class RowReader:
         """
         found: list[Columns] = []
         wide: list[WideTable] = []
+        date: list[str] = []
 
         def choose(names: Sequence[str]) -> Sequence[str]:
             if self._wide:
                 wide.append(wide_table(names, time_of(names, self._chosen), self._metric))
                 found.append(wide[0].columns(self._wide))
-                return [wide[0].time, *(one.column for one in wide[0].series)]
+                date.extend(date_of(names, wide[0].time))
+                return [wide[0].time, *date, *(one.column for one in wide[0].series)]
             columns = recognised(names, self._chosen, self._labels, self._metric, by_file=len(self._files) > 1)
             found.append(columns)
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             used = [name for name in used if name in names]
+            date.extend(date_of([name for name in names if name not in used], columns.roles["time"][0]))
+            used += date
             return [*used, RECORDED] if columns.recorded else used
 
         consumed, begun = 0, False
@@ -125,6 +120,12 @@ class RowReader:
         metric: MetricColumn | None = None
         for batch in read_columns(file, choose, self._note_problem, json=True):
             columns = found[0]
+            if date:
+                time = wide[0].time if wide else columns.roles["time"][0]
+                joined = with_dates(batch.columns[date[0]], batch.columns[time])
+                if joined is not None:
+                    batch = replace(batch, columns={**batch.columns, time: joined})
+                    columns = found[0] = columns.with_date(date[0])
             if not begun:
                 self.reading.begin(file, columns)
                 begun = True
@@ -178,7 +179,11 @@ class RowReader:
         cells = _cells(batch, name, lambda column: times(column, clock))
         self.reading.calendar |= cells.calendar
         self.reading.foreign_times |= cells.calendar and set(cells.units) != {"seconds"}
-        if set(cells.units) - {"seconds"}:
+        if cells.lasting and bool((np.diff(cells.values) < -MIDNIGHT).any()):
+            self.reading.doubt(DAYLESS)
+        if EXCEL_UNIT in cells.units:
+            self.reading.note(f"times are {EXCEL_UNIT}")
+        elif set(cells.units) - {"seconds"}:
             self.reading.note(f"times are {' and '.join(cells.units)} since 1970")
         if cells.zoneless:
             self.reading.note(ZONELESS)
@@ -283,7 +288,8 @@ def _shown(cell: Any) -> str:
 
 def _no_time(cell: Any, calendar: bool) -> str:
     if calendar and SLASHED.fullmatch(str(cell)):
-        return f"{_shown(cell)} may begin with the day or the month; write it as 2026-01-31"
+        parts = "the day or the month" if FOUR_DIGITS.search(str(cell)) else "the day, the month or the year"
+        return f"{_shown(cell)} may begin with {parts}; write it as 2026-01-31"
     if calendar:
         return f"{_shown(cell)} is no ISO 8601 time"
     try:

@@ -35,7 +35,9 @@ def below(done: Replay) -> Iterator[str]:
     if about["budget"] is not None:
         yield from _limits(about)
     yield from _drifts(about["drifts"], calendar)
+    yield from _behind(about["behind"], calendar)
     yield from _slow_jobs(about, calendar)
+    yield from _drained(about["drained"], calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)
@@ -74,6 +76,32 @@ def _drifts(drifts: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
         )
     if len(drifts) > MOST_NAMES:
         yield f"so did {_counted(len(drifts) - MOST_NAMES, 'more node')}; --json has them all"
+
+
+def _behind(behind: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
+    """Nodes that are slow in every job, a line for each."""
+    for one in behind[:MOST_NAMES]:
+        name = plain("/".join(filter(None, (one["cluster"], one["node"]))))
+        yield (
+            f"{name} was {100 * one['severity']:.0f} % slower than its peers in its {one['jobs']} jobs since "
+            f"{short_time(one['since'], calendar)}, each of them too small or too short to accuse it"
+        )
+    if len(behind) > MOST_NAMES:
+        yield f"so were {_counted(len(behind) - MOST_NAMES, 'more node')}; --json has them all"
+
+
+def _drained(drained: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
+    if drained:
+        shown = [
+            plain("/".join(filter(None, (one["cluster"], one["node"]))))
+            + f" at {short_time(one['last_report'], calendar)}"
+            for one in drained[:MOST_NAMES]
+        ]
+        yield (
+            f"{_counted(len(drained), 'time')}, a node's rate fell to nearly nothing and it went silent, as one that "
+            "is drained does: Fleet names it while it falls, but it was no slow node: "
+            f"{listed(shown, len(drained))}"
+        )
 
 
 def _limits(about: dict[str, Any]) -> Iterator[str]:

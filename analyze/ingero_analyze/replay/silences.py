@@ -1,6 +1,6 @@
 """Which nodes stopped reporting, and when: a dead node, and one that was taken away, look the same. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,12 +19,14 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Silence:
-    """A node without a report from `since` to `until`, seconds; `None` if it is silent at the end."""
+    """A node without a report from `since` to `until`, seconds; `None` if it is silent at the end. `value`: the last
+    one before."""
 
     node: NodeKey
     last_report: float
     since: float
     until: float | None
+    value: float = np.nan
 
 
 class Silences:
@@ -32,18 +34,20 @@ class Silences:
 
     def __init__(self, ticks: int) -> None:
         self.ended: list[Silence] = []
+        self._by_node: dict[NodeKey, list[Silence]] = {}
         self.count = 0
         self._ticks = ticks
         self._tick = 0
         self._numbers: dict[NodeKey, int] = {}
         self._known: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
         self._last_tick = np.zeros(0, np.int64)
-        self._last, self._since = np.zeros(0), np.zeros(0)
+        self._last, self._since, self._value = np.zeros(0), np.zeros(0), np.zeros(0)
         self._reports = np.zeros(0, np.int64)
 
     def note(self, now: float, seen: Observation) -> None:
         """Add a tick."""
-        here = self._places(seen.names)[np.asarray(seen.state) != ABSENT]
+        reported = np.asarray(seen.state) != ABSENT
+        here = self._places(seen.names)[reported]
         if not len(here):
             return
         self._tick += 1
@@ -52,6 +56,7 @@ class Silences:
                 self._end(place, now)
         self._last_tick[here] = self._tick
         self._last[here] = now
+        self._value[here] = np.asarray(seen.value)[reported]
         self._reports[here] += 1
         self._since[self._last_tick == self._tick - 1] = now
 
@@ -75,6 +80,11 @@ class Silences:
         found = [self._spell(names, place, None) for place in gone.tolist()]
         return sorted(found, key=lambda silence: (silence.since, silence.node))
 
+    def after(self, node: NodeKey, since: float, until: float) -> Silence | None:
+        """The first spell of silence of a node whose last report is between two times."""
+        spells = [*self._by_node.get(node, ()), *([self._spell_now(node)] if self.silent(node) else [])]
+        return next((spell for spell in spells if since <= spell.last_report <= until), None)
+
     def _silent(self) -> Bools:
         found: Bools = (self._tick - self._last_tick > self._ticks) & (self._last_tick > 0)
         return found
@@ -82,10 +92,17 @@ class Silences:
     def _end(self, place: int, now: float) -> None:
         self.count += 1
         if len(self.ended) < MOST_SPELLS:
-            self.ended.append(self._spell(list(self._numbers), place, now))
+            spell = self._spell(list(self._numbers), place, now)
+            self.ended.append(spell)
+            self._by_node.setdefault(spell.node, []).append(spell)
 
-    def _spell(self, names: Sequence[NodeKey], place: int, until: float | None) -> Silence:
-        return Silence(names[place], float(self._last[place]), float(self._since[place]), until)
+    def _spell(self, names: Sequence[NodeKey] | Mapping[int, NodeKey], place: int, until: float | None) -> Silence:
+        return Silence(
+            names[place], float(self._last[place]), float(self._since[place]), until, float(self._value[place])
+        )
+
+    def _spell_now(self, node: NodeKey) -> Silence:
+        return self._spell({self._numbers[node]: node}, self._numbers[node], None)
 
     def _places(self, names: Sequence[NodeKey]) -> Ints:
         """Numbers of nodes, entering new ones."""
@@ -95,6 +112,8 @@ class Silences:
             self._last_tick, self._reports = (
                 np.append(each, np.zeros(more, np.int64)) for each in (self._last_tick, self._reports)
             )
-            self._last, self._since = np.append(self._last, np.zeros(more)), np.append(self._since, np.zeros(more))
+            self._last, self._since, self._value = (
+                np.append(each, np.zeros(more)) for each in (self._last, self._since, self._value)
+            )
             self._known = names, np.array(places, np.int64)
         return self._known[1]

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.replay.columns import Columns, time_column, unit_of
+from ingero_analyze.replay.columns import Columns, date_of, time_column, unit_of
 from ingero_analyze.tables import TableBatch
 from ingero_analyze.terminal import listed
 
@@ -92,7 +92,8 @@ class WideTable:
 
 def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable:
     """The columns of a table whose columns but the time are nodes. `ValueError` if that is not certain."""
-    others = [name for name in names if name != time and name.strip().lower() not in _NO_NODES]
+    no_nodes = {*_NO_NODES, *date_of(names, time)}
+    others = [name for name in names if name != time and {name, name.strip().lower()}.isdisjoint(no_nodes)]
     doubled = [name for name in (time, *others) if names.count(name) > 1]
     if doubled:
         raise ValueError(f"the column {doubled[0]} is there twice")

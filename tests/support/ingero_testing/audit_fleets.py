@@ -39,7 +39,14 @@ BAD_VALUES: Final[dict[str, Noise]] = {
 }
 """Noise with single values that are far too slow, for fleets with several runs: in one they look like slow chips."""
 
-_ALL: Final = {**SINGLE_RUN_NOISES, **BAD_VALUES}
+CHIP_SPREADS: Final[dict[str, Noise]] = {
+    "skewed to slow": NOISES["skewed to slow"],
+    "Student t(4)": lambda random, n: random.standard_t(4, n) / np.sqrt(2),
+    "exponential": SINGLE_RUN_NOISES["exponential"],
+}
+"""How healthy chips may differ besides the normal way, with standard deviation 1."""
+
+_ALL: Final = {**SINGLE_RUN_NOISES, **BAD_VALUES, **CHIP_SPREADS}
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class SimulatedFleet:
     noise: str = "normal"
     noise_spread: float = 0.02
     chip_spread: float = 0.015
+    chips_are: str = "normal"
     node_spread: float = 0.005
     run_spread: float = 0.03
     slow_share: float = 0.0
@@ -72,7 +80,7 @@ class SimulatedFleet:
         slow = np.zeros(self.chips, np.bool_)
         free = np.flatnonzero(~slow_node[node])
         slow[random.choice(free, round(self.slow_share * self.chips), replace=False)] = True
-        effect = self.chip_spread * random.normal(size=self.chips)
+        effect = self.chip_spread * _ALL[self.chips_are](random, self.chips)
         effect += self.node_spread * random.normal(size=self.nodes)[node]
         effect[slow] += random.uniform(*self.loss, int(slow.sum()))
         effect += np.where(slow_node, random.uniform(*self.loss, self.nodes), 0.0)[node]
@@ -86,7 +94,8 @@ class SimulatedFleet:
     def known(self, random: Generator) -> Floats:
         """Effects of healthy chips as they are estimated, sorted: the distribution that the bound knows."""
         count = 200_000
-        healthy = np.hypot(self.chip_spread, self.node_spread) * random.normal(size=count)
+        healthy = self.chip_spread * _ALL[self.chips_are](random, count)
+        healthy += self.node_spread * random.normal(size=count)
         if self.runs == 1:
             return np.sort(healthy + self.noise_spread * _ALL[self.noise](random, count))
         few = 20_000

@@ -1,0 +1,141 @@
+"""Reads delimited text as rows of text, with titles, quotes, padding and short rows, however it is delimited."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from ingero_analyze.json_tables import Row
+from ingero_analyze.table_errors import TableError
+
+DELIMITERS: Final = ",;\t|"
+"""What may delimit columns; blanks, where none of these makes two columns."""
+
+MOST_TITLES: Final = 20
+"""Most lines before the header, such as the title of a sheet."""
+
+_SURELY_DECIMAL: Final = re.compile(
+    r"\s*[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+|\d{1,3}(?:\.\d{3})+,\d+)(?![\d.,]).*"
+)
+_SURELY_THOUSANDS: Final = re.compile(r"\s*[-+]?\d{1,3}(?:,\d{3})*(?:,\d{3},\d{3}|\.\d+)(?![\d.,]).*")
+_EITHER: Final = re.compile(r"(?<![\d.,])(\d{1,3}),(?=\d{3}(?![\d.,]))")
+
+
+def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+    """The columns, and the rows with their line numbers; a row with more values than columns is empty.
+
+    `points`: commas that could separate thousands become points where others of their column are surely decimal ones.
+    `TableError` if it is no table.
+    """
+    lines = io.StringIO(text, newline="")
+    skipped, header, delimiter = header_of(text)
+    if not header:
+        raise TableError(file, "only comments, and no table")
+    for _ in range(skipped + 1):
+        lines.readline()
+    reader = csv.reader(chain([header], lines), delimiter=delimiter, skipinitialspace=True)
+    try:
+        columns = [name.strip() for name in next(reader)]
+    except (csv.Error, StopIteration) as error:
+        raise TableError(file, f"line {skipped + 1}: {error}") from None
+    if len(columns) < 2:
+        raise TableError(file, f"line {skipped + 1}: one column, {columns[0][:40]!r}; a unit and a value are needed")
+    if len(set(columns)) < len(columns):
+        columns = [
+            name if columns.index(name) == place else f"{name} {place + 1}" for place, name in enumerate(columns)
+        ]
+    rows = _rows(file, reader, columns, skipped)
+    ambiguous = points and (delimiter != "," or '"' in text) and _EITHER.search(text)
+    return columns, _decimal(rows, _with_decimal_commas(text, delimiter)) if ambiguous else rows
+
+
+def is_regular(text: str, delimiter: str, names: int) -> bool:
+    """Whether lines have one value for every name, with nothing around quotes, and delimiters that count each.
+
+    `text`: the lines below the header. Where few lines have too many or too few values, these are wrong.
+    """
+    if delimiter == " " and "  " in text:
+        return False
+    if any(f'{delimiter}{blank}"' in text for blank in " \t" if blank != delimiter):
+        return False
+    try:
+        sizes = [len(cells) for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if cells]
+    except csv.Error:
+        return True
+    return 2 * sum(size != names for size in sizes) <= len(sizes)
+
+
+def header_of(text: str) -> tuple[int, str, str]:
+    """How many lines are before the header, the header and the delimiter.
+
+    The header has two cells or more; before it are titles, comments and Excel's "sep=;". A comment with as many
+    delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks separate columns.
+    """
+    first, given, comment = None, "", (0, "")
+    for skipped, line in enumerate(io.StringIO(text, newline="")):
+        if skipped > MOST_TITLES and first is not None:
+            break
+        if line.startswith("#"):
+            comment = (skipped, line)
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line.lower().startswith("sep=") and len(line.strip()) == 5:
+            given = line[4]
+            continue
+        delimiter = given or max(DELIMITERS, key=line.count)
+        if sum(map(bool, map(str.strip, line.split(delimiter)))) > 1:
+            names = comment[1].lstrip("# ")
+            named = (
+                line[0].isdecimal() and comment[0] == skipped - 1 and names.count(delimiter) == line.count(delimiter)
+            )
+            return (comment[0], names, delimiter) if named else (skipped, line, delimiter)
+        first = (skipped, line) if first is None else first
+    if first is None:
+        return 0, "", ","
+    many = len(first[1].split()) > 1
+    return first[0], first[1].strip() if many else first[1], " " if many else max(DELIMITERS, key=first[1].count)
+
+
+def _with_decimal_commas(text: str, delimiter: str) -> set[int]:
+    """Columns in which commas are decimal ones: some surely are, and none surely separates thousands."""
+    decimal, thousands = set[int](), set[int]()
+    try:
+        for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True):
+            for place, cell in enumerate(cells):
+                if "," in cell:
+                    decimal |= {place} if _SURELY_DECIMAL.fullmatch(cell) else set()
+                    thousands |= {place} if _SURELY_THOUSANDS.fullmatch(cell) else set()
+    except csv.Error:
+        pass
+    return decimal - thousands
+
+
+def _decimal(rows: Iterator[tuple[int, Row]], places: set[int]) -> Iterator[tuple[int, Row]]:
+    """The rows with points for the decimal commas of some columns, where they could separate thousands."""
+    for line, row in rows:
+        yield (
+            line,
+            {
+                name: _EITHER.sub(r"\1.", cell, count=1) if place in places else cell
+                for place, (name, cell) in enumerate(row.items())
+            },
+        )
+
+
+def _rows(file: str, reader: Any, columns: Sequence[str], skipped: int) -> Iterator[tuple[int, Row]]:
+    while True:
+        line = skipped + reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise TableError(file, f"line {line}: {error}") from None
+        if cells is None:
+            return
+        if not any(map(str.strip, cells)) or cells[0].startswith("#"):
+            continue
+        if len(cells) > len(columns) and any(map(str.strip, cells[len(columns) :])):
+            yield line, {}
+            continue
+        yield line, dict(zip(columns, map(str.strip, cells), strict=False))
