@@ -54,7 +54,8 @@ def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tu
 def is_regular(text: str, delimiter: str, names: int) -> bool:
     """Whether lines have one value for every name, with nothing around quotes, and delimiters that count each.
 
-    `text`: the lines below the header. Where few lines have too many or too few values, these are wrong.
+    `text`: the lines below the header. Where one line, or few of them, have too many or too few values, these are
+    wrong.
     """
     if delimiter == " " and "  " in text:
         return False
@@ -64,7 +65,8 @@ def is_regular(text: str, delimiter: str, names: int) -> bool:
         sizes = [len(cells) for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if cells]
     except csv.Error:
         return True
-    return 2 * sum(size != names for size in sizes) <= len(sizes)
+    wrong = sum(size != names for size in sizes)
+    return wrong < 2 or 2 * wrong <= len(sizes)
 
 
 def header_of(text: str) -> tuple[int, str, str]:
