@@ -44,12 +44,6 @@ from ingero_detect.timeline import (
 from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
 from ingero_detect.work import with_equal_work, work_differs
 
-SMALLEST_COST: Final = 0.01
-"""Share of a step that ranks must cost to be named by a small excess."""
-
-USUAL_EXCESS: Final = 2 * SMALLEST_EFFECT
-"""Share of a step by which healthy chips differ, too."""
-
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
@@ -103,9 +97,6 @@ def diagnose(line: Timeline) -> Diagnosis:
         uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
         found.append(uneven)
     found = [doubts.with_operations(item) for item in found if item.cause is not Cause.NONE]
-    ranked = [item for item in found if item.cause in (Cause.NODE, Cause.UNKNOWN)]
-    if len(ranked) == 1 and _costs_nothing(ranked[0], period):
-        found.remove(ranked[0])
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
     if worst is None:
         complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
@@ -121,15 +112,6 @@ def diagnose(line: Timeline) -> Diagnosis:
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, 1e-12)
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
-
-
-def _costs_nothing(item: Diagnosis, period: float) -> bool:
-    """Whether the job would be as fast without ranks that no others hide, and whose excess is usual for chips.
-
-    A heavier stage hides the cost of a slow chip, too.
-    """
-    excess = max(item.evidence.get("excess_share_of_step", {"": 1.0}).values())
-    return item.seconds_lost_per_step < SMALLEST_COST * period and excess < USUAL_EXCESS
 
 
 def _nobody(complete: int, facts: dict[str, Any]) -> Diagnosis:

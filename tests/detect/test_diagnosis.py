@@ -212,25 +212,6 @@ def test_ranks_that_wander_for_several_steps_are_not_named() -> None:
         assert not straggler_ranks(values, np.zeros(16, np.int64))[0].any()
 
 
-def test_a_rank_without_which_the_job_would_be_as_slow_is_not_named() -> None:
-    """A chip that is slower than its peers by a little, and a stage that takes as long."""
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        stage = np.arange(16) // 8
-        usual = np.where(stage > 0, 1.03, 1.0) + 0.03 * (np.arange(16) == 3)
-        table, now = Table(), np.zeros(16)
-        for step in range(40):
-            own = 0.8 * usual * (1 + 0.002 * rng.normal(size=16))
-            end = (now + own).max() + 0.2
-            table.add(rank=np.arange(16), op="layer", kind="compute", start=now, duration=own, step=step, group="",
-                      seq="", stage=stage)  # fmt: skip
-            table.add(rank=np.arange(16), op="all-reduce", kind="collective", start=now + own,
-                      duration=end - now - own, step=step, group="dp", seq=step, stage=stage)  # fmt: skip
-            now = np.full(16, end)
-
-        assert diagnose(as_timeline(table)).ranks == ()
-
-
 def of_one_host(rng: np.random.Generator, steps: int, noise: float) -> npt.NDArray[np.float64]:
     """Lateness of 16 ranks, of which the last four are late together by another time in each step, as of a loader."""
     values: npt.NDArray[np.float64] = noise * rng.normal(size=(16, steps))
