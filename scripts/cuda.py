@@ -1,4 +1,4 @@
-"""Starts the job of `scripts.cuda_job` and talks to it. Used by the tests and the bench that need a GPU."""
+"""Starts the job of `scripts.cuda_job` and talks to it. Used by `bench/gpu.py`."""
 
 import contextlib
 import json

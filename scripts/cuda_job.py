@@ -22,7 +22,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +29,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from scripts.controlplane import free_ports
 
 WIDTH = 2048
 """Rows and columns of the matrices that a step multiplies."""
@@ -41,13 +42,6 @@ PROFILED = 20
 """Steps in a trace of the profiler."""
 READY_SECONDS = 120.0
 ANSWER_SECONDS = {"dump": 5.0, "profile": 60.0}
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -188,11 +182,12 @@ def start(flags: argparse.Namespace, rank: int, environment: dict[str, str]) -> 
     )  # fmt: skip
 
 
-def environment_of(port: int) -> dict[str, str]:
+def environment_of_ranks() -> dict[str, str]:
     """Variables of all ranks; what the caller has set stays, and `{rank}` in it becomes the rank."""
+    rendezvous, ras = free_ports(2)
     defaults = {
-        "INGERO_RENDEZVOUS": f"tcp://127.0.0.1:{port}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-        "NCCL_RAS_ADDR": f"127.0.0.1:{free_port()}", "TORCH_FR_BUFFER_SIZE": str(BUFFER),
+        "INGERO_RENDEZVOUS": f"tcp://127.0.0.1:{rendezvous}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
+        "NCCL_RAS_ADDR": f"127.0.0.1:{ras}", "TORCH_FR_BUFFER_SIZE": str(BUFFER),
         "TORCH_NCCL_ENABLE_TIMING": "1", "OMP_NUM_THREADS": "1",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "900",
     }  # fmt: skip
@@ -206,7 +201,7 @@ def main() -> None:
         rank = Rank(flags)
         threading.Thread(target=rank.commands, daemon=True).start()
         rank.run()
-    environment = environment_of(free_port())
+    environment = environment_of_ranks()
     ranks = [start(flags, rank, environment) for rank in range(flags.ranks)]
     said: queue.Queue[tuple[int, str]] = queue.Queue()
 

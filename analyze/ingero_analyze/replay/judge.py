@@ -229,9 +229,13 @@ class Replay:
             about["digest"], about["recorded_states"] = "", None
         return about
 
+    def _accused(self) -> set[tuple[str, str]]:
+        """Clusters and nodes with an episode."""
+        return {(episode.first.cluster, episode.first.node) for episode in self.episodes}
+
     def _drifts(self) -> list[dict[str, Any]]:
         """Nodes that fell behind their peers too slowly to be accused."""
-        accused = {(episode.first.cluster, episode.first.node) for episode in self.episodes}
+        accused = self._accused()
         return [
             {"cluster": node[0], "node": node[1], "severity": round(drift.lost, 4), "since": drift.since,
              "until": drift.until}
@@ -240,7 +244,7 @@ class Replay:
 
     def _behind(self) -> list[dict[str, Any]]:
         """Nodes that are behind in job after job and were accused in none."""
-        accused = {(episode.first.cluster, episode.first.node) for episode in self.episodes}
+        accused = self._accused()
         return [
             {"cluster": node[0], "node": node[1], "severity": round(one.lost, 4), "jobs": one.jobs,
              "since": one.since}
