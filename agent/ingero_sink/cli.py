@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from ingero_kit.flags import CONTEXT, config_flag, exit_with_reason, settings_flags
+from ingero_kit.flags import CONTEXT, InstalledCommand, config_flag, exit_with_reason, settings_flags
 from ingero_sink.settings import CONFIG_VARIABLE, SinkSettings, read_settings
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(cls=InstalledCommand, context_settings=CONTEXT)
 @click.version_option(package_name="ingero")
 @config_flag(CONFIG_VARIABLE)
 @settings_flags(SinkSettings)

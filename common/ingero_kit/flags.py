@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_origin
+from typing import Any, Final, NoReturn, TypeVar, get_origin
 
 import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from ingero_kit.extras import pip_command
 from ingero_kit.settings import SettingsError, format_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -38,7 +39,21 @@ class FiniteRange(click.FloatRange):
         return found
 
 
-class CommandGroup(click.Group):
+class InstalledCommand(click.Command):
+    """A command that says how to install the libraries of its component where they are missing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ends with status 1 where a library is missing, and says what installs it."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("ingero_"):
+                raise
+            component = _component(self.callback.__module__ if self.callback else "")
+            raise click.ClickException(_missing(error, component)) from None
+
+
+class CommandGroup(InstalledCommand, click.Group):
     """A group whose help shows the whole first sentence of every command, and that says when its output is lost."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +81,10 @@ class CommandGroup(click.Group):
 
 
 class LazyGroup(CommandGroup):
-    """A group whose `lazy` maps a command to `module:attribute`; each command loads only its own libraries."""
+    """A group whose `lazy` maps a command to `module:attribute`; each command loads only its own libraries.
+
+    A command whose libraries are missing is listed all the same, and says how to install them.
+    """
 
     def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -77,12 +95,35 @@ class LazyGroup(CommandGroup):
         return sorted([*super().list_commands(ctx), *self._lazy])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command."""
+        """The command, or one that ends with exit status 1 and the way to install it."""
         if cmd_name not in self._lazy:
             return super().get_command(ctx, cmd_name)
         module, _, name = self._lazy[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(module), name)
+        try:
+            command: click.Command = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            return _failing(cmd_name, f"{ctx.command_path} {cmd_name}: {_missing(error, _component(module))}", error)
         return command
+
+
+def _component(module: str) -> str:
+    return module.partition(".")[0].removeprefix("ingero_")
+
+
+def _missing(error: ModuleNotFoundError, component: str) -> str:
+    return f"not installed (no module {error.name}): {pip_command(component)}"
+
+
+def _failing(name: str, text: str, error: ModuleNotFoundError) -> click.Command:
+    def callback() -> NoReturn:
+        raise click.ClickException(text)
+
+    return click.Command(
+        name,
+        callback=callback,
+        short_help=f"not installed (no module {error.name})",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    )
 
 
 def config_flag(variable: str) -> Callable[[Command], Command]:

@@ -1,9 +1,6 @@
 """Errors for users: those of the API, which both front ends return in one format, and the base of all of them."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
-
-import orjson
 
 
 class UserError(Exception):
@@ -35,14 +32,3 @@ class EchoApiError(UserError):
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers
-
-
-async def respond(
-    send: Callable[[Any], Awaitable[None]], status: int, content: Any, headers: dict[str, str] | None = None
-) -> None:
-    """Send a JSON response over ASGI."""
-    body = orjson.dumps(content)
-    lines = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in lines.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from ingero_contract import echo
 from ingero_echo.auth import Callers, RateLimit, caller_key, fingerprint
-from ingero_echo.errors import EchoApiError, respond
+from ingero_echo.errors import EchoApiError
 from ingero_kit.addresses import is_local_request
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
@@ -196,12 +198,12 @@ class AuthMiddleware:
                 unready = self._unready()
                 if path == echo.READY and unready:
                     raise unready
-                await respond(watch, 200, {"status": "ok"})
+                await _respond(watch, 200, {"status": "ok"})
                 return
             await (self._mcp if path in MCP_PATHS else self._api)(scope, bounded, watch)
         except EchoApiError as refused:
             if not started:
-                await respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
+                await _respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
         except Exception:
             log.exception("request_failed", request_id=request_id, path=path[:200])
             if started:
@@ -209,7 +211,7 @@ class AuthMiddleware:
             broken = EchoApiError(
                 "internal", "the request could not be served", "the log has it by its request_id", 500
             )
-            await respond(watch, 500, broken.fields(request_id), broken.headers(request_id))
+            await _respond(watch, 500, broken.fields(request_id), broken.headers(request_id))
         finally:
             self._observe(_handler(path), f"{status // 100}xx")
             if refused_token is not None or (identity is not None and identity.digest):
@@ -234,3 +236,12 @@ def _handler(path: str) -> str:
     if path in _HANDLERS:
         return path
     return "tools" if path.startswith(echo.TOOLS) else "other"
+
+
+async def _respond(send: Send, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+    """Send a JSON response over ASGI."""
+    body = orjson.dumps(content)
+    lines = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in lines.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_kit import umbrella
+from ingero_kit.flags import InstalledCommand, LazyGroup
 from ingero_testing.processes import BIN
 
 
@@ -47,13 +49,51 @@ def test_help_lists_every_command_with_its_whole_first_sentence(program: str) ->
 
 def test_a_command_whose_libraries_are_missing_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ingero_echo.cli", raising=False)
-    monkeypatch.setitem(umbrella.PROGRAMS, "echo", "ingero_echo_that_is_absent.cli:main")
-    group = umbrella.Umbrella(name="ingero", lazy=umbrella.PROGRAMS)
+    monkeypatch.setitem(umbrella.PROGRAMS, "echo", "ingero_echo.absent:main")
+    group = LazyGroup(name="ingero", lazy=umbrella.PROGRAMS)
 
     listed, used = (CliRunner().invoke(group, words) for words in (["--help"], ["echo", "serve", "--config", "x"]))
 
     assert listed.exit_code == 0 and "not installed (no module" in " ".join(listed.output.split())
     assert used.exit_code == 1 and "pip install" in used.output and "'duckdb>=1.4'" in used.output
+
+
+def test_a_command_that_misses_a_library_while_it_runs_says_how_to_install_it() -> None:
+    @click.command(cls=InstalledCommand)
+    def serve() -> None:
+        import_module("no_such_library")
+
+    serve.callback.__module__ = "ingero_echo.cli"
+
+    done = CliRunner().invoke(serve)
+
+    assert (
+        done.exit_code,
+        done.output.startswith("Error: not installed (no module no_such_library): pip install"),
+    ) == (
+        1,
+        True,
+    )
+
+
+@pytest.mark.parametrize("program", sorted(set(umbrella.PROGRAMS) - {"analyze"}))
+def test_every_program_says_what_is_missing_where_only_the_base_is_installed(program: str, tmp_path: Path) -> None:
+    block = "import sys; sys.modules.update(dict.fromkeys({names!r}.split()))"
+    names = "numpy grpc rich orjson pyarrow duckdb fastapi uvicorn httptools kopf google opentelemetry uvloop"
+    command = {"operator": ["run"], "sink": [], "agent": ["fleet-push"]}.get(program, ["serve"])
+    code = f"{block.format(names=names)}; from ingero_{program}.cli import main; main({{}})"
+
+    shown, used = (
+        subprocess.run(
+            [sys.executable, "-c", code.format(words)], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        for words in (["--help"], command)
+    )
+
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert used.returncode in (1, 2)
+    assert "Traceback" not in used.stderr
+    assert "pip install" in used.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
