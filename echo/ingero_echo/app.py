@@ -137,7 +137,14 @@ class Echo:
         ]  # fmt: skip
         unread = UnreadResponses()
         self._apps = LazyApps(
-            config, lambda: self._store, collectors, self.backup, MAX_BODY, unread.check, self._sealing
+            config,
+            lambda: self._store,
+            collectors,
+            self.backup,
+            MAX_BODY,
+            unread.check,
+            self._sealing,
+            lambda: self._writer.counters.failure if self._writer else None,
         )
         middleware = AuthMiddleware(
             self._apps.api, self._apps.mcp, self._unready,

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import Body, FastAPI, Header, Request
@@ -70,12 +70,15 @@ class Sealing(Described):
 
 
 class Health(Described):
-    """Liveness, whether the database is open, how full its volume is, and how far its events are sealed."""
+    """Whether the database is open and written, how full its volume is, and how far its events are sealed."""
 
-    status: str
+    status: Literal["ok", "failing"]
+    """`failing` while events cannot be written."""
     ready: bool
     volume_used: float | None
     """Used share of the volume, 0 to 1; null where the system does not say."""
+    write_failure: str | None
+    """Why the last events could not be written, and what to do; null after some that could."""
     sealing: Sealing | None
     """Null without shared tables."""
 
@@ -201,6 +204,7 @@ def make_api(
     collectors: Sequence[Collector],
     backup: Callable[[], dict[str, Any]],
     sealing: Callable[[], SealCounters | None],
+    write_failure: Callable[[], str | None],
 ) -> FastAPI:
     """The application; authentication stands in front of it."""
     app = FastAPI(
@@ -235,8 +239,8 @@ def make_api(
 
     @app.get(echo.HEALTH, operation_id="health")
     def health() -> Health:
-        """Whether the API serves, the database is open, how full its volume is, and how far its events are sealed."""
-        found = sealing()
+        """Whether the database is open and written, how full its volume is, and how far its events are sealed."""
+        found, failure = sealing(), write_failure()
         sealed = (
             Sealing(
                 until=found.until, files=found.files, failure=found.failure,
@@ -244,7 +248,10 @@ def make_api(
             )
             if found else None
         )  # fmt: skip
-        return Health(status="ok", ready=ready(), volume_used=service.volume_used(), sealing=sealed)
+        return Health(
+            status="failing" if failure else "ok", ready=ready(), volume_used=service.volume_used(),
+            write_failure=failure, sealing=sealed,
+        )  # fmt: skip
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)
     def whoami(request: Request) -> Whoami:

@@ -29,8 +29,9 @@ class LazyApps:
         max_body: int,
         unread: Callable[[str], None],
         sealing: Callable[[], SealCounters | None],
+        write_failure: Callable[[], str | None],
     ) -> None:
-        self._unread, self._sealing = unread, sealing
+        self._unread, self._sealing, self._write_failure = unread, sealing, write_failure
         self._config, self._store, self._collectors, self._backup = config, store, collectors, backup
         self._max_body = max_body
         self._service: Any = None
@@ -45,7 +46,12 @@ class LazyApps:
         self._service = service = query_service.QueryService(self._config, self._store, self._unread)
         self._api.set_result(
             json_api.make_api(
-                service, lambda: self._store() is not None, self._collectors, self._backup, self._sealing
+                service,
+                lambda: self._store() is not None,
+                self._collectors,
+                self._backup,
+                self._sealing,
+                self._write_failure,
             )
         )
         log.info("front_ends_ready")

@@ -59,6 +59,8 @@ class WriterCounters:
     deleted: int = 0
     sweeps: int = 0
     refused: int = 0
+    failure: str | None = None
+    """Why the last group could not be written; `None` after one that could."""
     write_seconds: float = 0.0
     longest_write_seconds: float = 0.0
 
@@ -199,11 +201,13 @@ class Writer:
             if not self._is_written(new_rows):
                 # If the log cannot be read now and turns out to hold this group after all, its repeats are looked up.
                 self._repeats.mark_uncertain(new_rows.identities)
-                self._answer(group, WriteFailed(disk_problem(error) or str(error).partition("\n")[0]))
+                self.counters.failure = disk_problem(error) or str(error).partition("\n")[0]
+                self._answer(group, WriteFailed(self.counters.failure))
                 return
             log.warning("written_all_the_same", hint="the commit is in the log; what failed came after it")
         self._repeats.add(new_rows.identities)
         took, counters = time.perf_counter() - began, self.counters
+        counters.failure = None
         counters.events += len(new_rows.identities)
         counters.repeats += sum(new_rows.repeats)
         counters.groups += 1

@@ -90,9 +90,13 @@ def test_on_a_full_disk_senders_get_the_reason_and_all_goes_on_when_there_is_roo
             assert "the disk is full: make room; nothing that was acknowledged is lost" in refusal.text
             assert int(refusal.headers["retry-after"]) >= 1
             assert sorted(stored(service)) == sorted(acknowledged)
+            failing = web.get(service.url("api", echo.HEALTH)).json()
 
             ballast.unlink()
             wait_until(lambda: push(service, request).status_code == 200, "the request to be taken")
+            well = web.get(service.url("api", echo.HEALTH)).json()
+            assert (failing["status"], well["status"], well["write_failure"]) == ("failing", "ok", None)
+            assert "the disk is full: make room" in failing["write_failure"]
             found = stored(service)
             assert len(found) == len(set(found)) == len(acknowledged) + 1000
             service.process.kill()
