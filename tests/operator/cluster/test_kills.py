@@ -69,8 +69,7 @@ def test_an_outage_of_the_api_server_is_survived_and_what_it_prevented_is_done_a
 ) -> None:
     lab.begin(maxPerDay=1)
     first, second = lab.names[:2]
-    # As an administrator: a server that starts refuses other accounts for a moment, and a refused taint waits long.
-    with start("--no-node-policy", KUBECONFIG=str(lab.plane.kubeconfig)) as operator:
+    with start() as operator:
         lab.says.stragglers = {first}
         wait_until(lambda: lab.taint(first) is not None, "the taint")
         lab.plane.stop_server()
