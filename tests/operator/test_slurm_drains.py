@@ -1,6 +1,7 @@
 """Drains in Slurm: the checks of the taint policy, undrains of own drains only, and users who have the last word."""
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ class Cluster:
 
     def _start(self) -> SlurmController:
         self.store = DrainStateStore(self.settings.state_file, "prod")
-        return SlurmController(self.settings, self.store, lambda: self.now, self._audit)
+        return SlurmController(self.settings, self.store, lambda: self.now, self._audit, chance=lambda: 0.0)
 
     def _audit(self, step: Step, message: str) -> None:
         self.audited.append(message)
@@ -212,9 +213,28 @@ def test_a_release_undrains_all_of_this_cluster_and_nothing_else(cluster: Cluste
 def test_a_refusal_delays_no_other_node_and_is_not_repeated_at_once(cluster: Cluster, fake: FakeScontrol) -> None:
     fake.change("n1", refused=True)
 
-    cluster.passes(12, "n1", "n2")
+    seen = [len(fake.updates()) for _ in range(9) if cluster.passes(1, "n1", "n2")]
 
-    assert [update[0] for update in fake.updates()] == ["nodename=n1", "nodename=n2"]
+    assert seen == [0, 1, *[2] * 6, 3]
+    assert [update[0] for update in fake.updates()] == ["nodename=n1", "nodename=n2", "nodename=n1"]
+
+
+def test_a_refused_drain_is_tried_again_after_growing_pauses(cluster: Cluster, fake: FakeScontrol) -> None:
+    fake.change("n1", refused=True)
+
+    seen = [len(fake.updates()) for _ in range(70) if cluster.passes(1, "n1")]
+
+    tries = [number for number, (before, after) in enumerate(itertools.pairwise(seen)) if after > before]
+    assert [10 * (after - before) for before, after in itertools.pairwise(tries)] == [20, 40, 80, 160, 300]
+
+
+def test_a_drain_whose_outcome_is_unknown_counts_for_the_interval(cluster: Cluster, fake: FakeScontrol) -> None:
+    cluster.passes(1, "n1", "n2")
+    fake.change("n1", answer_lost=True)
+
+    cluster.passes(3, "n1", "n2")
+
+    assert [update[0] for update in fake.updates()] == ["nodename=n1"]
 
 
 def test_a_node_whose_drain_was_refused_for_long_is_drained_when_it_is_allowed(
@@ -224,7 +244,7 @@ def test_a_node_whose_drain_was_refused_for_long_is_drained_when_it_is_allowed(
     for _ in range(4):
         cluster.passes(3, "n1")
         cluster.now += 300
-    assert len(fake.updates()) == 4
+    assert len(fake.updates()) >= 4
     fake.change("n1", refused=False)
 
     cluster.passes(3, "n1")

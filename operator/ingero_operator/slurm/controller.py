@@ -1,13 +1,15 @@
 """Drains and undrains: one pass observes Slurm and Fleet, decides by the taint policy, and writes with `scontrol`."""
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from ingero_kit.backoff import Backoff
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 from ingero_operator.fleet_answers import PollResult
-from ingero_operator.slurm.nodes import EFFECT, NODE_NAME, SlurmNode, drain_reason, slurm_node_view
+from ingero_operator.slurm.nodes import EFFECT, NODE_NAME, SlurmNode, UnreadableNodes, drain_reason, slurm_node_view
 from ingero_operator.slurm.scontrol import Scontrol, ScontrolFailed
 from ingero_operator.slurm.settings import SlurmSettings
 from ingero_operator.slurm.state_store import DrainStateStore
@@ -20,8 +22,8 @@ from ingero_operator.taints.tracking import after_attempt, after_write
 
 log = get(__name__)
 
-REFUSED_SECONDS: Final = 300.0
-"""Pause before a refused drain is tried again."""
+REFUSED: Final = Backoff(first=20.0, longest=300.0, jitter=0.3)
+"""Pauses before a refused drain is tried again, longer than one between two passes: another node has its turn."""
 MAX_LOGGED: Final = 1024
 """Most messages that are remembered, so that each is logged once."""
 
@@ -48,6 +50,14 @@ def drain_facts(step: Step) -> str:
     return ", ".join([*facts, f"{taint.windows} windows"])
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """A node whose last drains, one or more, failed; the next one follows at `due`."""
+
+    count: int
+    due: float
+
+
 @dataclass
 class SlurmController:
     """The drains of one cluster. `audit` is called for every drain, renewal and undrain that was written."""
@@ -57,7 +67,8 @@ class SlurmController:
     clock: Clock
     audit: Callable[[Step, str], None]
     state: TaintState = field(init=False)
-    _refused: dict[str, float] = field(default_factory=dict)
+    chance: Callable[[], float] = random.random
+    _refused: dict[str, _Refusal] = field(default_factory=dict)
     _logged: dict[tuple[str, ...], None] = field(default_factory=dict)
     _checks: dict[str, str] = field(default_factory=dict)
 
@@ -102,14 +113,14 @@ class SlurmController:
         config, now = self.settings, self.clock()
         wanted = frozenset(config.partitions)
         watched = frozenset(name for name, node in found.items() if not wanted or node.partitions & wanted)
-        self._refused = {name: until for name, until in self._refused.items() if until > now}
+        self._refused = {name: item for name, item in self._refused.items() if now < item.due + REFUSED.longest}
         nodes = {name: self._view(node) for name, node in found.items()}
         return ClusterObservation(
             owner=config.cluster_id,
             nodes={name: node for name, node in nodes.items() if name in watched or self._concerns(node)},
             watched=watched,
             evidence=result.evidence if result else None,
-            refused=frozenset(self._refused),
+            refused=frozenset(name for name, item in self._refused.items() if now < item.due),
             paused="the settings say so" if config.paused else "",
             deleting=release,
         )
@@ -124,8 +135,10 @@ class SlurmController:
 
     async def _try_step(self, observed: ClusterObservation, step: Step) -> None:
         """Write one step, if the node is still as it was decided about; a refusal delays no other node."""
-        if step.node in self._refused:
+        before = self._refused.get(step.node)
+        if before and self.clock() < before.due:
             return
+        state = self.state
         try:
             live = await self._scontrol.node(step.node)
             if live is None or not self._still_right(observed.nodes[step.node], self._view(live), step):
@@ -137,11 +150,25 @@ class SlurmController:
         except ScontrolFailed as error:
             log.warning("not_written", verb=step.verb, node=step.node, reason=str(error))
             if step.strengthens:
-                self._refused[step.node] = self.clock() + REFUSED_SECONDS
+                count = before.count if before else 0
+                due = self.clock() + REFUSED.delay(count, self.chance())
+                self._refused[step.node] = _Refusal(count + 1, due)
+                if await self._is_unchanged(observed.nodes[step.node]):
+                    self.state = state  # nothing was written, so that the next node need not wait
+                    self.store.save(state)
             return
+        self._refused.pop(step.node, None)
         self.state = after_write(self.state, step, self.clock())
         self.store.save(self.state)
         self._report(step)
+
+    async def _is_unchanged(self, decided: NodeView) -> bool:
+        """Whether a node is known to be as it was decided about."""
+        try:
+            live = await self._scontrol.node(decided.name)
+        except (ScontrolFailed, UnreadableNodes):
+            return False
+        return live is not None and self._view(live) == decided
 
     def _still_right(self, decided: NodeView, live: NodeView, step: Step) -> bool:
         """A drain needs the same node; an undrain needs our own drain, with the same verdict."""

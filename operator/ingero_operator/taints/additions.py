@@ -126,7 +126,7 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
     if node.foreign or (node.taint is not None and node.taint.owner != observed.owner):
         return "Foreign", "the node carries a straggler taint of another writer"
     if node.name in observed.refused:
-        return "Refused", "the API server refused the taint recently; an Event has its message"
+        return "Refused", "it was refused recently and is tried again; its reason was reported"
     if node.name in observed.overlap:
         return "Overlap", f"{observed.overlap[node.name]} watches the node too"
     for bad, reason, message in (

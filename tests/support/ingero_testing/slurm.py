@@ -37,6 +37,7 @@ if given.get("state") == "undrain":
     node.update(state="IDLE", reason="")
 node["reason"] = given.get("reason", node["reason"])
 (folder / "nodes.json").write_text(json.dumps(nodes))
+sys.exit(bool(node.get("answer_lost")))
 """
 
 
