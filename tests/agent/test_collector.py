@@ -68,9 +68,9 @@ def test_pages_report_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
         pages = Pages(tmp_path / "agent.json")
         wait_until(lambda: pages.get("/readyz")[0] == 200, "readiness")
         wait_until(lambda: pages.samples()['ingero_agent_state{state="active"}'] == 1.0, "the active state")
+        wait_until(lambda: pages.samples()["ingero_agent_pushes_total"] >= 3, "three pushes")
         seen = pages.samples()
 
-        assert seen["ingero_agent_pushes_total"] >= 3
         assert seen["ingero_agent_polls_total"] >= seen["ingero_agent_pushes_total"]
         assert seen["ingero_agent_last_push_age_seconds"] >= 0
         assert seen["ingero_agent_fleet_reachable"] == 1
