@@ -956,3 +956,16 @@ def test_a_fleet_whose_load_falls_to_a_tenth_every_night_accuses_nobody(seed: in
     assert (
         play(load[:, None] * healthy(len(load), 12, seed, noise=0.15), baseline_hours=30 * 5 / 3600).accused() == []
     )
+
+
+def test_nodes_that_follow_a_move_of_all_by_a_few_percent_more_or_less_are_not_accused() -> None:
+    """A cap on the power of all chips costs them 15 % and then 30 %, give or take what each chip needs."""
+    accused = []
+    for seed in range(5, 9):
+        rng = np.random.default_rng(seed)
+        rates = healthy(500, 40, seed=seed, noise=0.02)
+        rates[100:220] *= 0.85 * np.exp(0.03 * rng.normal(size=40))
+        rates[350:450] *= 0.7 * np.exp(0.03 * rng.normal(size=40))
+        accused += play(rates).accused()
+
+    assert len(accused) <= 1
