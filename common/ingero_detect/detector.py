@@ -106,8 +106,8 @@ class Detector:
         nodes = residuals.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
-        alarm = calibration.alarm_levels(memory, parameters, self.ticks, nodes)
-        bounds = sequential_tests.compute_bounds(memory, parameters, nodes, alarm)
+        levels = calibration.alarm_levels(memory, parameters, self.ticks, nodes)
+        bounds = sequential_tests.compute_bounds(memory, parameters, nodes, *levels)
         own = sequential_tests.against_own_history(memory, now, nodes, bounds)
         distance = sequential_tests.distance_from_peers(nodes)
         cohort_levels.follow_offsets(memory, self.ticks, distance, nodes)

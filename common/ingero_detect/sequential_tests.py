@@ -144,8 +144,10 @@ class Alarms:
         return self.own | self.collapse | self.peers | self.dips
 
 
-def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
-    """Compute how much this tick may add. `alarm`: the level of every group."""
+def compute_bounds(
+    memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats, top: Singles
+) -> Bounds:
+    """Compute how much this tick may add. `alarm`: the level of every group; `top`: of every node."""
     group, scale = nodes.group, nodes.scale
     wide = nodes.new | _many_moved_differently(memory, parameters, nodes)[group]
     usual = singles(_usual_band(memory, parameters, nodes.reference))[group]
@@ -169,7 +171,7 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
         parameters.largest_step,
         allowance,
         singles(cap)[group],
-        singles(alarm)[group],
+        top,
         crowded,
         steps,
         singles(most)[group],
