@@ -35,10 +35,10 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "by_dips": (np.bool_, False), "flaps": (np.float32, 0.0), "last_steps": (np.uint32, NO_STEPS),
     "kind": (np.uint8, 0), "axis": (np.uint8, 0), "since": (np.float64, 0.0), "detected": (np.float64, 0.0),
     "loss": (np.float32, 0.0), "well": (np.float32, 0.0), "well_since": (np.float64, 0.0), "hold": (np.int16, 0),
-    "reached": (np.float32, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
+    "reached": (np.float16, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
     "expected": (np.float32, np.nan), "residual": (np.float32, np.nan), "scale": (np.float32, np.nan),
     "block": (np.float16, 0.0), "last_block": (np.float16, np.nan), "block_before": (np.float16, np.nan),
-    "rise": (np.float32, 0.0),
+    "rise": (np.float16, 0.0),
 }  # fmt: skip
 """Type and initial value of the columns by node.
 
@@ -110,6 +110,9 @@ _PHASES_APART: Final = 8
 
 _EXPECTED_SINGLE: Final = 9
 """Version from which `expected` is kept in single precision."""
+
+_REACHED_HALF: Final = 11
+"""Version from which `reached` is kept in half precision."""
 
 
 class SnapshotError(ValueError):
@@ -307,6 +310,8 @@ class ColumnStore:
                 arrays["node_sofar"] = np.where(arrays["node_learned"], 0.0, arrays["node_sofar"])
             if version < _EXPECTED_SINGLE:
                 arrays["node_expected"] = arrays["node_expected"].astype(np.float32)
+            if version < _REACHED_HALF:
+                arrays["node_reached"] = arrays["node_reached"].astype(np.float16)
             free = [int(slot) for slot in about["free"]]
             columns = {
                 name: _typed(arrays[f"node_{name}"], column.dtype, (len(names),))

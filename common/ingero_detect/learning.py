@@ -143,7 +143,7 @@ def _follow_rises(memory: ColumnStore, nodes: Residuals) -> None:
     steady = nodes.ready & nodes.fresh & ~nodes.new & ~nodes.reference.common[nodes.group] & np.isfinite(before)
     rise = np.maximum(np.minimum(nodes.gap, _HIGHEST_RISE * nodes.sigma) - np.maximum(before, 0), 0)
     column = memory.node("rise")
-    column[at] += np.where(steady, (rise - column[at]) / np.float32(RISE_TICKS), 0)
+    column[at] += np.where(steady, (rise - column[at]) / np.float32(RISE_TICKS), np.float32(0))
 
 
 def _without_new_phase(memory: ColumnStore, nodes: Residuals, baseline: Floats) -> Floats:

@@ -168,7 +168,7 @@ def _sigma(
     sigma = np.sqrt((trust * own**2 + singles(30 * spread**2)[group]) / (trust + 30))
     floored: Singles = np.maximum(sigma, 1e-12)
     usual = singles(_USUAL_RISE * np.sqrt(1 - past.lag_one))[group] * floored
-    times = memory.node("rise")[index] / usual
+    times = singles(memory.node("rise")[index]) / usual
     growth = singles(_growth(times, _CERTAIN_RISE))
     return floored * growth, growth > _GROWN
 
