@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ingero_detect import false_alarm_budget
 from ingero_detect.autocorrelation import autocorrelation
 from ingero_detect.column_store import NO_STEPS, RUNS, STEP_BITS, STEPS_KEPT, ColumnStore
-from ingero_detect.grouped import Bools, Floats, Ints, Singles
+from ingero_detect.grouped import Bools, Floats, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.residuals import Residuals
 from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest
@@ -33,6 +33,9 @@ _NO_STEP: Final = (1 << STEP_BITS) - 1
 _SHIFTS: Final = STEP_BITS * np.arange(STEPS_KEPT, dtype=np.uint32)
 """The value of an empty place in `last_steps`, and where each place begins."""
 
+_STEEP_TICKS: Final = 100.0
+"""Ticks over which the share is averaged that large losses take."""
+
 _HALF_LIFE_HOURS: Final = 48.0
 
 _ADAPTS: Final = (2000.0, 400.0)
@@ -49,8 +52,11 @@ _UNLIKE: Final = 1.4
 """How much wider the band was, in standard deviations: up to where a level learnt then counts, and from where not."""
 
 
-def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals) -> Floats:
-    """The alarm level of every group; each tick recalibrates some of them."""
+def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals) -> tuple[Floats, Singles]:
+    """The alarm level of every group, and of every node; each tick recalibrates some groups.
+
+    A node that is noisier than the cohort was while its level was learnt has a higher one.
+    """
     wanted = 1 / (parameters.budget * parameters.tick_hours)
     first = false_alarm_budget.initial_levels(wanted, nodes.drift, parameters.largest_step)
     _note_growth(memory, nodes)
@@ -70,13 +76,16 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
         ]
         judged = hours / parameters.tick_hours
         alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first[part])
-        runs = memory.group("runs")[part]
-        memory.group("confirm")[part] = false_alarm_budget.confirming_ticks(runs, parameters.budget * hours)
+        runs, by_chance = memory.group("runs")[part], memory.group("chance_runs")[part]
+        allowed = parameters.budget * hours
+        memory.group("confirm")[part] = false_alarm_budget.confirming_ticks(runs, by_chance, allowed)
         fade = 0.5 ** (period * parameters.tick_hours / _HALF_LIFE_HOURS)
-        for table in (*peaks, *steps, runs, hours):
+        for table in (*peaks, *steps, runs, by_chance, hours):
             table *= fade
-    raised: Floats = alarm + _learnt_in_less_noise(memory, parameters, nodes) * np.maximum(first - alarm, 0.0)
-    return raised
+    missing = np.maximum(first - alarm, 0.0)
+    of_groups, of_nodes = _learnt_in_less_noise(memory, parameters, nodes)
+    group = nodes.group
+    return alarm + of_groups * missing, singles(alarm)[group] + of_nodes * singles(missing)[group]
 
 
 def _note_growth(memory: ColumnStore, nodes: Residuals) -> None:
@@ -92,8 +101,9 @@ def _steady(memory: ColumnStore) -> Bools:
     return steady
 
 
-def _learnt_in_less_noise(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Floats:
-    """By group, from 0 to 1, how much of its alarm level was learnt while the band was wider, in standard deviations.
+def _learnt_in_less_noise(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> tuple[Floats, Singles]:
+    """By group and by node, from 0 to 1, how much of the alarm level was learnt while the band was wider, in standard
+    deviations.
 
     A level for noise that the band mostly covers is low, and too low when the noise of the group grows. Until such
     ticks have been seen, the level is at least that of a group without data.
@@ -103,8 +113,12 @@ def _learnt_in_less_noise(memory: ColumnStore, parameters: Parameters, nodes: Re
     node_ticks, least_ticks = _ADAPTS
     gain = np.minimum(1 / least_ticks, count / node_ticks)
     lenience[:] = np.where(np.isnan(lenience), now, lenience + gain * (now - lenience))
-    unlike: Floats = np.clip((lenience / now - _ALIKE) / (_UNLIKE - _ALIKE), 0.0, 1.0)
-    return unlike
+    own = np.maximum(singles(nodes.drift)[nodes.group], np.float32(parameters.own_band) / nodes.scale)
+    of_groups, of_nodes = (
+        np.clip((before / band - _ALIKE) / (_UNLIKE - _ALIKE), 0.0, 1.0)
+        for before, band in ((lenience, now), (singles(lenience)[nodes.group], own))
+    )
+    return of_groups, np.maximum(of_nodes, singles(of_groups)[nodes.group])
 
 
 def record_tick(
@@ -122,6 +136,23 @@ def record_tick(
         _record_runs(memory, parameters, nodes.group[ended], lasted[ended])
     judged = np.bincount(nodes.group[~nodes.accused & nodes.fresh], minlength=len(nodes.level))
     memory.group("hours")[:] += judged * parameters.tick_hours
+    memory.group("chance_runs")[:] += _lasting_by_chance(memory, judged)
+    memory.group("steep_share")[:] *= 1 - 1 / _STEEP_TICKS
+
+
+def record_warmup(memory: ColumnStore, parameters: Parameters, rows: Ints, deviation: Floats, scale: Floats) -> None:
+    """Count the large losses of the warm-up that ended by themselves. `deviation`: (rows, ticks), log units."""
+    steep = np.zeros((len(rows), deviation.shape[1] + 2), np.int8)
+    steep[:, 1:-1] = -deviation > (1 + parameters.largest_step) * scale[:, None]
+    change = np.diff(steep, axis=1)
+    row, begin = np.nonzero(change == 1)
+    end = np.nonzero(change == -1)[1]
+    ticks, group = end - begin, memory.node("group")[rows[row]].astype(np.int64)
+    short = (ticks <= LONGEST_PAUSE) & (end < deviation.shape[1])
+    if short.any():
+        _record_runs(memory, parameters, group[short], ticks[short], deviation.shape[1])
+        seen = np.bincount(memory.node("group")[rows], minlength=len(memory.groups)) * deviation.shape[1]
+        memory.group("chance_runs")[:] += _lasting_by_chance(memory, seen)
 
 
 def _count(histograms: npt.NDArray[np.float32], group: Ints, bins: Ints) -> None:
@@ -130,12 +161,23 @@ def _count(histograms: npt.NDArray[np.float32], group: Ints, bins: Ints) -> None
     np.add.at(cells, group * histograms.shape[1] + bins, np.float32(1))
 
 
-def _record_runs(memory: ColumnStore, parameters: Parameters, group: Ints, ticks: Ints) -> None:
-    """Count large losses that ended by themselves after so many ticks."""
+def _record_runs(
+    memory: ColumnStore, parameters: Parameters, group: Ints, ticks: Ints, of: float = _STEEP_TICKS
+) -> None:
+    """Count large losses that ended by themselves after so many `ticks`, `of` which their share is taken."""
     runs = memory.group("runs")
     _count(runs, group, np.minimum(ticks, RUNS - 1))
+    lasted = np.bincount(group, ticks, len(runs))
+    memory.group("steep_share")[:] += lasted / (of * np.maximum(memory.group("size"), 1))
     allowed = parameters.budget * memory.group("hours")[group]
-    memory.group("confirm")[group] = false_alarm_budget.confirming_ticks(runs[group], allowed)
+    by_chance = memory.group("chance_runs")[group]
+    memory.group("confirm")[group] = false_alarm_budget.confirming_ticks(runs[group], by_chance, allowed)
+
+
+def _lasting_by_chance(memory: ColumnStore, judged: Ints) -> Floats:
+    """By group and length, of so many `judged` ticks of nodes, how many begin such a large loss if each is chance."""
+    lasting: Floats = judged[:, None] * memory.group("steep_share")[:, None] ** np.arange(RUNS)
+    return lasting
 
 
 def _record_peaks(memory: ColumnStore, side: str, nodes: Residuals, free: Bools, evidence: Singles) -> None:

@@ -35,9 +35,10 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "by_dips": (np.bool_, False), "flaps": (np.float32, 0.0), "last_steps": (np.uint32, NO_STEPS),
     "kind": (np.uint8, 0), "axis": (np.uint8, 0), "since": (np.float64, 0.0), "detected": (np.float64, 0.0),
     "loss": (np.float32, 0.0), "well": (np.float32, 0.0), "well_since": (np.float64, 0.0), "hold": (np.int16, 0),
-    "reached": (np.float32, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
+    "reached": (np.float16, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
     "expected": (np.float32, np.nan), "residual": (np.float32, np.nan), "scale": (np.float32, np.nan),
     "block": (np.float16, 0.0), "last_block": (np.float16, np.nan), "block_before": (np.float16, np.nan),
+    "rise": (np.float16, 0.0),
 }  # fmt: skip
 """Type and initial value of the columns by node.
 
@@ -48,7 +49,7 @@ rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node'
 `dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short or recurring accusations and
 relapses, halved every four hours. `last_steps`: bins of the last five steps that were counted, and of an accused node
 those that no longer are. `block`, `last_block`, `block_before`: sums of deviations over the present block of ticks,
-and over the two before it.
+and over the two before it. `rise`: by what the node lately rose above its baseline from tick to tick, log units.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -60,7 +61,7 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "lenience": (np.float64, np.nan), "learnt": (np.float64, np.nan),
     "back": (np.bool_, True), "trend": (np.float64, 0.0), "usual_level": (np.float64, np.nan),
     "growth": (np.float32, 0.0), "block_count": (np.float64, 0.0), "block_near": (np.float64, 0.0),
-    "block_far": (np.float64, 0.0), "block_spread": (np.float64, 0.0),
+    "block_far": (np.float64, 0.0), "block_spread": (np.float64, 0.0), "steep_share": (np.float64, 0.0),
 }  # fmt: skip
 """Type and initial value of the columns by group.
 
@@ -71,16 +72,18 @@ baselines were learnt; `back`: whether the job is there, so that they hold in sp
 the level changes from tick to tick; `usual_level`: its mean over the time that baselines are learnt from.
 `growth`: 1 when the noise of all nodes has just grown, and then fading for hours. `block_count`: blocks of ticks
 that were compared with the last one and the one before; `block_near`, `block_far`: squares of what
-they differ from these; `block_spread`: squares of their medians.
+they differ from these; `block_spread`: squares of their medians. `steep_share`: share of the ticks of
+nodes that large losses took lately which ended by themselves.
 """
 
 HISTOGRAMS: Final = {
     "peaks_slow": BINS, "peaks_fast": BINS, "steps_slow": STEP_BINS, "steps_fast": STEP_BINS, "runs": RUNS,
+    "chance_runs": RUNS,
 }  # fmt: skip
-"""Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of large
-losses that ended by themselves."""
+"""Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, lengths of large
+losses that ended by themselves, and how many would have lasted so long or longer if every tick had been chance."""
 
-VERSION: Final = 10
+VERSION: Final = 11
 """Version of the snapshot format."""
 
 _ADDED: Final[dict[int, tuple[str, ...]]] = {
@@ -94,6 +97,7 @@ _ADDED: Final[dict[int, tuple[str, ...]]] = {
         "group_block_far", "group_block_spread",
     ),
     10: ("group_trend", "group_usual_level", "group_growth"),
+    11: ("node_rise", "group_steep_share", "chance_runs"),
 }  # fmt: skip
 """Columns that a version added: in a snapshot of an earlier one they have their initial values.
 
@@ -106,6 +110,9 @@ _PHASES_APART: Final = 8
 
 _EXPECTED_SINGLE: Final = 9
 """Version from which `expected` is kept in single precision."""
+
+_REACHED_HALF: Final = 11
+"""Version from which `reached` is kept in half precision."""
 
 
 class SnapshotError(ValueError):
@@ -293,6 +300,9 @@ class ColumnStore:
             names = [node_key(str(cluster), str(node)) for cluster, node in about["names"]]
             homes, groups = ([tuple(map(str, key)) for key in about[part]] for part in ("homes", "groups"))
             for column in (column for since, added in _ADDED.items() if since > version for column in added):
+                if column in HISTOGRAMS:
+                    arrays[column] = np.zeros((len(groups), HISTOGRAMS[column]), np.float32)
+                    continue
                 kind, _, name = column.partition("_")
                 dtype, start = (NODE_COLUMNS if kind == "node" else GROUP_COLUMNS)[name]
                 arrays[column] = np.full(len(names if kind == "node" else groups), start, dtype)
@@ -300,6 +310,8 @@ class ColumnStore:
                 arrays["node_sofar"] = np.where(arrays["node_learned"], 0.0, arrays["node_sofar"])
             if version < _EXPECTED_SINGLE:
                 arrays["node_expected"] = arrays["node_expected"].astype(np.float32)
+            if version < _REACHED_HALF:
+                arrays["node_reached"] = arrays["node_reached"].astype(np.float16)
             free = [int(slot) for slot in about["free"]]
             columns = {
                 name: _typed(arrays[f"node_{name}"], column.dtype, (len(names),))

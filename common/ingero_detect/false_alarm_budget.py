@@ -304,16 +304,18 @@ def _initial_level(ticks: float, drift: float, largest_step: float) -> float:
     return initial_level(theoretical_level(ticks, drift), largest_step)
 
 
-def confirming_ticks(runs: Histogram, allowed: Floats) -> Ints:
+def confirming_ticks(runs: Histogram, by_chance: Histogram, allowed: Floats) -> Ints:
     """How many ticks a large loss must last before it accuses, by cohort, at least 2.
 
     `runs`: histograms (cohorts, ticks) of the lengths of large losses that ended by themselves. Of p losses
     that lasted n - 1 ticks, of which q lasted longer, p (q + 1/2) / (p + 1) are expected to last n (Jeffreys).
-    The answer is the first n of which no more than `allowed`, or one half, are expected.
+    `by_chance`: how many were expected to last so long or longer if every tick had been chance, which is the least.
+    The answer is the first n of which no more than `allowed`, or one half and by chance a tenth, are expected.
     """
     lasting = runs[:, ::-1].cumsum(axis=1)[:, ::-1].astype(np.float64)
     expected = lasting[:, 1:-1] * (lasting[:, 2:] + 0.5) / (lasting[:, 1:-1] + 1)
     tolerable = expected <= np.maximum(0.5, allowed)[:, None]
+    tolerable &= by_chance[:, 2:] <= np.maximum(0.1, allowed)[:, None]
     tolerable[:, -1] = True
     ticks: Ints = tolerable.argmax(axis=1) + 2
     return ticks

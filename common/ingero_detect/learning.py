@@ -6,17 +6,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.autocorrelation import follow_blocks
+from ingero_detect.calibration import record_warmup
 from ingero_detect.codes import HEALTHY, LEARNING
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
-from ingero_detect.residuals import Residuals
+from ingero_detect.residuals import RISE_TICKS, Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LEAKS: Final = 30
 """Ticks below the baseline, minus three for each tick above it. Beyond this a node's deviation is a loss, not noise.
 A slow loss that is learnt as noise would hide itself."""
+
+_HIGHEST_RISE: Final = 4.0
+"""Standard deviations that a rise counts as at most: a single one says little about the noise."""
 
 _AT_ONCE: Final = 8192
 """Nodes whose warm-up is processed at once, to limit memory."""
@@ -68,10 +72,20 @@ def _finish_warmup(memory: ColumnStore, parameters: Parameters, done: Ints) -> N
     scale = memory.group("scale")
     unknown = np.isnan(scale) & np.isfinite(typical)
     scale[unknown] = typical[unknown]
+    _note_large_losses(memory, parameters, done, middle)
     memory.group("lagged")[:] += np.bincount(group, lagged, m)
     memory.group("squares")[:] += np.bincount(group, squares, m)
     if not (memory.node("used") & ~memory.node("learned")).any():
         memory.end_of_learning()
+
+
+def _note_large_losses(memory: ColumnStore, parameters: Parameters, done: Ints, middle: Floats) -> None:
+    """Count the large losses within the warm-up of these nodes: of noise with a long tail they tell at once."""
+    scale = np.maximum(memory.group("scale")[memory.node("group")[done]], 0.5 * parameters.own_band)
+    for start in range(0, len(done), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        deviation = memory.window()[done[part]] - middle[part, None]
+        record_warmup(memory, parameters, done[part], deviation, scale[part])
 
 
 def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
@@ -98,6 +112,7 @@ def update_baselines(memory: ColumnStore, parameters: Parameters, ticks: int, no
         left = memory.node(name)
         left[at] = np.maximum(left[at] - nodes.fresh, 0)
     _follow_lag(memory, nodes, calm)
+    _follow_rises(memory, nodes)
     counts = ~nodes.accused & nodes.ready & nodes.eligible & ~nodes.reference.common[nodes.group]
     follow_blocks(memory, ticks, at, nodes.group, counts, nodes.gap / nodes.sigma)
 
@@ -118,7 +133,17 @@ def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, 
     lower = memory.node("lower")[at] + np.where(gap < 0, np.int16(1), np.int16(-3))
     memory.node("lower")[at] = lower = np.clip(lower, 0, 2 * _LEAKS)
     change = np.where((lower > _LEAKS) & (gap < 0), np.minimum(change, 0), change)
-    memory.node("own")[at] = own + np.maximum(newest, 1 / 300) * change
+    gain = np.where(nodes.restless, np.float32(1 / (2 * RISE_TICKS)), np.float32(1 / 300))
+    memory.node("own")[at] = own + np.maximum(newest, gain) * change
+
+
+def _follow_rises(memory: ColumnStore, nodes: Residuals) -> None:
+    """Average by what nodes rise above their baselines, and above what they were at in the tick before."""
+    at, before = nodes.index, memory.node("residual")[nodes.index]
+    steady = nodes.ready & nodes.fresh & ~nodes.new & ~nodes.reference.common[nodes.group] & np.isfinite(before)
+    rise = np.maximum(np.minimum(nodes.gap, _HIGHEST_RISE * nodes.sigma) - np.maximum(before, 0), 0)
+    column = memory.node("rise")
+    column[at] += np.where(steady, (rise - column[at]) / np.float32(RISE_TICKS), np.float32(0))
 
 
 def _without_new_phase(memory: ColumnStore, nodes: Residuals, baseline: Floats) -> Floats:

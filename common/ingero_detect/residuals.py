@@ -35,6 +35,16 @@ then counts: from two thirds more than usual."""
 _GROWN: Final = 1.5
 """That factor from which the noise counts as grown: then it has grown by about two thirds."""
 
+RISE_TICKS: Final = 16
+"""Ticks over which a node's rises above its baseline are averaged."""
+
+_USUAL_RISE: Final = 0.282
+"""Mean of such a rise, standard deviations, in independent normal noise. In autoregressive noise it is smaller by the
+root of what is new in every tick."""
+
+_CERTAIN_RISE: Final = 2.0
+"""What rises exceed the usual by when the noise of a node has certainly grown: three standard errors of so many."""
+
 _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
 
@@ -43,8 +53,9 @@ _LATE_PHASE_COUNT: Final = 10
 class Residuals:
     """Nodes judged in a tick, arrays by node; `index` selects their columns, `group` those of their groups.
 
-    `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
-    `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`.
+    `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick, which
+    has just grown if the node is `restless`; `scale`: the same in the long run. All are in log units, like `logs`,
+    `baseline` and, by group, `level`.
     `new`: in a new phase of the job, for which baselines are still learnt; `known`: ticks that `baseline` was learnt
     from. `ready`: its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. By
     group, `usual`: the mean `scale`; `recent`: the spread of the last ticks; `grown`: it has grown at once; `median`:
@@ -62,6 +73,7 @@ class Residuals:
     level: Floats
     gap: Singles
     sigma: Singles
+    restless: Bools
     scale: Singles
     usual: Floats
     recent: Floats
@@ -110,10 +122,10 @@ def compute_residuals(
     rows, correction = of_the_others(reference, residual, group, accused, spread)
     gap[rows] -= correction
     recent = _recent_spread(memory, reference)
-    sigma = _sigma(memory, index, group, spread)
+    past = autocorrelation(memory)
+    sigma, restless = _sigma(memory, index, group, spread, past)
     if share is not None:
         sigma = np.maximum(sigma, noise_of_counts(share))
-    past = autocorrelation(memory)
     scale, usual, grown = _long_run_scale(parameters, sigma, group, reference, recent, past)
     return Residuals(
         index=index,
@@ -125,6 +137,7 @@ def compute_residuals(
         level=level,
         gap=gap,
         sigma=sigma,
+        restless=restless,
         scale=scale,
         usual=usual,
         recent=recent,
@@ -141,13 +154,23 @@ def compute_residuals(
     )
 
 
-def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats) -> Singles:
-    """The node's own noise, mixed with the cohort's spread while there are few samples of the node."""
+def _sigma(
+    memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats, past: Autocorrelation
+) -> tuple[Singles, Bools]:
+    """The node's own noise, mixed with the cohort's spread while there are few samples of the node, and whether that
+    has just grown.
+
+    Noise of one node that has just grown counts at once, if the node rises above its baseline as well: a straggler
+    only falls, and rises back to it.
+    """
     own = memory.node("own")[index]
     trust = singles(np.minimum(memory.node("count")[index], 300))
     sigma = np.sqrt((trust * own**2 + singles(30 * spread**2)[group]) / (trust + 30))
     floored: Singles = np.maximum(sigma, 1e-12)
-    return floored
+    usual = singles(_USUAL_RISE * np.sqrt(1 - past.lag_one))[group] * floored
+    times = singles(memory.node("rise")[index]) / usual
+    growth = singles(_growth(times, _CERTAIN_RISE))
+    return floored * growth, growth > _GROWN
 
 
 def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
@@ -158,10 +181,10 @@ def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
     return np.where(np.isnan(reference.upper), before, np.where(np.isnan(before), reference.upper, before + step))
 
 
-def _growth(recent: Floats, usual: Floats) -> Floats:
-    """By group the factor by which the noise of all nodes has just grown: 1 unless it is more than chance brings."""
-    times = recent / np.maximum(usual, 1e-12)
-    factor: Floats = np.clip(1 + _GROWTH_SLOPE * (times - _CERTAIN_GROWTH), 1.0, np.maximum(times, 1.0))
+def _growth(times: Floats | Singles, certain: float) -> Floats:
+    """The factor by which noise has just grown, which seems to be so many `times` the usual one: 1 unless that is
+    more than chance brings, which is `certain` beyond."""
+    factor: Floats = np.clip(1 + _GROWTH_SLOPE * (times - certain), 1.0, np.maximum(times, 1.0))
     return factor
 
 
@@ -176,7 +199,7 @@ def _long_run_scale(
     stretch, least = np.sqrt(past.ratio), 0.5 * parameters.own_band
     recent = np.nan_to_num(recent, nan=0.0)
     usual = np.bincount(group, sigma, len(recent)) / np.maximum(reference.count, 1)
-    growth = _growth(recent, usual)
+    growth = _growth(recent / np.maximum(usual, 1e-12), _CERTAIN_GROWTH)
     factor = growth * stretch
     floor = np.maximum(recent / _CHANCE_GROWTH * stretch, least)
     scale: Singles = np.maximum(sigma * singles(factor)[group], singles(floor)[group])

@@ -16,7 +16,7 @@ from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, Singles, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
-from ingero_detect.reference import HALF
+from ingero_detect.reference import HALF, Reference
 from ingero_detect.residuals import MAX_DEVIATION, Residuals
 
 _ONSET: Final = 0.1
@@ -49,6 +49,9 @@ beyond three in one of a hundred ticks."""
 
 _RESPONSE: Final = 0.1
 """Share of a change of load by which nodes may differ in following it."""
+
+_MOVED_APART: Final = 3.0
+"""Standard deviations, of how differently nodes follow a move of all, by which one may be below the others."""
 
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
@@ -141,11 +144,14 @@ class Alarms:
         return self.own | self.collapse | self.peers | self.dips
 
 
-def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
-    """Compute how much this tick may add. `alarm`: the level of every group."""
+def compute_bounds(
+    memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats, top: Singles
+) -> Bounds:
+    """Compute how much this tick may add. `alarm`: the level of every group; `top`: of every node."""
     group, scale = nodes.group, nodes.scale
     wide = nodes.new | _many_moved_differently(memory, parameters, nodes)[group]
-    band = np.where(wide, np.float32(parameters.absolute_band), singles(_band_of_load(memory, parameters))[group])
+    usual = singles(_usual_band(memory, parameters, nodes.reference))[group]
+    band = np.where(wide, np.float32(parameters.absolute_band), usual)
     z = -nodes.gap / scale
     error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
     allowance = np.maximum(singles(nodes.drift)[group], band / scale) + error
@@ -165,21 +171,25 @@ def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals
         parameters.largest_step,
         allowance,
         singles(cap)[group],
-        singles(alarm)[group],
+        top,
         crowded,
         steps,
         singles(most)[group],
     )
 
 
-def _band_of_load(memory: ColumnStore, parameters: Parameters) -> Floats:
+def _usual_band(memory: ColumnStore, parameters: Parameters, reference: Reference) -> Floats:
     """By group the loss that never accuses: the band, and a share of how far the load is from its usual level.
 
-    Nodes that share a load do not respond to it alike, and their baselines were learnt at the usual level.
+    Nodes that share a load do not respond to it alike, and their baselines were learnt at the usual level. Nor do
+    they follow alike when all move at once: then what they differ by more than usual says how much that is.
     """
     away = np.nan_to_num(np.abs(memory.group("level") - memory.group("usual_level")), nan=0.0)
-    band: Floats = np.minimum(parameters.own_band + _RESPONSE * away, parameters.absolute_band)
-    return band
+    band = parameters.own_band + _RESPONSE * away
+    apart = np.sqrt(np.maximum(reference.spread**2 - np.nan_to_num(memory.group("scale"), nan=0.0) ** 2, 0.0))
+    band = np.where(reference.common, np.maximum(band, _MOVED_APART * apart), band)
+    limited: Floats = np.minimum(band, parameters.absolute_band)
+    return limited
 
 
 def _many_moved_differently(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Bools:

@@ -217,7 +217,25 @@ def test_a_large_loss_must_last_longer_than_those_that_ended_by_themselves(
 ) -> None:
     runs = np.bincount(lengths, minlength=16)[None].astype(float)
 
-    assert false_alarm_budget.confirming_ticks(runs, np.array([allowed])).tolist() == [ticks]
+    assert confirming(runs, np.zeros(16), allowed) == ticks
+
+
+@pytest.mark.parametrize(
+    ("share", "allowed", "ticks"),
+    [(0.001, 0.0, 2), (0.02, 0.0, 3), (0.1, 0.0, 5), (0.1, 20.0, 3)],
+)
+def test_where_single_ticks_are_often_bad_by_chance_a_large_loss_must_last_longer(
+    share: float, allowed: float, ticks: int
+) -> None:
+    """In 5,000 ticks of nodes, independent of one another."""
+    by_chance: Floats = 5000 * share ** np.arange(16.0)
+
+    assert confirming(np.zeros((1, 16)), by_chance, allowed) == ticks
+
+
+def confirming(runs: Floats, by_chance: Floats, allowed: float) -> int:
+    """Ticks that confirm a large loss in one cohort."""
+    return int(false_alarm_budget.confirming_ticks(runs, by_chance[None], np.array([allowed]))[0])
 
 
 def test_evidence_from_correlated_steps_decays_slower() -> None:
