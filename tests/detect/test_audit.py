@@ -58,8 +58,8 @@ def test_healthy_chips_on_a_long_slow_side_are_seldom_named_and_lemons_are(chips
         found.append(len(these & truth) / len(truth))
 
     assert sum(bool(audit([healthy.draw(random)[0]]).findings) for _ in range(12)) <= 2
-    assert np.mean(shares) <= 0.15
-    assert np.mean(found) >= 0.85
+    assert np.mean(shares) <= 0.1
+    assert np.mean(found) >= 0.95
 
 
 @pytest.mark.parametrize("noise", BAD_VALUES)
