@@ -16,6 +16,7 @@ import numpy as np
 
 from ingero_detect.audit_tiers import (
     CHRONIC_RUNS,
+    FEWEST_COMPARED,
     FEWEST_UNITS,
     SMALLEST_SPREAD,
     UNIFORM,
@@ -219,7 +220,9 @@ class _Judged:
                 if not tier.judged.any():
                     break
                 if not tier.tested and tier.judged.sum() > 1:
-                    notes.append(f"{tier.judged.sum()} {level}s, too few to compare: named if most members are slow")
+                    named_if = "most members are slow"
+                    named_if += " or it is far from all others" if tier.judged.sum() >= FEWEST_COMPARED else ""
+                    notes.append(f"{tier.judged.sum()} {level}s, too few to compare: named if {named_if}")
                 self.tiers.append(tier)
         self.notes = tuple(notes)
         self.named: list[Bools] = [np.zeros(len(tier.effect), np.bool_) for tier in self.tiers]

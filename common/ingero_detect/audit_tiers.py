@@ -9,7 +9,14 @@ import numpy as np
 
 from ingero_detect.chip_effects import RunValues, bad_value_chances
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.healthy_spread import OF_AVERAGES, OF_CHIPS, OF_SINGLE_VALUES, normal_deviate, outlier_chances
+from ingero_detect.healthy_spread import (
+    OF_AVERAGES,
+    OF_CHIPS,
+    OF_SINGLE_VALUES,
+    normal_deviate,
+    normal_upper_tail,
+    outlier_chances,
+)
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST_UNITS: Final = 12
@@ -17,6 +24,15 @@ FEWEST_UNITS: Final = 12
 
 FEWEST_PARENTS: Final = 8
 """Nodes (or groups) below which nothing is said about nodes (or groups)."""
+
+FEWEST_COMPARED: Final = 6
+"""Of fewer nodes (or groups) than that, how many let one be compared with the others as if these were normal."""
+
+OWN: Final = 0.8
+"""Weight of the comparison with the other nodes, where there are enough of them; the rest is that of their chips."""
+
+FIRST: Final = 2.0
+"""How often the least chance of all chips counts: it may be that nobody is slow."""
 
 FEWEST_SIBLINGS: Final = 4
 """Members of a node from which a member is compared with the others of it as well."""
@@ -215,10 +231,31 @@ class Tier:
         siblings = self.below_siblings
         self.below = self.loss - float(np.median(self.loss[self.judged]))
         self.below[inside] = np.where(np.isfinite(siblings), siblings, 0.0)[inside]
-        self.chance = self._chances_by_spread(inside, members) if self.tested else np.where(inside, 1.0, members)
+        self.chance = self._chances_by_spread(inside, members) if self.tested else self._of_few(inside, members)
         self.unusual = self.chance.copy()
         self._allow_for_bad_values(inside)
         self.chance[self._too_near()] = 1.0
+        if self.level is AuditLevel.CHIP and self.judged.any():
+            first = np.flatnonzero(self.judged)[self.chance[self.judged].argmin()]
+            self.chance[first] = min(1.0, FIRST * float(self.chance[first]))
+
+    def _of_few(self, inside: Bools, members: Floats) -> Floats:
+        """Chances by the members, and from six on by the distance from the others, which are taken for normal.
+
+        Student's test with one degree of freedom less, because they may not be normal.
+        """
+        at = np.flatnonzero(self.judged)
+        count = len(at) - 1
+        found = members
+        if count + 1 >= FEWEST_COMPARED:
+            others = np.broadcast_to(self.effect[at], (count + 1, count + 1))[~np.eye(count + 1, dtype=bool)]
+            others = others.reshape(count + 1, count)
+            spread = np.maximum(others.std(axis=1, ddof=1), np.maximum(self.error[at], SMALLEST_SPREAD))
+            distance = (self.effect[at] - others.mean(axis=1)) / (spread * np.sqrt(1 + 1 / count))
+            own = normal_upper_tail(normal_deviate(distance, np.full(count + 1, count - 2.0)))
+            found = members.copy()
+            found[at] = np.minimum(1.0, 2 * np.minimum(members[at], own))
+        return np.where(inside, 1.0, found)
 
     def _chances_by_spread(self, inside: Bools, members: Floats) -> Floats:
         siblings, compared = self.below_siblings, self._shrunken()
@@ -226,7 +263,8 @@ class Tier:
         own = self._chances(np.where(inside & has, siblings, compared - float(np.median(compared[self.judged]))))
         own[inside & ~has] = 1.0
         several = self.level is not AuditLevel.CHIP
-        return np.where(inside, own, np.minimum(1.0, 2 * np.minimum(own, members))) if several else own
+        either = np.minimum(1.0, np.minimum(own / OWN, members / (1 - OWN)))
+        return np.where(inside, own, either) if several else own
 
     def _allow_for_bad_values(self, inside: Bools) -> None:
         """Raise chances to those of single bad values; those `inside` are compared with their siblings' level.

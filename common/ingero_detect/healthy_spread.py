@@ -8,7 +8,7 @@ predictive distribution): a small population, or one whose tail is unclear, give
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -18,30 +18,78 @@ from ingero_detect.grouped import Floats
 
 @dataclass(frozen=True)
 class Prior:
-    """How likely shapes of the healthy values are before anything is known: degrees of freedom, and the skew `g`; and
-    shares of outliers.
+    """How likely shapes of the healthy values are before anything is known: degrees of freedom, and the skew `g`;
+    `sums` of two kinds of spread; and shares of outliers, which begin `outliers_from` spreads of the bulk.
 
     `heavier`: a tail that is not normal counts as the next heavier one, because the sum of two kinds of spread looks
-    lighter in the bulk than it is far out. `doubt`: by how much chances are larger,
-    because the family only comes near to the true shape.
+    lighter in the bulk than it is far out.
     """
 
     tails: tuple[tuple[float, float], ...]
     skews: tuple[tuple[float, float], ...]
     outliers: tuple[tuple[float, float], ...] = ((0.0, 0.5), (0.01, 0.2), (0.03, 0.18), (0.08, 0.1), (0.15, 0.02))
+    sums: tuple[tuple["Sum", float], ...] = ()
+    outliers_from: float = 2.0
     heavier: bool = False
-    doubt: float = 1.0
 
+
+@dataclass(frozen=True)
+class Sum:
+    """Values that differ in some way, and normal ones beside them, such as chips and noise. `share`: of the variance.
+
+    Infinite `freedom`: exponential values, larger ones are further apart (exponentially modified normal; Grushka
+    1972), which comes near to any long slow side. Otherwise Student's t. The mean is 0, the variance 1.
+    """
+
+    freedom: float
+    share: float
+
+    @cached_property
+    def _table(self) -> tuple[Floats, Floats, Floats]:
+        """Logarithms of the density and of the upper tail, and the lower tail, at `_PLACES`."""
+        wide, narrow, step = math.sqrt(self.share), math.sqrt(1 - self.share), _PLACES[1] - _PLACES[0]
+        x, reach = _PLACES / wide, math.ceil(8 * narrow / step)
+        if math.isinf(self.freedom):
+            own = np.where(x >= -1, np.exp(-1 - np.maximum(x, -1)), 0.0)
+        else:
+            own = (1 + x * x / (self.freedom - 2)) ** (-(self.freedom + 1) / 2)
+        noise = np.exp(-0.5 * (np.arange(-reach, reach + 1) * step / narrow) ** 2)
+        density = np.maximum(np.convolve(own, noise, mode="same"), 1e-290)
+        density /= density.sum() * step
+        upper = np.cumsum(density[::-1])[::-1] * step - 0.5 * step * density
+        return np.log(density), np.log(upper), 1 - upper
+
+    def value(self, deviate: float) -> float:
+        """The value that corresponds to a standard normal deviate."""
+        return float(np.interp(0.5 * math.erfc(-deviate / math.sqrt(2)), self._table[2], _PLACES))
+
+    def density(self, x: Floats) -> Floats:
+        """Density of values."""
+        found: Floats = np.exp(np.interp(x, _PLACES, self._table[0]))
+        return found
+
+    def upper_tail(self, x: Floats) -> Floats:
+        """The chance of a larger value."""
+        found: Floats = np.exp(np.interp(x, _PLACES, self._table[1]))
+        return found
+
+
+_PLACES: Final = np.linspace(-60.0, 60.0, 12001)
 
 MOSTLY_NORMAL: Final = ((math.inf, 0.9), (15.0, 0.035), (8.0, 0.025), (5.0, 0.02), (3.0, 0.015), (2.0, 0.005))
 
 OF_CHIPS: Final = Prior(
-    MOSTLY_NORMAL,
-    ((-0.4, 0.02), (-0.15, 0.055), (0.0, 0.8), (0.15, 0.05), (0.3, 0.035), (0.45, 0.025), (0.6, 0.015)),
-    ((0.0, 0.4), (0.01, 0.2), (0.03, 0.18), (0.08, 0.12), (0.17, 0.1)),
-    doubt=2.0,
+    ((math.inf, 0.85), (15.0, 0.05), (8.0, 0.04), (5.0, 0.03), (3.0, 0.02), (2.0, 0.01)),
+    ((-0.4, 0.04), (-0.15, 0.08), (0.0, 0.83), (0.15, 0.01), (0.3, 0.015), (0.45, 0.015), (0.6, 0.01)),
+    ((0.0, 0.3), (0.01, 0.22), (0.03, 0.21), (0.08, 0.16), (0.17, 0.11)),
+    (
+        *((Sum(math.inf, share), 0.03) for share in (0.25, 0.45, 0.65, 0.8, 0.95)),
+        *((Sum(freedom, 0.6), 0.03) for freedom in (3.0, 4.0)),
+    ),
+    outliers_from=3.5,
 )
-"""Chips that differ in a skewed way, and noise, add up to a tail that is longer far out than any shape here."""
+"""Chips that differ in a skewed or heavy-tailed way, and noise. What is nearer than outliers is healthy (the zero
+assumption; Efron 2004): otherwise a long slow side of healthy chips passes for outliers."""
 
 OF_AVERAGES: Final = Prior(
     MOSTLY_NORMAL,
@@ -60,11 +108,8 @@ HEAVY: Final = 3.0
 EXTREME: Final = 0.01
 """How much less likely a tail as heavy as this is together with a skew: it would be heavier than any power."""
 
-OUTLIERS_FROM: Final = 2.0
-"""Where outliers begin, in spreads of the bulk."""
-
 OUTLIER_REACH: Final = 6.0
-"""Mean distance of most outliers from there (exponential)."""
+"""Mean distance of most outliers from where they begin, in spreads of the bulk (exponential)."""
 
 FAR_OUTLIERS: Final = 0.1
 FARTHEST_OUTLIER: Final = 1000.0
@@ -132,6 +177,16 @@ class Shape:
             t = math.copysign(math.sqrt(self.freedom * math.expm1((deviate / self._factor) ** 2 / self.freedom)), t)
         return math.expm1(self.skew * t) / self.skew if self.skew else t
 
+    def density(self, x: Floats) -> Floats:
+        """Density of values."""
+        z, slope = self.deviates(x)
+        found: Floats = np.exp(-0.5 * np.minimum(z * z, 140.0)) * slope / math.sqrt(2 * math.pi)
+        return found
+
+    def upper_tail(self, x: Floats) -> Floats:
+        """The chance of a larger value."""
+        return normal_upper_tail(self.deviates(x)[0])
+
     def deviates(self, x: Floats) -> tuple[Floats, Floats]:
         """Standard normal deviates of values, and the derivative: 0 beyond the end of a skewed distribution."""
         t, slope = x, np.ones(1)
@@ -164,6 +219,16 @@ def _condensed(ordered: Floats) -> tuple[Floats, Floats]:
     return np.concatenate((ordered[:ends], middle, ordered[n - ends :])), np.concatenate((ones, weight, ones))
 
 
+def _shapes(prior: Prior) -> list[tuple[Shape | Sum, float]]:
+    """Every shape of a prior and how likely it is: by tail and skew, then the sums."""
+    found = list[tuple[Shape | Sum, float]]()
+    for freedom, likely_tail in prior.tails:
+        for skew, likely_skew in prior.skews:
+            extreme = EXTREME if freedom <= HEAVY and skew > 0 else 1.0
+            found.append((Shape(freedom, skew), likely_tail * likely_skew * extreme))
+    return found + list(prior.sums)
+
+
 def outlier_chances(
     values: Floats, smallest_spread: float = 0.0, prior: Prior = OF_CHIPS, asked: Floats | None = None
 ) -> Floats:
@@ -177,35 +242,32 @@ def outlier_chances(
     low, middle, high = np.quantile(ordered, QUANTILES)
     span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
     spread = max((high - low) / span, smallest_spread, 1e-12)
-    beyond = np.maximum((points - middle) / spread - OUTLIERS_FROM, 0.0)
+    beyond = np.maximum((points - middle) / spread - prior.outliers_from, 0.0)
     among = beyond > 0
     outlier = _outlier_density(beyond[among]) / spread
     bulk = float(weight[~among].sum())
     width = GRID / math.sqrt(len(ordered))
     weights, chances = [], []
-    for freedom, likely_tail in prior.tails:
-        for skew, likely_skew in prior.skews:
-            shape = Shape(freedom, skew)
-            ends = [shape.value(deviate) for deviate in QUANTILE_DEVIATES]
-            scale = spread * span / (ends[2] - ends[0])
-            location, scales = (
-                grid.ravel()[:, None]
-                for grid in np.meshgrid(middle + 1.3 * scale * width, scale * np.exp(1.1 * width), indexing="ij")
+    for shape, likely in _shapes(prior):
+        ends = [shape.value(deviate) for deviate in QUANTILE_DEVIATES]
+        scale = spread * span / (ends[2] - ends[0])
+        location, scales = (
+            grid.ravel()[:, None]
+            for grid in np.meshgrid(
+                middle - scale * ends[1] + 1.3 * scale * width, scale * np.exp(1.1 * width), indexing="ij"
             )
-            z, slope = shape.deviates((points - location) / scales)
-            healthy = np.exp(-0.5 * np.minimum(z * z, 140.0)) * slope / (scales * math.sqrt(2 * math.pi))
-            healthy += 1e-9 / spread
-            of_bulk, upper = np.log(healthy[:, ~among]) @ weight[~among], healthy[:, among]
-            logs = [
-                of_bulk
-                + bulk * math.log1p(-share)
-                + np.log((1 - share) * upper + share * outlier) @ weight[among]
-                + math.log(likely)
-                for share, likely in prior.outliers
-            ]
-            likely = likely_tail * likely_skew * (EXTREME if freedom <= HEAVY and skew > 0 else 1.0)
-            weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely))
-            chances.append((shape, location, scales))
+        )
+        healthy = shape.density((points - location) / scales) / scales + 1e-9 / spread
+        of_bulk, upper = np.log(healthy[:, ~among]) @ weight[~among], healthy[:, among]
+        logs = [
+            of_bulk
+            + bulk * math.log1p(-share)
+            + np.log((1 - share) * upper + share * outlier) @ weight[among]
+            + math.log(often)
+            for share, often in prior.outliers
+        ]
+        weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely))
+        chances.append((shape, location, scales))
     most = max(float(one.max()) for one in weights)
     total, found = 0.0, np.zeros(len(wanted))
     for place, logs_of in enumerate(weights):
@@ -219,5 +281,5 @@ def outlier_chances(
         some = share > NEGLIGIBLE
         if some.any():
             shape, location, scales = chances[judge]
-            found += share[some] @ normal_upper_tail(shape.deviates((wanted - location[some]) / scales[some])[0])
-    return np.clip(prior.doubt * found / total, 1e-300, 1.0)
+            found += share[some] @ shape.upper_tail((wanted - location[some]) / scales[some])
+    return np.clip(found / total, 1e-300, 1.0)

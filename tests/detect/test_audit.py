@@ -58,8 +58,8 @@ def test_healthy_chips_on_a_long_slow_side_are_seldom_named_and_lemons_are(chips
         found.append(len(these & truth) / len(truth))
 
     assert sum(bool(audit([healthy.draw(random)[0]]).findings) for _ in range(12)) <= 2
-    assert np.mean(shares) <= 0.15
-    assert np.mean(found) >= 0.85
+    assert np.mean(shares) <= 0.1
+    assert np.mean(found) >= 0.95
 
 
 @pytest.mark.parametrize("noise", BAD_VALUES)
@@ -249,7 +249,7 @@ def test_an_unsteady_chip_that_is_far_slower_is_named_with_a_wide_interval() -> 
             hits += findings[number].loss_low < 1 - np.exp(-0.4) < findings[number].loss_high
             assert findings[number].loss_high - findings[number].loss_low > 0.04
 
-    assert hits >= 10
+    assert hits >= 9
 
 
 def test_one_bad_value_does_not_make_a_slow_chip_unsteady() -> None:
@@ -458,14 +458,14 @@ def test_most_chips_of_a_node_are_one_finding_where_nodes_are_too_few_to_compare
 
 def test_two_slow_nodes_of_eight_are_not_named_but_said_to_be_at_another_level() -> None:
     effect = 2 * spread(64)
-    effect[8:16] += 0.09
-    effect[32:40] += 0.12
+    effect[8:16] += 0.068
+    effect[32:40] += 0.07
 
     found = audit([population(effect, runs=20)])
 
     assert found.findings == ()
     apart = [(str(level), number, loss) for level, number, loss in found.populations[0].apart]
-    assert apart == [("node", 1, pytest.approx(0.086, abs=0.01)), ("node", 4, pytest.approx(0.113, abs=0.01))]
+    assert apart == [("node", 1, pytest.approx(0.066, abs=0.01)), ("node", 4, pytest.approx(0.068, abs=0.01))]
     assert audit([population(spread(64))]).populations[0].apart == ()
 
 
@@ -530,6 +530,23 @@ def test_a_slow_rack_is_one_finding() -> None:
     effect[64:128] += 0.12
 
     assert named(audit([population(effect, group=8)])) == {("group", 1)}
+
+
+def test_a_slow_rack_of_seven_is_named_and_none_of_seven_that_differ() -> None:
+    random = np.random.default_rng(11)
+    rack, run = np.repeat(np.arange(7), 32), np.tile(np.arange(3), 224)
+    unit, node = np.repeat(np.arange(224), 3), np.arange(224) // 4
+    found, wrong = 0, 0
+    for _ in range(20):
+        level = 0.012 * random.normal(size=224) + 0.01 * random.normal(size=7)[rack]
+        noise = 0.008 * random.normal(size=len(unit))
+        wrong += bool(audit([Population("", level[unit] + noise, unit, run, node, np.arange(56) // 8)]).findings)
+        level = 0.012 * random.normal(size=224) + 0.05 * (rack == 2)
+        given = Population("", level[unit] + noise, unit, run, node, np.arange(56) // 8)
+        found += named(audit([given])) == {("group", 2)}
+
+    assert wrong <= 1
+    assert found >= 19
 
 
 def test_a_finding_says_which_of_its_members_are_slow() -> None:
