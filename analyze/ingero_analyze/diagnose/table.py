@@ -69,7 +69,8 @@ def headline(answer: dict[str, Any]) -> str:
     if "gpu" in answer and not evidence and not ranks:
         return str(answer["gpu"]["reading"])
     if evidence.get("by") == "flight_recorder":
-        return HANGS[answer["kind"]].format(ranks=ranks or "none")
+        likely = joined(evidence["most_likely"])
+        return HANGS[answer["kind"]].format(ranks=ranks or "none") + (f"; most likely: {likely}" if likely else "")
     if evidence.get("by") == "ras":
         return RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
     if "reason" in evidence:
