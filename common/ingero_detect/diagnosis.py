@@ -31,6 +31,7 @@ from ingero_detect.imbalance import (
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.operation_excess import operation_excess
 from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.stalls import late_together, stalling_rank
 from ingero_detect.timeline import (
@@ -58,10 +59,16 @@ def diagnose(line: Timeline) -> Diagnosis:
     given = with_equal_work(line)
     if given is None and line.steps < FEWEST_STEPS and work_differs(line):
         return _nobody(line.steps, {"ranks": line.ranks, "steps": line.steps})
-    if given is not None:
-        line = given.line
     stage = most_common_by_rank(line, line.stage)
     replica = most_common_by_rank(line, line.data_parallel)
+    uneven_by = "work"
+    if given is None:
+        given, uneven_by = (
+            without_unequal_parts(line, _shared_data(line, stage, replica), _like(stage)),
+            "place_in_ring",
+        )
+    if given is not None:
+        line = given.line
     compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
@@ -94,7 +101,9 @@ def diagnose(line: Timeline) -> Diagnosis:
                 stalls = late_together(late, period)
             found += [stalls] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
-        uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
+        uneven = Diagnosis(
+            Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": uneven_by}
+        )
         found.append(uneven)
     found = [doubts.with_operations(item) for item in found if item.cause is not Cause.NONE]
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)

@@ -1,5 +1,6 @@
 """How much evidence a rank needs, and what ranks lend one another."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -523,3 +524,44 @@ def test_hosts_whose_ranks_stall_together_at_random_are_not_named() -> None:
         flagged, _ = straggler_ranks(0.01 * rng.normal(size=(16, 30)) + pauses.repeat(4, axis=0), np.zeros(16, int))
 
         assert not flagged.any()
+
+
+@pytest.mark.parametrize(("rings", "around"), [(1, 8), (2, 4), (4, 4)])
+@pytest.mark.parametrize("slow", [None, 2])
+def test_parts_of_sequences_that_are_more_work_along_each_ring_are_an_imbalance_and_hide_no_slow_chip(
+    rings: int, around: int, slow: int | None
+) -> None:
+    """A causal mask over parts that were cut as they come: all compute has one name, and all steps are alike."""
+    ranks = rings * around
+    place, replica = np.arange(ranks) % around, np.arange(ranks) // around
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        chip = (1 + 0.15 * (np.arange(ranks) == slow))[:, None] * (1 + 0.01 * rng.normal(size=(ranks, 24)))
+        table = one_barrier({"layer": 0.6 * chip * (0.8 + 0.6 * (place + 0.5) / around)[:, None]}, replica)
+        add_ring(table, replica)
+
+        found = diagnose(as_timeline(table))
+
+        named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
+        kinds = {str(found.cause), *(other["kind"] for other in found.evidence.get("also", ()))}
+        assert named == (set() if slow is None else {slow})
+        assert "sequence_imbalance" in kinds
+
+
+def add_ring(table: Table, replica: npt.NDArray[np.int64]) -> None:
+    """Exchanges without time, in 24 steps, of each rank with the one after it in its replica."""
+    for one, step in itertools.product(range(len(replica)), range(24)):
+        own = np.flatnonzero(replica == replica[one])
+        pair = np.array([one, own[(one - own[0] + 1) % len(own)]])
+        table.add(rank=pair, op="ring", kind="collective", start=np.full(2, 2.0 * step), duration=np.zeros(2),
+                  step=step, group=f"pair {one}", seq=step, data_parallel=replica[pair])  # fmt: skip
+
+
+def test_a_slow_chip_in_every_ring_is_no_increase_along_the_rings() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        chip = (1 + 0.15 * np.isin(np.arange(16), (1, 6)))[:, None] * (1 + 0.01 * rng.normal(size=(16, 24)))
+
+        found = diagnose(as_timeline(one_barrier({"layer": 0.8 * chip}, np.arange(16) // 4)))
+
+        assert set(found.ranks) == {1, 6}

@@ -11,6 +11,7 @@ SENTENCES: Final = {
     "node": "rank {ranks} delays the job",
     "stage_imbalance": "no node is the cause: the pipeline's stages are uneven",
     "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
+    "place_in_ring": "no node is the cause: ranks compute the longer the later their part of a sequence is",
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
@@ -29,6 +30,7 @@ NEXT: Final = {
     "it): its GPU need not be slow",
     "stage_imbalance": "move layers from the stage that takes longest to others",
     "sequence_imbalance": "balance the lengths of sequences, or the tokens of experts, between ranks",
+    "place_in_ring": "cut sequences so that all parts are equal work under the causal mask (zigzag)",
     "network": "look at the error counters and the speed of what is named (ibstat, nvidia-smi nvlink -s)",
     "few_stalls": "record more steps: more stalls of the same rank prove it",
     "late_together": "record more steps, and look at what these ranks share, such as their host and its data loader",
@@ -85,10 +87,10 @@ def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
 
 
 def _kind(kind: str, finding: dict[str, Any]) -> str:
-    """The kind of a finding, of an `unknown` by what shows it."""
-    if kind != "unknown":
-        return kind
+    """The kind of a finding, of an `unknown` and of uneven parts by what shows it."""
     by = str(finding.get("by"))
+    if kind != "unknown":
+        return by if by == "place_in_ring" else kind
     return by if by in NEXT else "unknown" if finding.get("possible") else "slow_groups"
 
 
