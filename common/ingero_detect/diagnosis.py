@@ -20,6 +20,7 @@ import numpy as np
 from ingero_detect.calm_compute import data_peers, slower_in_all, steady_compute
 from ingero_detect.doubts import Doubts, doubted
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.idle_together import idle_together
 from ingero_detect.imbalance import (
     SMALLEST_IMBALANCE,
     Cause,
@@ -55,7 +56,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     if line.ranks < 2 or not period > 0:
         reason = "there is one rank, and none to compare it with" if line.ranks < 2 else "the steps take no time"
         return Diagnosis(Cause.UNKNOWN, evidence={"reason": reason, "steps": line.steps})
-    line = with_exposed_waits(line)
+    recorded, line = line, with_exposed_waits(line)
     given = with_equal_work(line)
     if given is None and line.steps < FEWEST_STEPS and work_differs(line):
         return _nobody(line.steps, {"ranks": line.ranks, "steps": line.steps})
@@ -95,10 +96,16 @@ def diagnose(line: Timeline) -> Diagnosis:
         if not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
             waits = None if free is None else blocked_seconds(line, _like(stage))
             named = {rank for item in found for rank in item.ranks}
-            stalls = stalling_rank(late, period, named, waits)
+            stalls: Diagnosis | None
+            together = idle_together(recorded, line, period)
+            if together is not None and named <= set(together.ranks):
+                # What waits show of some of them, they show of all.
+                found, stalls = [item for item in found if not item.ranks], together
+            else:
+                stalls = stalling_rank(late, period, named, waits)
             if stalls is None and not found:
                 # Otherwise they may be those that wait for a rank that is known.
-                stalls = late_together(late, period)
+                stalls = together or late_together(late, period)
             found += [stalls] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(
@@ -171,9 +178,12 @@ def _from_compute(
         if late.any():
             found.append(_node(late, relative[:, -1], compute, np.zeros(line.ranks, np.int64), "compute_change"))
     if staged:
+        changed = _changed_stage(relative, alike) if not alone and not found else np.zeros(line.ranks, np.bool_)
+        if changed.any():
+            found.append(_node(changed, relative[:, -1], compute, np.zeros(line.ranks, np.int64), "compute_change"))
         balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
-        if balance is not None and not (alone and found):
-            found.append(balance)
+        if balance is not None and not ((alone or changed.any()) and found):
+            found.append(_with_calls(balance, line, alike))
     if compute.shape[1] < FEWEST_STEPS:
         return found
     steps = usual_steps(line, known)
@@ -218,9 +228,28 @@ def _is_made_of(flagged: Bools, parts: Ints) -> bool:
 
 def _late_onset(relative: Floats) -> Bools:
     """Ranks that became slower than they were at their own beginning, which no partition of the job causes."""
+    change, needed = _change(relative)
+    late: Bools = (change > needed) & (change >= change.max())
+    return late
+
+
+def _changed_stage(relative: Floats, alike: Ints) -> Bools:
+    """All ranks of the one stage that became slower as a whole, as a host may become, and no partition does."""
+    change, needed = _change(relative)
+    kinds = np.unique(alike)
+    means = np.array([change[alike == kind].mean() for kind in kinds.tolist()])
+    found: Bools = alike == kinds[means.argmax()]
+    # The ranks of a stage know its change together better than each alone.
+    enough = max(float(np.sqrt((needed[found] ** 2).mean() / found.sum())), 2 * SMALLEST_EFFECT)
+    clear = change[found].min() > means.max() / 2 > change[~found].max()
+    return found if len(kinds) >= 3 and means.max() > enough and clear else np.zeros_like(found)
+
+
+def _change(relative: Floats) -> tuple[Floats, Floats]:
+    """By which share each rank became slower than the median rank did, and from where that is significant."""
     steps = relative.shape[1]
     if steps < 2 * FEWEST_STEPS:
-        return np.zeros(len(relative), np.bool_)
+        return np.zeros(len(relative)), np.full(len(relative), np.inf)
     quarter = max(steps // 4, FEWEST_STEPS)
     before, error_before = trimmed_mean(relative[:, :quarter])
     after, error_after = trimmed_mean(relative[:, -quarter:])
@@ -228,8 +257,19 @@ def _late_onset(relative: Floats) -> Bools:
     change = change - np.median(change)
     error = np.hypot(error_before, error_after) / np.maximum(before, 1e-12)
     needed = upper_quantile(SIGNIFICANCE / len(relative), quarter)
-    late: Bools = (change > np.maximum(needed * error, 2 * SMALLEST_EFFECT)) & (change >= change.max())
-    return late
+    return change, np.maximum(needed * error, 2 * SMALLEST_EFFECT)
+
+
+def _with_calls(balance: Diagnosis, line: Timeline, alike: Ints) -> Diagnosis:
+    """The imbalance with the ranks of the heaviest stage, and how many more operations these do than others.
+
+    One with as many operations as the others, each of which takes longer, may also be on slow hosts.
+    """
+    calls = np.bincount(line.rank[~line.collective], minlength=line.ranks)
+    own = alike == balance.evidence["stage"]
+    more = float(np.median(calls[own]) / max(float(np.median(calls[~own])), 1.0))
+    evidence = {"stage_ranks": np.flatnonzero(own).tolist(), "operations_over_others": round(more, 4)}
+    return replace(balance, evidence={**balance.evidence, **evidence})
 
 
 def _node(flagged: Bools, excess: Floats, compute: Floats, alike: Ints, by: str) -> Diagnosis:
