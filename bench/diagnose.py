@@ -77,6 +77,8 @@ def hangs(jobs: int, seed: int, sizes: tuple[int, ...] = SIZES) -> bool:
     exact: Counter[str] = Counter()
     spent = 0.0
     with Pool(initializer=gc.disable) as pool:
+        running = pool.map(partial(accused_while_running, seed=seed, sizes=sizes), range(jobs // 3), chunksize=4)
+        # Of these, more than are needed wait in the pool until it ends.
         drawn = pool.imap(partial(hang_result, seed=seed, sizes=sizes), range(100 * jobs), chunksize=4)
         for result in islice((one for one in drawn if one is not None), jobs):
             spent += result.seconds
@@ -87,7 +89,6 @@ def hangs(jobs: int, seed: int, sizes: tuple[int, ...] = SIZES) -> bool:
                     exact[row] += result.exact
             if result.outcome not in OUTCOMES[:2]:
                 print(result.line)
-        running = pool.map(partial(accused_while_running, seed=seed, sizes=sizes), range(jobs // 3), chunksize=4)
     print(f"hangs of {' '.join(map(str, sorted(set(sizes))))} ranks, {1000 * spent / jobs:.0f} ms a job")
     print(f"{'causes':28}{''.join(f'{name:>10}' for name in OUTCOMES)}{'list':>10}{'exact':>10}")
     for row in sorted(table, key=lambda name: (name == "all", name)):
