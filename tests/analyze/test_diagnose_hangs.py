@@ -297,6 +297,36 @@ def test_a_rank_that_calls_something_else_is_named(other: dict[str, Any]) -> Non
     assert (hang.kind, hang.ranks) == ("mismatch", (1,))
 
 
+@pytest.mark.parametrize("like", [1, 2, 3], ids="{} like groups".format)
+def test_of_two_ranks_the_one_that_calls_something_else_than_all_like_groups_is_named(like: int) -> None:
+    """Pairs call four times; under number 4 rank 1 alone calls another operation. One other group proves nothing."""
+    groups = {str(1 + pair): [2 * pair, 2 * pair + 1] for pair in range(1 + like)}
+    ended = [[entry(seq, group=group, op=op) for seq, op in enumerate(("a", "b", "c"), 1)] for group in groups]
+    hang = hang_of(*(
+        (rank, dump([*ended[rank // 2],
+                     entry(4, group=str(1 + rank // 2), op="x" if rank == 1 else "d", ended=rank > 1)], groups))
+        for rank in range(2 * len(groups))
+    ))  # fmt: skip
+
+    assert (hang.kind, hang.ranks) == ("mismatch", (1,) if like > 1 else ())
+    assert hang.possible == (() if like > 1 else (0, 1))
+
+
+def test_an_early_dump_beside_a_call_that_differs_is_no_second_cause() -> None:
+    """Rank 1 calls another operation than the others, which wait; the dump of rank 3 is older than theirs."""
+    groups = {"0": [0, 1, 2], "1": [2, 3]}
+    waits = [entry(1, ended=True), entry(2, ended=False)]
+    hang = hang_of(
+        (0, dump(waits, groups)),
+        (1, dump([entry(1), entry(2, op="broadcast", ended=False)], groups)),
+        (2, dump([entry(1, group="1"), *waits, entry(2, group="1", ended=False)], groups)),
+        (3, dump([], groups)),
+    )
+
+    assert hang.ranks == (1,)
+    assert hang.why[Rank(3)] == Why.EARLY_DUMP and 3 in hang.possible
+
+
 def test_another_shape_with_as_many_elements_is_the_same_call() -> None:
     shapes: list[Any] = [[[1000]], None, [[10, 100]], [[1, 1000]]]
     hang = hang_of(
