@@ -30,8 +30,16 @@ from ingero_detect.imbalance import (
     usual_steps,
 )
 from ingero_detect.last_arrival import residuals_by_step
-from ingero_detect.operation_excess import operation_excess
-from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.operation_excess import EXPLAINED, operation_excess
+from ingero_detect.rank_outliers import (
+    CHIP_SPREAD,
+    SIGNIFICANCE,
+    SMALLEST_EFFECT,
+    straggler_ranks,
+    trimmed_mean,
+    upper_quantile,
+    usual_excess,
+)
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.stalls import late_together, stalling_rank
@@ -87,6 +95,11 @@ def diagnose(line: Timeline) -> Diagnosis:
         suspects = _from_freedom(in_all, stage, doubts, period) if in_all is not None else []
         if not suspects:
             suspects = _from_lags(lags, in_all, blame, stage, doubts, period, facts)
+        if known.any():
+            relative = compute[:, known] / period
+            suspects = without_usual_chips(
+                suspects, *usual_excess(relative, _like(stage), CHIP_SPREAD * _share(relative))
+            )
         if not any(item.cause is Cause.STAGE for item in found):
             doubted = any(item.cause is Cause.UNKNOWN for item in found)
             found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
@@ -165,7 +178,8 @@ def _from_compute(
     if not alone:
         # In few steps the chance is that of normal values, to which logarithms are closer.
         few = compute.shape[1] < FEWEST_STEPS
-        flagged, excess = straggler_ranks(weight * np.log(compute / usual) if few else relative, alike)
+        chips = CHIP_SPREAD * min(weight, 1.0)
+        flagged, excess = straggler_ranks(weight * np.log(compute / usual) if few else relative, alike, chips=chips)
         seconds, peers = compute, alike
         if not flagged.any() and not few:
             seconds, peers, flagged, excess = _in_calm_compute(line, compute, relative, known, alike, doubts.shared)
@@ -337,6 +351,30 @@ def _blocked_least(
         "last_in_share_of_steps": round(float(np.mean(last == ranks[0])), 4),
     }
     return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def _share(relative: Floats) -> float:
+    """The share of a step that ranks compute."""
+    return min(1.0, float(np.nanmedian(relative)))
+
+
+def without_usual_chips(found: list[Diagnosis], excess: Floats, usual: Bools) -> list[Diagnosis]:
+    """Without ranks that are late because their chips are slower by what healthy chips differ by.
+
+    `excess`: by which share of the step each computes longer than ranks with the same work; `usual`: whether that is
+    no more than these differ by. A rank whose computing explains less than half of its lateness stays.
+    """
+    kept = []
+    for item in found:
+        late = item.evidence["excess_share_of_step"]
+        ranks = tuple(
+            rank
+            for rank in item.ranks
+            if not (usual[rank] and excess[rank] >= EXPLAINED * late.get(str(rank), np.inf))
+        )
+        if ranks or not item.ranks:
+            kept.append(replace(item, ranks=ranks))
+    return kept
 
 
 def _like(stage: Ints) -> Ints:

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from ingero_detect.calm_compute import data_peers
-from ingero_detect.diagnosis import diagnose
-from ingero_detect.imbalance import Diagnosis
+from ingero_detect.diagnosis import diagnose, without_usual_chips
+from ingero_detect.imbalance import Cause, Diagnosis
 from ingero_detect.last_arrival import min_last_count
-from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.rank_outliers import CHIP_SPREAD, moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.shared_data import DataGroups
 from ingero_detect.stalls import late_together, stalling_rank
 
@@ -326,6 +326,25 @@ def test_chips_of_small_stages_are_not_named_for_what_all_chips_differ_by() -> N
         named += bool(flagged.any())
 
     assert named <= 4
+
+
+@pytest.mark.parametrize(("slower", "named"), [(0.028, False), (0.06, True)])
+def test_one_of_a_pair_is_not_slow_because_the_other_pairs_happen_to_be_alike(slower: float, named: bool) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        chip = (1 + slower * (np.arange(8) == 3))[:, None] * (1 + 0.003 * rng.normal(size=(8, 30)))
+        flagged, _ = straggler_ranks(0.8 * chip, np.arange(8) // 2, chips=0.8 * CHIP_SPREAD)
+
+        assert np.flatnonzero(flagged).tolist() == ([3] if named else [])
+
+
+def test_a_rank_that_is_late_by_what_healthy_chips_differ_by_is_not_named_by_waits() -> None:
+    late = Diagnosis(Cause.NODE, (2,), evidence={"by": "blocked_least", "excess_share_of_step": {"2": 0.03}})
+    usual = np.array([True, True, True, True])
+
+    assert without_usual_chips([late], np.array([0.0, 0.0, 0.02, 0.0]), usual) == []
+    assert without_usual_chips([late], np.array([0.0, 0.0, 0.01, 0.0]), usual) == [late]
+    assert without_usual_chips([late], np.array([0.0, 0.0, 0.02, 0.0]), ~usual) == [late]
 
 
 def test_few_long_steps_that_are_all_of_one_rank_are_not_blamed_on_the_data() -> None:
