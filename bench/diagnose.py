@@ -5,7 +5,7 @@ import gc
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from multiprocessing import Pool
@@ -15,11 +15,11 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(_
 
 from fabric_table import OutcomeTable  # noqa: E402
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of  # noqa: E402
-from ingero_analyze.diagnose.hangs import find_hang  # noqa: E402
+from ingero_analyze.diagnose.hangs import Hang, find_hang  # noqa: E402
 from ingero_analyze.diagnose.sources import OperationRows, Problems  # noqa: E402
 from ingero_contract.identifiers import Rank  # noqa: E402
 from ingero_testing.fabric_jobs import fabric_jobs, judged  # noqa: E402
-from ingero_testing.hang_jobs import SIZES, hang_job, outcome  # noqa: E402
+from ingero_testing.hang_jobs import SIZES, HangJob, hang_job, outcome, running_job  # noqa: E402
 
 OUTCOMES = ("right", "unknown", "innocent", "missed", "lacking")
 
@@ -42,11 +42,8 @@ def hang_result(number: int, seed: int, sizes: tuple[int, ...]) -> HangResult | 
     job = hang_job(seed, number, sizes)
     if job is None:
         return None
-    problems, rows = Problems(), OperationRows()
     begin = time.perf_counter()
-    found = find_hang(
-        [dump_of(value, Rank(rank), f"rank {rank}", problems, rows) for rank, value in job.dumps.items()]
-    )
+    found = verdict_on(job)
     spent = time.perf_counter() - begin
     result = outcome(job, found.kind, found.ranks, found.possible + found.cycle)
     if found.kind == "unknown" and not found.reason:
@@ -59,6 +56,20 @@ def hang_result(number: int, seed: int, sizes: tuple[int, ...]) -> HangResult | 
     return HangResult(kinds, result, len(listed), listed == job.culprits, spent, line)
 
 
+def verdict_on(job: HangJob) -> Hang:
+    """What is said of the dumps of a job."""
+    problems, rows = Problems(), OperationRows()
+    return find_hang([
+        replace(dump_of(value, Rank(rank), f"rank {rank}", problems, rows), written=job.written[rank])
+        for rank, value in job.dumps.items()
+    ])  # fmt: skip
+
+
+def accused_while_running(number: int, seed: int, sizes: tuple[int, ...]) -> int:
+    """How many ranks are named in the dumps of a running job, which were copied without their times."""
+    return len(verdict_on(running_job(seed, number, sizes)).ranks)
+
+
 def hangs(jobs: int, seed: int, sizes: tuple[int, ...] = SIZES) -> bool:
     """Print who is named in jobs that hang; whether nobody innocent was and no cause was left out."""
     table: dict[str, Counter[str]] = {}
@@ -66,6 +77,8 @@ def hangs(jobs: int, seed: int, sizes: tuple[int, ...] = SIZES) -> bool:
     exact: Counter[str] = Counter()
     spent = 0.0
     with Pool(initializer=gc.disable) as pool:
+        running = pool.map(partial(accused_while_running, seed=seed, sizes=sizes), range(jobs // 3), chunksize=4)
+        # Of these, more than are needed wait in the pool until it ends.
         drawn = pool.imap(partial(hang_result, seed=seed, sizes=sizes), range(100 * jobs), chunksize=4)
         for result in islice((one for one in drawn if one is not None), jobs):
             spent += result.seconds
@@ -82,7 +95,8 @@ def hangs(jobs: int, seed: int, sizes: tuple[int, ...] = SIZES) -> bool:
         mean = listed[row] / max(table[row]["unknown"], 1)
         print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}{mean:10.1f}{exact[row]:10}")
     print("list: mean number of ranks that an unknown lists; exact: how many unknown list the causes and nobody else")
-    return not sum(table["all"][name] for name in OUTCOMES[2:])
+    print(f"dumps of {len(running)} running jobs, copied without their times: {sum(running)} ranks named")
+    return not sum(running) and not sum(table["all"][name] for name in OUTCOMES[2:])
 
 
 def links(jobs: int, seed: int) -> bool:

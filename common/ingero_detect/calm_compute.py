@@ -4,6 +4,7 @@ Experts get different numbers of tokens, replicas sequences of different length.
 are steady, and so is what ranks that share their data compute in the same step.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -70,14 +71,21 @@ def data_peers(shared: DataGroups, values: Floats, alike: Ints) -> Ints | None:
     What lastingly differs between them, such as the parts of a sequence under a causal mask, is no variation.
     """
     best, least = None, CALMER * _variation(values, alike)
-    for chosen in _alike_groups(shared.groups):
-        kinds = _connected(shared.groups[chosen], alike)
-        if np.bincount(kinds)[kinds].min() < FEWEST_PEERS or len(np.unique(kinds)) == len(np.unique(alike)):
+    for kinds in kinds_of_groups(shared, alike):
+        if len(np.unique(kinds)) == len(np.unique(alike)):
             continue
         found = _variation(values, kinds)
         if found < least:
             best, least = kinds, found
     return best
+
+
+def kinds_of_groups(shared: DataGroups, alike: Ints) -> Iterator[Ints]:
+    """Finer kinds of ranks: those that like groups connect; each kind has two ranks or more."""
+    for chosen in _alike_groups(shared.groups):
+        kinds = _connected(shared.groups[chosen], alike)
+        if np.bincount(kinds)[kinds].min() >= FEWEST_PEERS:
+            yield kinds
 
 
 def _alike_groups(groups: Bools) -> list[list[int]]:

@@ -20,6 +20,7 @@ import numpy as np
 from ingero_detect.calm_compute import data_peers, slower_in_all, steady_compute
 from ingero_detect.doubts import Doubts, doubted
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.idle_together import idle_together
 from ingero_detect.imbalance import (
     SMALLEST_IMBALANCE,
     Cause,
@@ -29,8 +30,17 @@ from ingero_detect.imbalance import (
     usual_steps,
 )
 from ingero_detect.last_arrival import residuals_by_step
-from ingero_detect.operation_excess import operation_excess
-from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.operation_excess import EXPLAINED, operation_excess
+from ingero_detect.rank_outliers import (
+    CHIP_SPREAD,
+    SIGNIFICANCE,
+    SMALLEST_EFFECT,
+    straggler_ranks,
+    trimmed_mean,
+    upper_quantile,
+    usual_excess,
+)
+from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.stalls import late_together, stalling_rank
 from ingero_detect.timeline import (
@@ -54,14 +64,20 @@ def diagnose(line: Timeline) -> Diagnosis:
     if line.ranks < 2 or not period > 0:
         reason = "there is one rank, and none to compare it with" if line.ranks < 2 else "the steps take no time"
         return Diagnosis(Cause.UNKNOWN, evidence={"reason": reason, "steps": line.steps})
-    line = with_exposed_waits(line)
+    recorded, line = line, with_exposed_waits(line)
     given = with_equal_work(line)
     if given is None and line.steps < FEWEST_STEPS and work_differs(line):
         return _nobody(line.steps, {"ranks": line.ranks, "steps": line.steps})
-    if given is not None:
-        line = given.line
     stage = most_common_by_rank(line, line.stage)
     replica = most_common_by_rank(line, line.data_parallel)
+    uneven_by = "work"
+    if given is None:
+        given, uneven_by = (
+            without_unequal_parts(line, _shared_data(line, stage, replica), _like(stage)),
+            "place_in_ring",
+        )
+    if given is not None:
+        line = given.line
     compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
@@ -79,6 +95,11 @@ def diagnose(line: Timeline) -> Diagnosis:
         suspects = _from_freedom(in_all, stage, doubts, period) if in_all is not None else []
         if not suspects:
             suspects = _from_lags(lags, in_all, blame, stage, doubts, period, facts)
+        if known.any():
+            relative = compute[:, known] / period
+            suspects = without_usual_chips(
+                suspects, *usual_excess(relative, _like(stage), CHIP_SPREAD * _share(relative))
+            )
         if not any(item.cause is Cause.STAGE for item in found):
             doubted = any(item.cause is Cause.UNKNOWN for item in found)
             found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
@@ -88,13 +109,21 @@ def diagnose(line: Timeline) -> Diagnosis:
         if not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
             waits = None if free is None else blocked_seconds(line, _like(stage))
             named = {rank for item in found for rank in item.ranks}
-            stalls = stalling_rank(late, period, named, waits)
+            stalls: Diagnosis | None
+            together = idle_together(recorded, line, period)
+            if together is not None and named <= set(together.ranks):
+                # What waits show of some of them, they show of all.
+                found, stalls = [item for item in found if not item.ranks], together
+            else:
+                stalls = stalling_rank(late, period, named, waits)
             if stalls is None and not found:
                 # Otherwise they may be those that wait for a rank that is known.
-                stalls = late_together(late, period)
+                stalls = together or late_together(late, period)
             found += [stalls] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
-        uneven = Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": "work"})
+        uneven = Diagnosis(
+            Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": uneven_by}
+        )
         found.append(uneven)
     found = [doubts.with_operations(item) for item in found if item.cause is not Cause.NONE]
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
@@ -149,7 +178,8 @@ def _from_compute(
     if not alone:
         # In few steps the chance is that of normal values, to which logarithms are closer.
         few = compute.shape[1] < FEWEST_STEPS
-        flagged, excess = straggler_ranks(weight * np.log(compute / usual) if few else relative, alike)
+        chips = CHIP_SPREAD * min(weight, 1.0)
+        flagged, excess = straggler_ranks(weight * np.log(compute / usual) if few else relative, alike, chips=chips)
         seconds, peers = compute, alike
         if not flagged.any() and not few:
             seconds, peers, flagged, excess = _in_calm_compute(line, compute, relative, known, alike, doubts.shared)
@@ -162,9 +192,12 @@ def _from_compute(
         if late.any():
             found.append(_node(late, relative[:, -1], compute, np.zeros(line.ranks, np.int64), "compute_change"))
     if staged:
+        changed = _changed_stage(relative, alike) if not alone and not found else np.zeros(line.ranks, np.bool_)
+        if changed.any():
+            found.append(_node(changed, relative[:, -1], compute, np.zeros(line.ranks, np.int64), "compute_change"))
         balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
-        if balance is not None and not (alone and found):
-            found.append(balance)
+        if balance is not None and not ((alone or changed.any()) and found):
+            found.append(_with_calls(balance, line, alike))
     if compute.shape[1] < FEWEST_STEPS:
         return found
     steps = usual_steps(line, known)
@@ -209,9 +242,28 @@ def _is_made_of(flagged: Bools, parts: Ints) -> bool:
 
 def _late_onset(relative: Floats) -> Bools:
     """Ranks that became slower than they were at their own beginning, which no partition of the job causes."""
+    change, needed = _change(relative)
+    late: Bools = (change > needed) & (change >= change.max())
+    return late
+
+
+def _changed_stage(relative: Floats, alike: Ints) -> Bools:
+    """All ranks of the one stage that became slower as a whole, as a host may become, and no partition does."""
+    change, needed = _change(relative)
+    kinds = np.unique(alike)
+    means = np.array([change[alike == kind].mean() for kind in kinds.tolist()])
+    found: Bools = alike == kinds[means.argmax()]
+    # The ranks of a stage know its change together better than each alone.
+    enough = max(float(np.sqrt((needed[found] ** 2).mean() / found.sum())), 2 * SMALLEST_EFFECT)
+    clear = change[found].min() > means.max() / 2 > change[~found].max()
+    return found if len(kinds) >= 3 and means.max() > enough and clear else np.zeros_like(found)
+
+
+def _change(relative: Floats) -> tuple[Floats, Floats]:
+    """By which share each rank became slower than the median rank did, and from where that is significant."""
     steps = relative.shape[1]
     if steps < 2 * FEWEST_STEPS:
-        return np.zeros(len(relative), np.bool_)
+        return np.zeros(len(relative)), np.full(len(relative), np.inf)
     quarter = max(steps // 4, FEWEST_STEPS)
     before, error_before = trimmed_mean(relative[:, :quarter])
     after, error_after = trimmed_mean(relative[:, -quarter:])
@@ -219,8 +271,19 @@ def _late_onset(relative: Floats) -> Bools:
     change = change - np.median(change)
     error = np.hypot(error_before, error_after) / np.maximum(before, 1e-12)
     needed = upper_quantile(SIGNIFICANCE / len(relative), quarter)
-    late: Bools = (change > np.maximum(needed * error, 2 * SMALLEST_EFFECT)) & (change >= change.max())
-    return late
+    return change, np.maximum(needed * error, 2 * SMALLEST_EFFECT)
+
+
+def _with_calls(balance: Diagnosis, line: Timeline, alike: Ints) -> Diagnosis:
+    """The imbalance with the ranks of the heaviest stage, and how many more operations these do than others.
+
+    One with as many operations as the others, each of which takes longer, may also be on slow hosts.
+    """
+    calls = np.bincount(line.rank[~line.collective], minlength=line.ranks)
+    own = alike == balance.evidence["stage"]
+    more = float(np.median(calls[own]) / max(float(np.median(calls[~own])), 1.0))
+    evidence = {"stage_ranks": np.flatnonzero(own).tolist(), "operations_over_others": round(more, 4)}
+    return replace(balance, evidence={**balance.evidence, **evidence})
 
 
 def _node(flagged: Bools, excess: Floats, compute: Floats, alike: Ints, by: str) -> Diagnosis:
@@ -288,6 +351,30 @@ def _blocked_least(
         "last_in_share_of_steps": round(float(np.mean(last == ranks[0])), 4),
     }
     return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def _share(relative: Floats) -> float:
+    """The share of a step that ranks compute."""
+    return min(1.0, float(np.nanmedian(relative)))
+
+
+def without_usual_chips(found: list[Diagnosis], excess: Floats, usual: Bools) -> list[Diagnosis]:
+    """Without ranks that are late because their chips are slower by what healthy chips differ by.
+
+    `excess`: by which share of the step each computes longer than ranks with the same work; `usual`: whether that is
+    no more than these differ by. A rank whose computing explains less than half of its lateness stays.
+    """
+    kept = []
+    for item in found:
+        late = item.evidence["excess_share_of_step"]
+        ranks = tuple(
+            rank
+            for rank in item.ranks
+            if not (usual[rank] and excess[rank] >= EXPLAINED * late.get(str(rank), np.inf))
+        )
+        if ranks or not item.ranks:
+            kept.append(replace(item, ranks=ranks))
+    return kept
 
 
 def _like(stage: Ints) -> Ints:

@@ -29,6 +29,11 @@ SMALLEST_EFFECT: Final = 0.02
 MIN_SPREADS: Final = 4.0
 """How far a rank's excess must exceed the usual spread between ranks, standard deviations."""
 
+CHIP_SPREAD: Final = 0.012
+CHIP_VALUES: Final = 4
+"""Usual deviation between the computing of healthy chips, and how many values it is worth beside those of stages of
+two to four ranks: a few that happen to be alike do not show that chips differ by nothing."""
+
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
 
@@ -56,19 +61,20 @@ MAX_STRAGGLER_SHARE: Final = 0.25
 class _Excess:
     """Excess of every rank as a share of the step, its standard error, and the spread between like ranks.
 
-    `freedom`: degrees of freedom of the errors.
+    `freedom`: degrees of freedom of the errors; `usual`: the most that healthy chips differ by.
     """
 
     share: Floats
     error: Floats
     freedom: Floats
     spread: float
+    usual: float
 
     def standing_out(self) -> Bools:
         """Ranks whose excess is significant, outstanding and large enough to matter."""
         needed = upper_quantiles(SIGNIFICANCE / max(1, len(self.share)), self.freedom)
         z = self.share / np.maximum(self.error, 1e-9)
-        found: Bools = (z > needed) & (self.share > np.maximum(SMALLEST_EFFECT, MIN_SPREADS * self.spread))
+        found: Bools = (z > needed) & (self.share > max(SMALLEST_EFFECT, self.usual))
         return found
 
 
@@ -162,8 +168,11 @@ def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
     return np.where(ordinary, joined, error), np.where(ordinary, freedom + weight, freedom)
 
 
-def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
-    """Excess of ranks over the median of those with the same work; with only two of them, over the lower one."""
+def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int, chips: float = 0.0) -> _Excess:
+    """Excess of ranks over the median of those with the same work; with only two of them, over the lower one.
+
+    `chips`: by which share of the step healthy chips usually differ; 0 where the values are no computing.
+    """
     share, spreads, small = np.zeros(len(values)), [], []
     for kind in np.unique(alike).tolist():
         members = np.flatnonzero(alike == kind)
@@ -181,7 +190,11 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -
     spread = MAD_TO_SIGMA * float(np.median(np.abs(spreads))) if spreads else 0.0
     typical = float(np.median(error))
     chance = 1 + 2 * MAD_NOISE / np.sqrt(max(len(spreads), 1))
-    return _Excess(share, error, freedom, spread if spread**2 > chance * typical**2 else typical)
+    spread = spread if spread**2 > chance * typical**2 else typical
+    usual, count = spread, len(spreads)
+    if chips and np.bincount(alike).max() in OF_FEW:
+        usual = max(usual, float(np.sqrt((count * spread**2 + CHIP_VALUES * chips**2) / (count + CHIP_VALUES))))
+    return _Excess(share, error, freedom, spread, MIN_SPREADS * usual)
 
 
 def time_segments(steps: int) -> list[slice]:
@@ -226,8 +239,20 @@ def _late_in_all_steps(relative: Floats, alike: Ints, blame: WaitAttribution | N
     return flagged, excess
 
 
-def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None = None) -> tuple[Bools, Floats]:
-    """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included."""
+def usual_excess(relative: Floats, alike: Ints, chips: float) -> tuple[Floats, Bools]:
+    """The excess of each rank over ranks with the same work, and whether healthy chips differ by as much."""
+    mean, error = trimmed_mean(_without_common_mode(relative, alike))
+    found = _excess_over_peers(mean, error, alike, relative.shape[1], chips)
+    return found.share, np.asarray(found.share <= found.usual)
+
+
+def straggler_ranks(
+    relative: Floats, alike: Ints, blame: WaitAttribution | None = None, chips: float = 0.0
+) -> tuple[Bools, Floats]:  # fmt: skip
+    """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included.
+
+    `chips`: by which share of the step healthy chips usually differ, for values that are computing.
+    """
     if relative.shape[1] < FEWEST_STEPS:
         return _late_in_all_steps(relative, alike, blame)
     flagged = np.zeros(len(relative), np.bool_)
@@ -239,7 +264,8 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
             continue
         mean, error = trimmed_mean(values)
         victims = blame.victims(part) if blame is not None else np.zeros(len(mean), np.bool_)
-        found = _excess_over_peers(np.where(victims, np.minimum(mean, 0.0), mean), error, alike, values.shape[1])
+        mean = np.where(victims, np.minimum(mean, 0.0), mean)
+        found = _excess_over_peers(mean, error, alike, values.shape[1], chips)
         smallest = 2 * SMALLEST_EFFECT if number else SMALLEST_EFFECT
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share
@@ -253,9 +279,7 @@ def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None
                     frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch),
                 ):
                     often, cost = often | together, np.where(together, np.maximum(cost, lost), cost)
-            often &= (cost > smallest) & (
-                np.nanmean(residuals_by_step(values, alike), axis=1) > MIN_SPREADS * found.spread
-            )
+            often &= (cost > smallest) & (np.nanmean(residuals_by_step(values, alike), axis=1) > found.usual)
             share = np.where(often, np.maximum(share, cost), share)
             standing |= often
         if standing.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):

@@ -45,8 +45,12 @@ def with_equal_work(line: Timeline) -> EqualWork | None:
         rows = np.flatnonzero(computes & (kind == one))
         if len(rows) >= FEWEST_ROWS and known[rows].all():
             scale[rows] = _scale(line, rows, line.work)
-    if (scale == 1).all():
-        return None
+    return None if (scale == 1).all() else with_shorter_operations(line, scale)
+
+
+def with_shorter_operations(line: Timeline, scale: Floats) -> EqualWork:
+    """The timeline with the durations of compute times `scale`, by row, and the waits that follow as much longer."""
+    computes = ~line.collective
     saved = line.duration * (1 - scale)
     raw = sum_by_rank_and_step(line, computes, line.duration)
     equal = sum_by_rank_and_step(line, computes, line.duration - saved)

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ingero_analyze.diagnose.hangs import HangKind, find_hang
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_contract.identifiers import Rank
 from ingero_fleet.cli import main
-from ingero_testing.hang_jobs import hang_jobs, outcome
+from ingero_testing.hang_jobs import hang_jobs, outcome, running_job
 
 WORLD = 4
 
@@ -46,8 +47,9 @@ def dump(entries: list[dict[str, Any]], groups: dict[str, list[int]] | None = No
 
 
 def hang_of(*parts: tuple[int, Any]) -> Any:
+    """The verdict on dumps of a job that is known to hang."""
     return find_hang(
-        [dump_of(value, Rank(rank), f"rank{rank}", Problems(), OperationRows()) for rank, value in parts]
+        [dump_of(value, Rank(rank), f"rank{rank}", Problems(), OperationRows()) for rank, value in parts], hung=True
     )
 
 
@@ -72,7 +74,7 @@ def test_a_dump_of_an_earlier_run_is_left_out_and_said(tmp_path: Path) -> None:
     for rank, entries in enumerate([waiting, [entry(1)], waiting, last]):
         (tmp_path / f"rank_{rank}").write_text(json.dumps(dump(entries)))
 
-    done = CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)])
+    done = CliRunner().invoke(main, ["diagnose", "--json", "--hung", "--flight-recorder", str(tmp_path)])
     found = json.loads(done.stdout)
 
     assert (found["kind"], found["ranks"], list(found["evidence"]["possible"])) == ("unknown", [3], ["1"])
@@ -251,7 +253,8 @@ def test_the_last_call_of_a_rank_that_did_not_come_is_shown_with_its_line(tmp_pa
             json.dumps(dump([entry(1, **at)] if rank == 2 else [entry(1, **at), entry(2, ended=False)]))
         )
 
-    found = json.loads(CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)]).stdout)
+    arguments = ["diagnose", "--json", "--hung", "--flight-recorder", str(tmp_path)]
+    found = json.loads(CliRunner().invoke(main, arguments).stdout)
 
     assert found["ranks"] == [2]
     assert found["evidence"]["last_calls"]["2"]["place"] == "/app/train.py:12 in step"
@@ -292,6 +295,36 @@ def test_a_rank_that_calls_something_else_is_named(other: dict[str, Any]) -> Non
     )  # fmt: skip
 
     assert (hang.kind, hang.ranks) == ("mismatch", (1,))
+
+
+@pytest.mark.parametrize("like", [1, 2, 3], ids="{} like groups".format)
+def test_of_two_ranks_the_one_that_calls_something_else_than_all_like_groups_is_named(like: int) -> None:
+    """Pairs call four times; under number 4 rank 1 alone calls another operation. One other group proves nothing."""
+    groups = {str(1 + pair): [2 * pair, 2 * pair + 1] for pair in range(1 + like)}
+    ended = [[entry(seq, group=group, op=op) for seq, op in enumerate(("a", "b", "c"), 1)] for group in groups]
+    hang = hang_of(*(
+        (rank, dump([*ended[rank // 2],
+                     entry(4, group=str(1 + rank // 2), op="x" if rank == 1 else "d", ended=rank > 1)], groups))
+        for rank in range(2 * len(groups))
+    ))  # fmt: skip
+
+    assert (hang.kind, hang.ranks) == ("mismatch", (1,) if like > 1 else ())
+    assert hang.possible == (() if like > 1 else (0, 1))
+
+
+def test_an_early_dump_beside_a_call_that_differs_is_no_second_cause() -> None:
+    """Rank 1 calls another operation than the others, which wait; the dump of rank 3 is older than theirs."""
+    groups = {"0": [0, 1, 2], "1": [2, 3]}
+    waits = [entry(1, ended=True), entry(2, ended=False)]
+    hang = hang_of(
+        (0, dump(waits, groups)),
+        (1, dump([entry(1), entry(2, op="broadcast", ended=False)], groups)),
+        (2, dump([entry(1, group="1"), *waits, entry(2, group="1", ended=False)], groups)),
+        (3, dump([], groups)),
+    )
+
+    assert hang.ranks == (1,)
+    assert hang.why[Rank(3)] == Why.EARLY_DUMP and 3 in hang.possible
 
 
 def test_another_shape_with_as_many_elements_is_the_same_call() -> None:
@@ -350,7 +383,7 @@ def test_real_dumps_of_a_job_that_hangs_in_gloo_name_the_rank_that_did_not_come(
     """Written by PyTorch 2.15: four ranks, five all_reduce that ended, and a sixth to which rank 2 never came."""
     problems = Problems()
 
-    hang = find_hang(read_dumps([str(Path(__file__).parent / "hang_in_gloo")], problems).dumps)
+    hang = find_hang(read_dumps([str(Path(__file__).parent / "hang_in_gloo")], problems).dumps, hung=True)
 
     assert (hang.kind, hang.ranks, hang.dumps) == (HangKind.HANG, (2,), 4)
     assert [(front.seq, front.entered, front.missing) for front in hang.fronts] == [(6, (0, 1, 3), (2,))]
@@ -365,7 +398,7 @@ def test_real_dumps_of_a_job_one_rank_of_which_is_stopped_name_it_as_most_likely
     problems = Problems()
 
     dumps = read_dumps([str(Path(__file__).parent / "hang_in_nccl")], problems).dumps
-    hang = find_hang(dumps)
+    hang = find_hang(dumps, hung=True)
 
     assert (hang.kind, hang.ranks, hang.likely) == (HangKind.UNKNOWN, (), (1,))
     assert hang.why == {0: Why.GPU_INSTEAD, 1: Why.NO_DUMP, 3: Why.GPU_INSTEAD}
@@ -378,7 +411,7 @@ def test_a_rank_without_dump_is_looked_for_in_groups_whose_members_no_dump_tells
     problems = Problems()
 
     dumps = read_dumps([str(Path(__file__).parent / "hang_in_gloo_groups")], problems).dumps
-    hang = find_hang([dump for dump in dumps if dump.rank != absent])
+    hang = find_hang([dump for dump in dumps if dump.rank != absent], hung=True)
 
     assert hang.kind == HangKind.UNKNOWN and not hang.ranks
     assert hang.why[Rank(1)] == Why.NO_DUMP
@@ -418,11 +451,11 @@ def test_a_bad_entry_is_counted_with_its_place_and_the_rest_is_kept(bad: dict[st
     assert problems.shown[0].startswith(f"trace_7: {words}")
 
 
-def write(folder: Path, rank: int, value: Any, form: str = "pickle") -> None:
-    if form == "pickle":
-        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(value, 2))
-    else:
-        (folder / f"trace_{rank}.json").write_text(json.dumps(value))
+def write(folder: Path, rank: int, value: Any, form: str = "pickle", protocol: int = 2) -> None:
+    """The dump, written when the watchdog has found the timeout of the calls under way."""
+    file = folder / (f"nccl_trace_rank_{rank}" if form == "pickle" else f"trace_{rank}.json")
+    file.write_bytes(pickle.dumps(value, protocol) if form == "pickle" else json.dumps(value).encode())
+    os.utime(file, times=(0, 1_700_000_000 + 601))
 
 
 def ask(*arguments: str) -> tuple[dict[str, Any], str, int]:
@@ -504,13 +537,14 @@ def test_hostile_and_broken_dumps_are_named_and_the_others_still_judged(
         (29, 600_000, "unknown"),
         (40, 600_000, "hang"),
         (6, 5_000, "hang"),
-        (-60, 5_000, "hang"),
+        (-60, 5_000, "unknown"),
+        (1e6, 600_000, "unknown"),
     ],
 )
 def test_a_rank_that_a_running_job_waits_for_at_the_moment_is_not_known_to_let_it_hang(
     tmp_path: Path, seconds: float, timeout: int, kind: str
 ) -> None:
-    """Files say when they were written; where that is soon after the last call, nothing is known to hang."""
+    """Copies that kept their times say when they were written; soon after the last call, nothing is known to hang."""
     ended = [entry(1), entry(2)]
     for rank in range(WORLD):
         write(tmp_path, rank, dump(ended if rank == 2 else [*ended, entry(3, ended=False, timeout_ms=timeout)]))
@@ -522,8 +556,63 @@ def test_a_rank_that_a_running_job_waits_for_at_the_moment_is_not_known_to_let_i
     assert (found["ranks"], list(evidence["possible"])) == (([2], []) if kind == "hang" else ([], ["2"]))
     if kind == "unknown":
         assert evidence["most_likely"] == [2]
-        assert evidence["quiet_seconds"] == pytest.approx(seconds, abs=0.02)
-        assert "the job may be running" in evidence["reason"]
+        assert evidence["quiet_seconds"] == (pytest.approx(seconds, abs=0.02) if 0 < seconds < 30 else None)
+        assert ("the job may be running" if 0 < seconds < 30 else "--hung") in evidence["reason"]
+
+
+def waiting_for(rank: int, folder: Path, **more: Any) -> list[Path]:
+    """Dumps, written now, of which all but one rank's have a call under way that was made long ago."""
+    for other in range(WORLD):
+        ended = [entry(1), entry(2)]
+        value = dump(ended if other == rank else [*ended, entry(3, ended=False, **more)])
+        (folder / f"nccl_trace_rank_{other}").write_text(json.dumps(value))
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize("seconds", [None, 40, 300, 599.5, 604, 900])
+def test_the_time_of_a_copy_proves_no_hang(tmp_path: Path, seconds: float | None) -> None:
+    """A file that was written where it is may be a copy, unless that was when the watchdog writes dumps."""
+    problems, later = Problems(), 1_700_000_000.03 + (seconds or 0)
+    dumps = read_dumps([str(file) for file in waiting_for(2, tmp_path)], problems).dumps
+    assert not any(dump.kept for dump in dumps)
+    if seconds:
+        dumps = [replace(dump, written=later) for dump in dumps]
+    hang = find_hang(dumps)
+
+    expected = ("hang", (2,), ()) if seconds in (599.5, 604) else ("unknown", (), (2,))
+    assert (hang.kind, hang.ranks, hang.likely) == expected
+    assert ("--hung" in hang.reason) == (expected[0] == "unknown")
+    assert find_hang(dumps, hung=True).ranks == (2,)
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(0.2, "unknown"), (31, "hang")])
+def test_the_time_at_which_the_recorder_found_a_kernel_started_is_that_of_the_dump(
+    tmp_path: Path, seconds: float, kind: str
+) -> None:
+    """The recorder notes that when it writes a dump, however the file is copied later."""
+    found_ns = 1_700_000_000_030_000_000 + int(seconds * 1e9)
+    waiting_for(2, tmp_path, state="started", time_discovered_started_ns=found_ns)
+    found, _, _ = ask("--flight-recorder", str(tmp_path))
+
+    assert found["kind"] == kind
+
+
+def test_hung_is_about_dumps() -> None:
+    done = CliRunner().invoke(main, ["diagnose", "--hung", "--ras", "before.json"])
+
+    assert (done.exit_code, "--hung needs --flight-recorder" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_simulated_running_jobs_whose_dumps_were_copied_accuse_nobody(seed: int) -> None:
+    for number in range(12):
+        job, problems, rows = running_job(seed, number, sizes=(16,)), Problems(), OperationRows()
+        hang = find_hang([
+            replace(dump_of(value, Rank(rank), "", problems, rows), written=job.written[rank])
+            for rank, value in job.dumps.items()
+        ])  # fmt: skip
+
+        assert hang.ranks == () and hang.kind in ("unknown", "none")
 
 
 def test_an_operation_under_way_in_a_running_job_is_not_known_to_be_stuck(tmp_path: Path) -> None:
@@ -552,7 +641,7 @@ def test_pickles_of_all_protocols_are_read(tmp_path: Path, protocol: int) -> Non
     ended = [entry(1, extra=[1.5, None, True, -3, "é"]), entry(2)]
     for rank in range(WORLD):
         value = dump(ended if rank == 2 else [*ended, entry(3, ended=False)])
-        (tmp_path / f"trace_{rank}").write_bytes(pickle.dumps(value, protocol=protocol))
+        write(tmp_path, rank, value, protocol=protocol)
     found, _, _ = ask("--flight-recorder", str(tmp_path))
 
     assert (found["kind"], found["ranks"]) == ("hang", [2])
@@ -824,10 +913,10 @@ def test_simulated_hangs_name_all_causes_and_nobody_else_or_say_unknown(seed: in
     results = []
     for job in hang_jobs(8, seed, sizes=(16,)):
         problems = Problems()
-        dumps = [
-            dump_of(value, Rank(rank), f"rank{rank}", problems, OperationRows()) for rank, value in job.dumps.items()
-        ]
-        hang = find_hang(dumps)
+        hang = find_hang([
+            replace(dump_of(value, Rank(rank), f"rank{rank}", problems, OperationRows()), written=job.written[rank])
+            for rank, value in job.dumps.items()
+        ])  # fmt: skip
         results.append(outcome(job, hang.kind, hang.ranks, hang.possible + hang.cycle))
         assert (hang.kind == "unknown") == bool(hang.reason)
         assert not problems.count

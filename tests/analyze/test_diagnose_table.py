@@ -38,7 +38,7 @@ def written(folder: Path, rows: Table) -> str:
         (ring(np.random.default_rng(1), 8, culprit=3), "next: compare clocks and throttling"),
         (layered(np.random.default_rng(1), 1, 8, idle=0.04, culprit=3), "next: look at what its host does"),
         (layered(np.random.default_rng(1), 1, 8, culprit=5, stall=(4, 9, 14, 20, 26, 33)), "next: record more steps"),
-        (pipeline(np.random.default_rng(1)), "next: move layers"),
+        (pipeline(np.random.default_rng(1)), "next: compare the GPUs of these ranks"),
         (pipeline(np.random.default_rng(1), heavy=0.0, long_share=0.3), "next: balance the lengths"),
         (ring(np.random.default_rng(1), 8, late=0.0), ""),
     ],

@@ -1,5 +1,6 @@
 """How much evidence a rank needs, and what ranks lend one another."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -8,10 +9,10 @@ import numpy.typing as npt
 import pytest
 
 from ingero_detect.calm_compute import data_peers
-from ingero_detect.diagnosis import diagnose
-from ingero_detect.imbalance import Diagnosis
+from ingero_detect.diagnosis import diagnose, without_usual_chips
+from ingero_detect.imbalance import Cause, Diagnosis
 from ingero_detect.last_arrival import min_last_count
-from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.rank_outliers import CHIP_SPREAD, moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.shared_data import DataGroups
 from ingero_detect.stalls import late_together, stalling_rank
 
@@ -327,6 +328,25 @@ def test_chips_of_small_stages_are_not_named_for_what_all_chips_differ_by() -> N
     assert named <= 4
 
 
+@pytest.mark.parametrize(("slower", "named"), [(0.028, False), (0.06, True)])
+def test_one_of_a_pair_is_not_slow_because_the_other_pairs_happen_to_be_alike(slower: float, named: bool) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        chip = (1 + slower * (np.arange(8) == 3))[:, None] * (1 + 0.003 * rng.normal(size=(8, 30)))
+        flagged, _ = straggler_ranks(0.8 * chip, np.arange(8) // 2, chips=0.8 * CHIP_SPREAD)
+
+        assert np.flatnonzero(flagged).tolist() == ([3] if named else [])
+
+
+def test_a_rank_that_is_late_by_what_healthy_chips_differ_by_is_not_named_by_waits() -> None:
+    late = Diagnosis(Cause.NODE, (2,), evidence={"by": "blocked_least", "excess_share_of_step": {"2": 0.03}})
+    usual = np.array([True, True, True, True])
+
+    assert without_usual_chips([late], np.array([0.0, 0.0, 0.02, 0.0]), usual) == []
+    assert without_usual_chips([late], np.array([0.0, 0.0, 0.01, 0.0]), usual) == [late]
+    assert without_usual_chips([late], np.array([0.0, 0.0, 0.02, 0.0]), ~usual) == [late]
+
+
 def test_few_long_steps_that_are_all_of_one_rank_are_not_blamed_on_the_data() -> None:
     for seed in range(5):
         table = layered(np.random.default_rng(seed), 1, 8, steps=20)
@@ -523,3 +543,44 @@ def test_hosts_whose_ranks_stall_together_at_random_are_not_named() -> None:
         flagged, _ = straggler_ranks(0.01 * rng.normal(size=(16, 30)) + pauses.repeat(4, axis=0), np.zeros(16, int))
 
         assert not flagged.any()
+
+
+@pytest.mark.parametrize(("rings", "around"), [(1, 8), (2, 4), (4, 4)])
+@pytest.mark.parametrize("slow", [None, 2])
+def test_parts_of_sequences_that_are_more_work_along_each_ring_are_an_imbalance_and_hide_no_slow_chip(
+    rings: int, around: int, slow: int | None
+) -> None:
+    """A causal mask over parts that were cut as they come: all compute has one name, and all steps are alike."""
+    ranks = rings * around
+    place, replica = np.arange(ranks) % around, np.arange(ranks) // around
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        chip = (1 + 0.15 * (np.arange(ranks) == slow))[:, None] * (1 + 0.01 * rng.normal(size=(ranks, 24)))
+        table = one_barrier({"layer": 0.6 * chip * (0.8 + 0.6 * (place + 0.5) / around)[:, None]}, replica)
+        add_ring(table, replica)
+
+        found = diagnose(as_timeline(table))
+
+        named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
+        kinds = {str(found.cause), *(other["kind"] for other in found.evidence.get("also", ()))}
+        assert named == (set() if slow is None else {slow})
+        assert "sequence_imbalance" in kinds
+
+
+def add_ring(table: Table, replica: npt.NDArray[np.int64]) -> None:
+    """Exchanges without time, in 24 steps, of each rank with the one after it in its replica."""
+    for one, step in itertools.product(range(len(replica)), range(24)):
+        own = np.flatnonzero(replica == replica[one])
+        pair = np.array([one, own[(one - own[0] + 1) % len(own)]])
+        table.add(rank=pair, op="ring", kind="collective", start=np.full(2, 2.0 * step), duration=np.zeros(2),
+                  step=step, group=f"pair {one}", seq=step, data_parallel=replica[pair])  # fmt: skip
+
+
+def test_a_slow_chip_in_every_ring_is_no_increase_along_the_rings() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        chip = (1 + 0.15 * np.isin(np.arange(16), (1, 6)))[:, None] * (1 + 0.01 * rng.normal(size=(16, 24)))
+
+        found = diagnose(as_timeline(one_barrier({"layer": 0.8 * chip}, np.arange(16) // 4)))
+
+        assert set(found.ranks) == {1, 6}

@@ -41,6 +41,11 @@ from ingero_kit.flags import FiniteRange
     metavar="SECONDS",
     help="Ask the address of --ras again after so long; 30 or more show whether the job moves.",
 )
+@click.option(
+    "--hung",
+    is_flag=True,
+    help="The job of --flight-recorder is known to hang; else its dumps or the times of their files must show it.",
+)
 @click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are throttled.")
 @click.option(
     "--topology", metavar="FILE", help="Nodes, NICs and switches (YAML or JSON): which part of the network is slow."
@@ -54,6 +59,7 @@ def command(
     kineto: tuple[str, ...],
     ras: tuple[str, ...],
     wait: float,
+    hung: bool,
     dcgm: tuple[str, ...],
     topology: str | None,
     as_json: bool | None,
@@ -95,10 +101,12 @@ def command(
         raise click.UsageError("--topology needs a FILE, --kineto or --nccl-inspector")
     if wait and not any(map(is_address, ras)):
         raise click.UsageError("--wait needs --ras HOST:PORT")
+    if hung and not flight_recorder:
+        raise click.UsageError("--hung needs --flight-recorder")
     ports = _ports(topology) if topology else None
     answer = (
         _timeline(files, quiet, ports) if files
-        else _others(used[0] if used else "", given, dcgm, ports=ports, wait=wait)
+        else _others(used[0] if used else "", given, dcgm, ports=ports, wait=wait, hung=hung)
     )  # fmt: skip
     if files and dcgm:
         answer = _others("", given, dcgm, answer)
@@ -145,6 +153,7 @@ def _others(
     known: dict[str, Any] | None = None,
     ports: dict[str, Any] | None = None,
     wait: float = 0.0,
+    hung: bool = False,
 ) -> dict[str, Any]:
     """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
     from ingero_analyze.diagnose import absent_ranks as absence
@@ -161,7 +170,7 @@ def _others(
             read = flight_recorder_dumps.read_dumps(given[used], problems)
             if not read.dumps:
                 _end(problems)
-            hang = hangs.find_hang(read.dumps, read.unreadable)
+            hang = hangs.find_hang(read.dumps, read.unreadable, hung)
             hangs.report_earlier_runs(hang, problems)
             if hang.kind == hangs.HangKind.NONE and problems.count:
                 hang = replace(hang, kind=hangs.HangKind.UNKNOWN)

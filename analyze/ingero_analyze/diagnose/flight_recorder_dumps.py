@@ -27,6 +27,9 @@ MAX_FRAMES: Final = 64
 NEEDS_ALL: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|barrier")
 """Collectives that end on no rank before all members have entered them."""
 
+KEPT: Final = 2.0
+"""Seconds by which a file must have been put in its place after it was last written to be a copy with its time."""
+
 PICKLED: Final = (b"\x80", b"(", b"}")
 """First bytes of pickles of dictionaries, of protocols from 2 on, 0 and 1."""
 
@@ -37,7 +40,8 @@ _PAIR: Final = re.compile(r"(send|recv)\s+(\d{1,7})\s*(?:->|<-)\s*(\d{1,7})")
 class Call:
     """An operation that was called. `order`: its place among all calls of the rank; `started`: its kernel runs.
 
-    `sizes`: numbers of elements and types, which are compared; `place`: the line of the program that called it.
+    `sizes`: numbers of elements and types, which are compared; `place`: the line of the program that called it;
+    `timeout`: seconds after which it fails, 0 if not known.
     """
 
     op: str
@@ -46,6 +50,7 @@ class Call:
     order: int = -1
     started: bool = False
     place: str = ""
+    timeout: float = 0.0
 
 
 @dataclass
@@ -98,11 +103,13 @@ class Dump:
     first_ns: int = 0
     last_ns: int = 0
     active_ns: int = 0
-    """When the last entry was called, begun or ended, by the rank's clock; 0 if no entry says so."""
+    """When the last entry was called or seen to end, by the rank's clock; 0 if no entry says so."""
+    taken_ns: int = 0
+    """When the dump was taken, by the rank's clock, or earlier; 0 if no entry shows it."""
     written: float = 0.0
     """Unix seconds at which the file was last written; 0 if not known. A copy may be younger than the dump."""
-    timeout: float = 0.0
-    """Seconds after which the first pending operation fails; 0 if that is not known."""
+    kept: bool = False
+    """Whether a copy of the file has kept this time."""
     communicators: frozenset[str] = frozenset()
     last: Call | None = None
     """The last call."""
@@ -146,7 +153,9 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> DumpFiles:
             continue
         try:
             dump = dump_of(parse(sources.read_content(file)), rank, place, problems, rows)
-            dumps[rank] = replace(dump, written=file.stat().st_mtime), place
+            state = file.stat()
+            kept = state.st_ctime - state.st_mtime > KEPT
+            dumps[rank] = replace(dump, written=state.st_mtime, kept=kept), place
         except (SourceError, UnsafePickleError, OSError) as error:
             problems.add(place, str(error))
             unreadable[rank] = place
@@ -225,12 +234,15 @@ def _take(
     op = op.split(":", 1)[-1]
     sizes = f"{_elements(entry.get('input_sizes'))} {_words(entry.get('input_dtypes'))}"
     created = whole(entry.get("time_created_ns")) or 0
-    call = dump.last = Call(op, sizes, created, order, started, _place(entry.get("frames")))
+    timeout = (whole(entry.get("timeout_ms")) or 0) / 1e3
+    call = dump.last = Call(op, sizes, created, order, started, _place(entry.get("frames")), timeout)
     if created > 0:
         dump.first_ns = min(created, dump.first_ns or created)
         dump.last_ns = max(created, dump.last_ns)
-    seen = (whole(entry.get(f"time_discovered_{what}_ns")) or 0 for what in ("started", "completed"))
-    dump.active_ns = max(created, *seen, dump.active_ns)
+    began, done = (whole(entry.get(f"time_discovered_{what}_ns")) or 0 for what in ("started", "completed"))
+    dump.active_ns = max(created, done, dump.active_ns)
+    if entry.get("retired") is not True:
+        dump.taken_ns = max(done, 0 if ended else began, dump.taken_ns)
     if two or entry.get("is_p2p") is True:
         number_of_pair = whole(entry.get("p2p_seq_id")) or 0
         if two:
@@ -254,7 +266,6 @@ def _take(
             rows.add(str(dump.rank), op, created / 1e9, spent / 1e3, group=name, seq=seq)
     elif seq not in part.open:
         part.open[seq] = call
-        dump.timeout = dump.timeout or (whole(entry.get("timeout_ms")) or 0) / 1e3
 
 
 def _add_between(

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call
+from ingero_analyze.diagnose.like_groups import ranks_unlike_others
 from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
 from ingero_analyze.diagnose.program_changes import changed_rank
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
@@ -40,7 +41,7 @@ class Why(StrEnum):
     UNREADABLE = "its dump cannot be read"
     EARLY_DUMP = "its dump was written before those of others"
     FORGOTTEN = "its ring buffer no longer holds what it waits for"
-    DIFFERS = "it called another operation, or another size, than most under one number"
+    DIFFERS = "it called another operation, or another size, than most, or than groups like it, under one number"
     GPU_INSTEAD = "it waits only for a rank of which no dump shows that it has not ended the operation"
     UNCOUNTED = "it is one side of a send or receive that cannot be matched, and may have stopped there"
     STUCK = "all members have entered an operation that does not end"
@@ -54,6 +55,10 @@ class Why(StrEnum):
     )
     ONE_MORE = "it alone called an operation, while all others wait for nothing after one and the same call"
     CHANGED = "it alone, of ranks that wait for each other, called more or less than in each round before"
+
+
+PROGRAM: Final = frozenset({Why.DIFFERS, Why.ALONE, Why.OUT_OF_ORDER, Why.CHANGED})
+"""Why a rank is a cause although its host and its GPU work: its program calls something else."""
 
 
 @dataclass
@@ -105,8 +110,8 @@ def find_causes(state: JobState) -> Causes:
     found.possible |= dict.fromkeys(_terminal(edges, lost) if lost else (), Why.CYCLE)
     for rank in found.certain:
         found.possible.pop(rank, None)
-    if found.possible:
-        # Nobody is certain by exclusion while others are possible.
+    if found.possible or PROGRAM & set(found.certain.values()):
+        # Nobody is certain by exclusion while others are possible, or beside a program that explains the hang.
         for rank in [one for one, why in found.certain.items() if why in (Why.NO_DUMP, Why.EARLY_DUMP)]:
             found.possible[rank] = found.certain.pop(rank)
     if found.certain or set(found.possible) != set(found.cycle):
@@ -235,6 +240,7 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
     if operation.key.source < 0 and operation.inside:
         ops, odd = operations_called(operation.calls)
         if len(ops) > 1:
+            odd = odd or ranks_unlike_others(state, operation)
             if odd:
                 found.certain |= dict.fromkeys(odd, Why.DIFFERS)
             else:

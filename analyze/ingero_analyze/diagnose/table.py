@@ -10,7 +10,10 @@ from ingero_analyze.diagnose.topology import sentence, slow_group_lines
 SENTENCES: Final = {
     "node": "rank {ranks} delays the job",
     "stage_imbalance": "no node is the cause: the pipeline's stages are uneven",
+    "stage_or_host": "the pipeline's stages are uneven, or the hosts of rank {stage_ranks} are slow: they do no "
+    "more operations than others, and each takes longer",
     "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
+    "place_in_ring": "no node is the cause: ranks compute the longer the later their part of a sequence is",
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
@@ -27,8 +30,11 @@ NEXT: Final = {
     "host; if it stays slow, take its node out of the job",
     "waited_for": "look at what its host does before collectives (data loading, checkpoints, logs; py-spy dump shows "
     "it): its GPU need not be slow",
+    "stage_or_host": "compare the GPUs of these ranks with those of other stages (--dcgm); if they are as fast, move "
+    "layers from this stage to others",
     "stage_imbalance": "move layers from the stage that takes longest to others",
     "sequence_imbalance": "balance the lengths of sequences, or the tokens of experts, between ranks",
+    "place_in_ring": "cut sequences so that all parts are equal work under the causal mask (zigzag)",
     "network": "look at the error counters and the speed of what is named (ibstat, nvidia-smi nvlink -s)",
     "few_stalls": "record more steps: more stalls of the same rank prove it",
     "late_together": "record more steps, and look at what these ranks share, such as their host and its data loader",
@@ -44,6 +50,9 @@ NEXT: Final = {
     "unclear_hang": "look first at the ranks that are certain, then at the possible ones; dumps of all ranks help",
 }
 """What a person does next."""
+
+MORE: Final = 1.05
+"""Operations of a stage over those of others from which its partition, and not its hosts, makes it slow."""
 
 HEADLINES: Final = ("by", "reason", "also", "ranks_count", "possible_count", "collectives_count", "step_seconds")
 """Evidence that is told in other lines."""
@@ -69,7 +78,8 @@ def headline(answer: dict[str, Any]) -> str:
     if "gpu" in answer and not evidence and not ranks:
         return str(answer["gpu"]["reading"])
     if evidence.get("by") == "flight_recorder":
-        return HANGS[answer["kind"]].format(ranks=ranks or "none")
+        likely = joined(evidence["most_likely"])
+        return HANGS[answer["kind"]].format(ranks=ranks or "none") + (f"; most likely: {likely}" if likely else "")
     if evidence.get("by") == "ras":
         return RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
     if "reason" in evidence:
@@ -80,14 +90,17 @@ def headline(answer: dict[str, Any]) -> str:
 def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
     ops = joined(dict.fromkeys(op for longer in finding.get("longer_in", {}).values() for op in longer))
     words = SENTENCES[_kind(kind, finding) if _kind(kind, finding) in SENTENCES else kind]
-    return words.format(ranks=joined(ranks), possible=joined(finding.get("possible", ())), ops=ops)
+    possible, stage_ranks = joined(finding.get("possible", ())), joined(finding.get("stage_ranks", ()))
+    return words.format(ranks=joined(ranks), possible=possible, ops=ops, stage_ranks=stage_ranks)
 
 
 def _kind(kind: str, finding: dict[str, Any]) -> str:
-    """The kind of a finding, of an `unknown` by what shows it."""
-    if kind != "unknown":
-        return kind
+    """The kind of a finding, of an `unknown` and of uneven parts by what shows it."""
     by = str(finding.get("by"))
+    if kind == "stage_imbalance" and finding.get("operations_over_others", 2.0) < MORE:
+        return "stage_or_host"
+    if kind != "unknown":
+        return by if by == "place_in_ring" else kind
     return by if by in NEXT else "unknown" if finding.get("possible") else "slow_groups"
 
 
@@ -130,7 +143,7 @@ def _next(answer: dict[str, Any]) -> Iterable[str]:
         return (NEXT["unclear_hang" if kind == "unknown" else kind],)
     if "reason" in evidence:
         return ()
-    if kind == "node" and str(evidence.get("by")).startswith(("blocked_least", "stalls")):
+    if kind == "node" and str(evidence.get("by")).startswith(("blocked_least", "stalls", "idle")):
         return (NEXT["waited_for"],)
     found = _kind(kind, evidence)
     if found == "slow_groups" and answer.get("network", {}).get("possible"):

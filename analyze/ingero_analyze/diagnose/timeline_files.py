@@ -106,7 +106,7 @@ def _name_ranks_and_operations(finding: dict[str, Any], recorded: RecordedTimeli
     for name in ("excess_share_of_step", "lag_seconds", "longer_in", "as_fast_as_peers_in"):
         if name in finding:
             finding[name] = {str(recorded.ranks[int(rank)]): value for rank, value in finding[name].items()}
-    for name in ("ranks", "possible"):
+    for name in ("ranks", "possible", "stage_ranks"):
         if isinstance(finding.get(name), list):
             finding[name] = [recorded.ranks[rank] for rank in finding[name]]
     for rank, seconds in finding.get("longer_in", {}).items():

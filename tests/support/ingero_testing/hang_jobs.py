@@ -1,6 +1,7 @@
 """Simulated training jobs that hang, and the Flight Recorder dumps that their ranks would leave."""
 
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,17 @@ from ingero_testing.gpu_cluster import (
     Transfer,
 )
 
+BEGIN = 1.7e9
+"""Unix seconds at which all jobs begin."""
+
 SIZES = (16, 16, 16, 32, 32, 64, 128)
 """Ranks of a job, each size as often as it is listed."""
+
+POLL = 0.1
+"""Seconds between two looks of the watchdog, which notes what has ended."""
+
+TIMEOUT = 600.0
+"""Seconds after which a call fails, and all ranks write their dumps."""
 
 CLOCKS = 10.0
 """Largest clock offset of a rank, seconds."""
@@ -39,6 +49,8 @@ class HangJob:
     faults: list[Fault] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     early: set[int] = field(default_factory=set)
+    written: dict[int, float] = field(default_factory=dict)
+    """When each dump was written, by its host's clock."""
 
 
 def outcome(job: HangJob, kind: str, ranks: Iterable[int], possible: Iterable[int]) -> str:
@@ -175,16 +187,39 @@ def hang_jobs(count: int, seed: int = 0, sizes: tuple[int, ...] = SIZES) -> Iter
     return islice((job for job in drawn if job is not None), count)
 
 
-def hang_job(seed: int, number: int, sizes: tuple[int, ...] = SIZES) -> HangJob | None:
-    """One job; `None` if its faults do not hang it."""
-    rng = random.Random(f"{seed}/{number}")
+def running_job(seed: int, number: int, sizes: tuple[int, ...] = SIZES) -> HangJob:
+    """A healthy job whose ranks all wrote their dumps at one moment, or within a few milliseconds; copied later."""
+    rng = random.Random(f"running {seed}/{number}")
+    layout, groups, settings = _drawn(rng, sizes)
+    programs = [_program(rank, layout, groups, settings) for rank in range(layout.ranks)]
+    cluster = Cluster(programs, [], rng, rng.choice((6, 12, 24)), rng.random() < 0.3)
+    cluster.run()
+    moment, spread = cluster.now * rng.uniform(0.3, 0.95), rng.choice((0.0, 1e-3, 5e-3))
+    ring, timed, batched = rng.choice((32, 64, 256, 2000)), rng.random() < 0.4, rng.random() < 0.5
+    dumps = {}
+    for rank in range(layout.ranks):
+        own, cut = {kind: of[rank] for kind, of in groups.items()}, moment + rng.uniform(0, spread)
+        calls = [call for call in cluster.ranks[rank].calls if call.at <= cut]
+        dumps[rank] = _dump(rng.uniform(-CLOCKS, CLOCKS), own, calls, cut, ring, timed, batched)
+    copied = BEGIN + moment + rng.choice((40, TIMEOUT / 2, 1e4, 1e8))
+    return HangJob(number, "running", layout.ranks, set(), dumps, written=dict.fromkeys(dumps, copied))
+
+
+def _drawn(rng: random.Random, sizes: tuple[int, ...]) -> tuple[_Layout, dict[str, list[Group]], _Settings]:
+    """A layout, its groups, and what its program is like."""
     layout = _layout(rng, list(sizes))
     settings = _Settings(
         steps=rng.randint(3, 6), batches=layout.pipeline * rng.choice((1, 2)) if layout.pipeline > 1 else 1,
         layers=rng.choice((1, 2)) if layout.pipeline > 2 else rng.randint(2, 5), world=rng.random() < 0.6,
         synchronize=rng.random() < 0.5, broadcast=rng.random() < 0.2,
     )  # fmt: skip
-    groups = layout.groups(rng.random() < 0.7)
+    return layout, layout.groups(rng.random() < 0.7), settings
+
+
+def hang_job(seed: int, number: int, sizes: tuple[int, ...] = SIZES) -> HangJob | None:
+    """One job; `None` if its faults do not hang it."""
+    rng = random.Random(f"{seed}/{number}")
+    layout, groups, settings = _drawn(rng, sizes)
     programs = [_program(rank, layout, groups, settings) for rank in range(layout.ranks)]
     faults: list[Fault] = []
     culprits: set[int] = set()
@@ -221,7 +256,7 @@ def _recorded(
 ) -> HangJob:  # fmt: skip
     """The dumps: some are missing, some were written early, rings hold so many entries, clocks differ."""
     gone = {fault.rank: fault.happened for fault in cluster.faults if fault.kind == "gone" and fault.happened < NEVER}
-    end = cluster.now + 600
+    end = cluster.now + TIMEOUT
     cut = dict.fromkeys(range(layout.ranks), end)
     missing: set[int] = set()
     for rank, at in gone.items():
@@ -237,13 +272,15 @@ def _recorded(
         for rank in rng.sample(innocent, rng.choice((1, 1, 2))):
             cut[rank] = cluster.now * rng.uniform(0.1, 0.8)
     ring, timed, batched = rng.choice((32, 64, 256, 2000)), rng.random() < 0.4, rng.random() < 0.5
-    dumps = {}
+    dumps, written = {}, {}
     for rank in set(range(layout.ranks)) - missing:
         own = {kind: of[rank] for kind, of in groups.items()}
         calls = [call for call in cluster.ranks[rank].calls if call.at <= cut[rank]]
-        dumps[rank] = _dump(rng.uniform(-CLOCKS, CLOCKS), own, calls, cut[rank], ring, timed, batched)
+        clock = rng.uniform(-CLOCKS, CLOCKS)
+        dumps[rank] = _dump(clock, own, calls, cut[rank], ring, timed, batched)
+        written[rank] = BEGIN + clock + cut[rank]
     early = {rank for rank in dumps if cut[rank] < end}
-    return HangJob(number, kind, layout.ranks, culprits, dumps, cluster.faults, missing, early)
+    return HangJob(number, kind, layout.ranks, culprits, dumps, cluster.faults, missing, early, written)
 
 
 def _dump(
@@ -256,6 +293,11 @@ def _dump(
     local = {group.name: place for place, group in enumerate(groups.values())}
     counts = {name: [0, 0, 0] for name in local}
     status = {name: [-1, -1, -1] for name in local}
+
+    def seen(noted: float) -> int:
+        """When the recorder saw something: as soon as the watchdog noted it, or when the dump was written."""
+        return int((BEGIN + clock + min(noted, cut)) * 1e9)
+
     for call in calls:
         group, what = call.what.group, call.what
         count = counts[group.name]
@@ -263,6 +305,7 @@ def _dump(
         count[1 if two else 0] += 1
         count[2] += 1
         ended, entered = call.ended <= cut, call.entered <= cut
+        noted = POLL * math.ceil(call.ended / POLL) if ended else NEVER
         for place, known in enumerate((True, entered, ended)):
             if known:
                 status[group.name][place] = count[1 if two else 0]
@@ -280,13 +323,13 @@ def _dump(
             "record_id": record - (2 if two and batched else 1),
             "pg_id": local[group.name], "process_group": (group.name, group.desc),
             "collective_seq_id": count[0], "p2p_seq_id": count[1], "op_id": count[2],
-            "profiling_name": f"nccl:{name}", "time_created_ns": int((1.7e9 + clock + call.at) * 1e9),
+            "profiling_name": f"nccl:{name}", "time_created_ns": int((BEGIN + clock + call.at) * 1e9),
             "input_sizes": [[what.size]], "input_dtypes": ["BFloat16"],
             "output_sizes": [[what.size]], "output_dtypes": ["BFloat16"],
             "state": "completed" if ended else "started" if timed and entered else "scheduled",
-            "time_discovered_started_ns": int((1.7e9 + clock + call.entered) * 1e9) if timed and entered else None,
-            "time_discovered_completed_ns": int((1.7e9 + clock + call.ended) * 1e9) if ended else None,
-            "retired": ended, "timeout_ms": 600_000, "is_p2p": two, "frames": [],
+            "time_discovered_started_ns": seen(noted) if timed and entered else None,
+            "time_discovered_completed_ns": seen(noted) if ended else None,
+            "retired": noted <= cut, "timeout_ms": int(TIMEOUT * 1e3), "is_p2p": two, "frames": [],
         }  # fmt: skip
         if two and batched:
             # Calls of a batch are recorded without a state; an entry after them has that of the batch.

@@ -1,0 +1,101 @@
+"""Finds ranks that stand still at the same time while all others wait for them, such as those of a host. Pure.
+
+The ranks of a host are often a whole pipeline stage. When they stop together, as for a slow data loader, comparing
+ranks of a stage shows nothing, and how long a stage waits depends on its place in the schedule. But the partition of
+a model is no time in which ranks do nothing at all. So what counts is time that no operation fills, on several ranks
+in the same steps, if all other ranks are blocked the longer, the longer it is, and these are not.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats
+from ingero_detect.imbalance import Cause, Diagnosis
+from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, long_variance_inflation, min_last_count
+from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT
+from ingero_detect.stalls import CHANCE_OF_STALLS, FEW_STALLS, WAITING
+from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
+
+IDLE_TOGETHER: Final = "idle_together"
+"""What shows ranks that do nothing at the same time, while all others wait."""
+
+LEAST_STALL: Final = 0.02
+"""Share of a step below which time without an operation is none."""
+
+LARGEST_SHARE: Final = 0.5
+"""Share of all ranks that stand still together at most."""
+
+
+def idle_together(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | None:
+    """The ranks that stand still together so often that chance is no reason, or `unknown` where that is not proven.
+
+    `recorded`: all operations with their durations; the waits of `line` are those in which a rank does nothing else;
+    `period`: seconds of a step.
+    """
+    blocked, idle = sum_by_rank_and_step(line, line.collective, line.duration), _idle_seconds(recorded)
+    known = np.isfinite(idle).all(axis=0) & np.isfinite(blocked).all(axis=0)
+    idle, blocked = idle[:, known], blocked[:, known]
+    if idle.shape[1] < FEWEST_STEPS:
+        return None
+    usual = np.median(idle, axis=1)
+    idle = idle - np.minimum(usual, np.median(usual))[:, None]
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(idle - np.median(idle, axis=1, keepdims=True))))
+    far = idle > max(FAR_SIGMAS * noise, LEAST_STALL * period)
+    first = int(far.sum(axis=1).argmax())
+    together = (far & far[first]).sum(axis=1) >= SAME_STEPS * np.maximum((far | far[first]).sum(axis=1), 1)
+    if not 2 <= together.sum() <= LARGEST_SHARE * len(together):
+        return None
+    seconds = np.median(idle[together], axis=0)
+    if not _others_wait(blocked, together, seconds):
+        return None
+    caused = far[together].all(axis=0) & ~far[~together].any(axis=0)
+    return _verdict(together, caused, int(far.any(axis=0).sum()), seconds, period)
+
+
+def _others_wait(blocked: Floats, together: Bools, seconds: Floats) -> bool:
+    """Whether all other ranks are blocked the longer, the longer these stand still, and these themselves are not.
+
+    One that is not blocked longer may compute longer, while these wait for it in an operation that is not recorded.
+    """
+    apart = seconds - seconds.mean()
+    power = float(apart @ apart)
+    if not power > 0:
+        return False
+    slope = (blocked - blocked.mean(axis=1, keepdims=True)) @ apart / power
+    return bool(slope[~together].mean() > WAITING and slope[~together].min() > WAITING / 2 > slope[together].mean())
+
+
+def _verdict(together: Bools, caused: Bools, total: int, seconds: Floats, period: float) -> Diagnosis | None:
+    """What stalls of these ranks prove, in the steps that they `caused` of `total` with any."""
+    ranks, others = np.flatnonzero(together).tolist(), len(together) / int(together.sum())
+    count, chance = int(caused.sum()), CHANCE_OF_STALLS / len(together)
+    lost = float(seconds[caused].sum()) / len(caused)
+    if (
+        not count
+        or lost < SMALLEST_EFFECT * period
+        or count < max(min_last_count(total, others, chance), total // 2 + 1)
+    ):
+        return None
+    evidence: dict[str, Any] = {"odd_steps": count, "of_odd_steps": total}
+    runs = long_variance_inflation(caused) if not caused.all() else 1.0
+    needed = min_last_count(max(1, int(total / runs)), others, SIGNIFICANCE / len(together))
+    if count / runs >= needed:
+        return Diagnosis(
+            Cause.NODE, tuple(ranks), seconds_lost_per_step=lost, evidence={"by": IDLE_TOGETHER, **evidence}
+        )
+    evidence = {"by": FEW_STALLS, "possible": ranks, **evidence}
+    return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def _idle_seconds(line: Timeline) -> Floats:
+    """Seconds before operations in which a rank did nothing, by (rank, step of the operation)."""
+    order = np.lexsort((line.start, line.rank))
+    rank, start = line.rank[order], line.start[order]
+    end, idle = start + line.duration[order], np.zeros(len(order))
+    for rows in np.split(np.arange(len(order)), np.searchsorted(rank, np.arange(1, line.ranks))):
+        idle[rows[1:]] = np.maximum(start[rows[1:]] - np.maximum.accumulate(end[rows])[:-1], 0.0)
+    by_row = np.empty(len(order))
+    by_row[order] = idle
+    return sum_by_rank_and_step(line, np.ones(len(order), np.bool_), by_row)

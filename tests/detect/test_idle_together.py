@@ -1,0 +1,100 @@
+"""Ranks that stand still together while all others wait, such as those of a host that is a pipeline stage."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ingero_detect.diagnosis import diagnose
+from ingero_detect.imbalance import Diagnosis
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import Table, as_timeline
+
+STAGES, WIDTH = 4, 4
+RANKS = STAGES * WIDTH
+
+
+def pipeline(
+    rng: np.random.Generator, idle: npt.NDArray[np.float64], slower: npt.NDArray[np.float64], recorded: bool = True
+) -> Diagnosis:
+    """Stages that hand each other one batch, forward and back, in each step, and a norm of all ranks at its end.
+
+    `idle`: seconds by (rank, step) in which a rank does nothing before it computes; `slower`: factors of its compute.
+    Without `recorded` there are no rows of the exchanges between stages.
+    """
+    table, now, stage = Table(), np.zeros(RANKS), np.arange(RANKS) // WIDTH
+    for step in range(idle.shape[1]):
+        for op, order in (("forward", range(STAGES)), ("backward", range(STAGES - 1, -1, -1))):
+            ready = np.zeros(WIDTH)
+            for place, at in enumerate(order):
+                own = np.flatnonzero(stage == at)
+                if place and recorded:
+                    waits = np.maximum(ready - now[own], 1e-4)
+                    table.add(rank=own, op=f"recv_{op}", kind="collective", start=now[own], duration=waits, step=step,
+                              stage=stage[own], group=[f"{op} {rank}" for rank in own], seq=step)  # fmt: skip
+                if place:
+                    now[own] = np.maximum(now[own] + 1e-4, ready)
+                if op == "forward":
+                    now[own] += idle[own, step]
+                seconds = 0.02 * slower[own, step] * (1 + 0.02 * rng.normal(size=WIDTH))
+                table.add(rank=own, op=op, kind="compute", start=now[own], duration=seconds, step=step,
+                          stage=stage[own], group="", seq="")  # fmt: skip
+                now[own] += seconds
+                ready = now[own].copy()
+        end = now.max() + 1e-3
+        table.add(rank=np.arange(RANKS), op="norm", kind="collective", start=now, duration=end - now, step=step,
+                  stage=stage, group="all", seq=step)  # fmt: skip
+        now = np.full(RANKS, end)
+    return diagnose(as_timeline(table))
+
+
+def of_stage(rng: np.random.Generator, steps: int, ranks: list[int]) -> npt.NDArray[np.float64]:
+    """Stalls of some ranks, by another time in each step."""
+    idle = np.zeros((RANKS, steps))
+    idle[ranks] = rng.exponential(0.03, steps) * rng.uniform(0.95, 1.05, (len(ranks), steps))
+    return idle
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [8, 9, 10, 11], [12, 13, 14, 15]], ids=str)
+def test_a_stage_that_stands_still_while_all_others_wait_is_named(ranks: list[int]) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        found = pipeline(rng, of_stage(rng, 24, ranks), np.ones((RANKS, 24)))
+
+        assert (sorted(found.ranks), found.evidence["by"]) == (ranks, "idle_together")
+
+
+def test_hosts_that_stand_still_in_turn_are_not_named() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        idle = np.repeat((rng.random((STAGES, 24)) < 0.2) * rng.exponential(0.05, (STAGES, 24)), WIDTH, axis=0)
+
+        assert not pipeline(rng, idle, np.ones((RANKS, 24))).ranks
+
+
+@pytest.mark.parametrize("slow", [3, 12])
+def test_ranks_that_do_nothing_because_they_wait_for_what_is_not_recorded_are_not_named(slow: int) -> None:
+    """All exchanges between stages lack, so victims of a rank that computes longer in some steps do nothing."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        slower = np.ones((RANKS, 24))
+        slower[slow] += 2 * (rng.random(24) < 0.5) * rng.random(24)
+
+        assert set(pipeline(rng, np.zeros((RANKS, 24)), slower, recorded=False).ranks) <= {slow}
+
+
+def test_a_stage_that_becomes_slower_is_named_and_one_that_always_was_is_uneven() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        later, always = np.ones((RANKS, 40)), np.ones((RANKS, 40))
+        later[4:8, 20:], always[4:8] = 1.2, 1.5
+
+        assert sorted(pipeline(rng, np.zeros((RANKS, 40)), later).ranks) == [4, 5, 6, 7]
+        uneven = pipeline(rng, np.zeros((RANKS, 40)), always)
+        assert (str(uneven.cause), uneven.ranks) == ("stage_imbalance", ())
+        assert uneven.evidence["stage_ranks"] == [4, 5, 6, 7]
+        assert uneven.evidence["operations_over_others"] == 1.0
