@@ -66,7 +66,7 @@ def verdict_on(job: HangJob) -> Hang:
 
 
 def accused_while_running(number: int, seed: int, sizes: tuple[int, ...]) -> int:
-    """How many ranks are named in the dumps of a running job, which were copied without their times."""
+    """How many ranks are named in the dumps of a running job."""
     return len(verdict_on(running_job(seed, number, sizes)).ranks)
 
 
@@ -95,7 +95,7 @@ def hangs(jobs: int, seed: int, sizes: tuple[int, ...] = SIZES) -> bool:
         mean = listed[row] / max(table[row]["unknown"], 1)
         print(f"{row:28}{''.join(f'{table[row][name]:10}' for name in OUTCOMES)}{mean:10.1f}{exact[row]:10}")
     print("list: mean number of ranks that an unknown lists; exact: how many unknown list the causes and nobody else")
-    print(f"dumps of {len(running)} running jobs, copied without their times: {sum(running)} ranks named")
+    print(f"dumps of {len(running)} running jobs: {sum(running)} ranks named")
     return not sum(running) and not sum(table["all"][name] for name in OUTCOMES[2:])
 
 

@@ -44,7 +44,7 @@ from ingero_kit.flags import FiniteRange
 @click.option(
     "--hung",
     is_flag=True,
-    help="The job of --flight-recorder is known to hang; else its dumps or the times of their files must show it.",
+    help="The job of --flight-recorder is known to hang, also if its dumps were written just after its last call.",
 )
 @click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are throttled.")
 @click.option(

@@ -27,9 +27,6 @@ MAX_FRAMES: Final = 64
 NEEDS_ALL: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|barrier")
 """Collectives that end on no rank before all members have entered them."""
 
-KEPT: Final = 2.0
-"""Seconds by which a file must have been put in its place after it was last written to be a copy with its time."""
-
 PICKLED: Final = (b"\x80", b"(", b"}")
 """First bytes of pickles of dictionaries, of protocols from 2 on, 0 and 1."""
 
@@ -108,8 +105,6 @@ class Dump:
     """When the dump was taken, by the rank's clock, or earlier; 0 if no entry shows it."""
     written: float = 0.0
     """Unix seconds at which the file was last written; 0 if not known. A copy may be younger than the dump."""
-    kept: bool = False
-    """Whether a copy of the file has kept this time."""
     communicators: frozenset[str] = frozenset()
     last: Call | None = None
     """The last call."""
@@ -153,9 +148,7 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> DumpFiles:
             continue
         try:
             dump = dump_of(parse(sources.read_content(file)), rank, place, problems, rows)
-            state = file.stat()
-            kept = state.st_ctime - state.st_mtime > KEPT
-            dumps[rank] = replace(dump, written=state.st_mtime, kept=kept), place
+            dumps[rank] = replace(dump, written=file.stat().st_mtime), place
         except (SourceError, UnsafePickleError, OSError) as error:
             problems.add(place, str(error))
             unreadable[rank] = place

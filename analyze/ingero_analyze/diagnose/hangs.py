@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from ingero_analyze.diagnose.dump_ages import Quiet, quiet_before
+from ingero_analyze.diagnose.dump_ages import quiet_seconds
 from ingero_analyze.diagnose.dump_groups import job_sizes, with_distinct_groups
 from ingero_analyze.diagnose.dump_runs import separate_runs
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
@@ -33,7 +33,7 @@ CLAIMS: Final = Claims(
     cannot=(
         "why a missing rank is missing: its stack, its host and its log say that",
         "whether a rank that left no dump is dead or only did not write one",
-        "whether a job hangs whose dumps were written just after its last call, or copied without their times",
+        "whether a job hangs whose dumps were written just after its last call, or copied so that they look younger",
         "whether a collective that is under way would still have ended: a dump is one moment",
     ),
 )
@@ -56,12 +56,8 @@ MIXED: Final = (
 
 RUNNING: Final = (
     "the dumps were written {quiet:.3g} s after the last call or end of a call, so the job may be running; take them "
-    "again when nothing has moved for half a minute, and keep the times of the files"
-)
-
-UNTIMED: Final = (
-    "neither the dumps nor the times of their files show for how long nothing had moved, so the job may have been "
-    "running; where it is known to hang (its log tells a timeout, or nothing moved for a minute), ask with --hung"
+    "again when nothing has moved for half a minute, and keep the times of the files; where it is known to hang, ask "
+    "with --hung"
 )
 
 OTHER_JOBS: Final = "these are dumps of jobs of {sizes} ranks; judge the dumps of each job by themselves"
@@ -223,21 +219,19 @@ def _of_last_run(dumps: list[Dump], unreadable: Mapping[Rank, str], hung: bool) 
                     reason=reason, earlier=earlier)  # fmt: skip
     absent = {**dict.fromkeys(unreadable, Why.UNREADABLE), **dict.fromkeys(earlier, Why.EARLIER_RUN)}
     found = replace(_find_hang(with_distinct_groups(runs.judged), absent), earlier=earlier)
-    quiet = quiet_before(runs.judged)
-    return found if hung or quiet.hangs else _perhaps_running(found, quiet)
+    return _unless_running(found, None if hung else quiet_seconds(runs.judged))
 
 
-def _perhaps_running(hang: Hang, quiet: Quiet) -> Hang:
-    """Nobody is certain to be waited for in vain where the job is not known to have been quiet for long."""
-    if hang.kind not in (HangKind.HANG, HangKind.NO_DUMP, HangKind.STUCK, HangKind.UNKNOWN):
+def _unless_running(hang: Hang, quiet: float | None) -> Hang:
+    """Nobody is certain to be waited for in vain where the dumps were written just after the last sign of life."""
+    if quiet is None or hang.kind not in (HangKind.HANG, HangKind.NO_DUMP, HangKind.STUCK, HangKind.UNKNOWN):
         return hang
     doubtful = tuple(rank for rank in hang.ranks if hang.why[rank] in WAITED_FOR)
-    words = UNTIMED if quiet.seconds is None else RUNNING.format(quiet=quiet.seconds)
-    reason = words + (f"; {hang.reason}" if hang.reason else "")
+    reason = RUNNING.format(quiet=quiet) + (f"; {hang.reason}" if hang.reason else "")
     return replace(
         hang, kind=HangKind.UNKNOWN, ranks=tuple(rank for rank in hang.ranks if rank not in doubtful),
         possible=tuple(sorted((*hang.possible, *doubtful))), likely=hang.likely or doubtful, reason=reason,
-        quiet=quiet.seconds,
+        quiet=quiet,
     )  # fmt: skip
 
 

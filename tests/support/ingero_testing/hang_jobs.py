@@ -188,7 +188,7 @@ def hang_jobs(count: int, seed: int = 0, sizes: tuple[int, ...] = SIZES) -> Iter
 
 
 def running_job(seed: int, number: int, sizes: tuple[int, ...] = SIZES) -> HangJob:
-    """A healthy job whose ranks all wrote their dumps at one moment, or within a few milliseconds; copied later."""
+    """A healthy job whose ranks all wrote their dumps at one moment, or within a few milliseconds."""
     rng = random.Random(f"running {seed}/{number}")
     layout, groups, settings = _drawn(rng, sizes)
     programs = [_program(rank, layout, groups, settings) for rank in range(layout.ranks)]
@@ -196,13 +196,14 @@ def running_job(seed: int, number: int, sizes: tuple[int, ...] = SIZES) -> HangJ
     cluster.run()
     moment, spread = cluster.now * rng.uniform(0.3, 0.95), rng.choice((0.0, 1e-3, 5e-3))
     ring, timed, batched = rng.choice((32, 64, 256, 2000)), rng.random() < 0.4, rng.random() < 0.5
-    dumps = {}
+    dumps, written = {}, {}
     for rank in range(layout.ranks):
         own, cut = {kind: of[rank] for kind, of in groups.items()}, moment + rng.uniform(0, spread)
         calls = [call for call in cluster.ranks[rank].calls if call.at <= cut]
-        dumps[rank] = _dump(rng.uniform(-CLOCKS, CLOCKS), own, calls, cut, ring, timed, batched)
-    copied = BEGIN + moment + rng.choice((40, TIMEOUT / 2, 1e4, 1e8))
-    return HangJob(number, "running", layout.ranks, set(), dumps, written=dict.fromkeys(dumps, copied))
+        clock = rng.uniform(-CLOCKS, CLOCKS)
+        dumps[rank] = _dump(clock, own, calls, cut, ring, timed, batched)
+        written[rank] = BEGIN + clock + cut
+    return HangJob(number, "running", layout.ranks, set(), dumps, written=written)
 
 
 def _drawn(rng: random.Random, sizes: tuple[int, ...]) -> tuple[_Layout, dict[str, list[Group]], _Settings]:
