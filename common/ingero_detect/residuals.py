@@ -42,8 +42,9 @@ _USUAL_RISE: Final = 0.282
 """Mean of such a rise, standard deviations, in independent normal noise. In autoregressive noise it is smaller by the
 root of what is new in every tick."""
 
-_CERTAIN_RISE: Final = 2.0
-"""What rises exceed the usual by when the noise of a node has certainly grown: three standard errors of so many."""
+_CERTAIN_RISE: Final = 2.45
+"""What rises exceed the usual by when the noise of a node has certainly grown: a node that stays above its baseline for
+a while, as under a load that wanders, rises twice as much, and chance adds to that."""
 
 _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
