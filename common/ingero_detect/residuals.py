@@ -43,8 +43,8 @@ _USUAL_RISE: Final = 0.282
 root of what is new in every tick."""
 
 _CERTAIN_RISE: Final = 2.45
-"""What rises exceed the usual by when the noise of a node has certainly grown: a node that stays above its baseline for
-a while, as under a load that wanders, rises twice as much, and chance adds to that."""
+"""What rises exceed the usual by when the noise of a node has certainly grown. A node that stays above its baseline
+for a while, as under a load that wanders, rises twice as much, and chance adds to that."""
 
 _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
