@@ -13,9 +13,6 @@ from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Codes, 
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Axis, Kind
 
-JUST_BACK: Final = -1
-"""Grace of a node that missed a few reports before this tick."""
-
 RESUME_TICKS: Final = 12
 """Ticks that a node may take to work again once most of its cohort does."""
 
@@ -172,8 +169,6 @@ def note_presence(
     state[calm & (code == CALIBRATING)] = LEARNING
     returned = calm & (code == ACTIVE) & ((state == SILENT) | (state == IDLING) | (state == LEARNING))
     state[returned] = np.where(memory.node("learned")[returned], HEALTHY, LEARNING)
-    missed = here & ~back & (absent > 1) & (code == ACTIVE) & memory.node("learned") & (memory.node("grace") <= 0)
-    memory.node("grace")[missed] = JUST_BACK
     absent[here] = 0
     last[here] = code[here]
     memory.node("was_active")[working] = True

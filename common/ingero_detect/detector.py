@@ -23,7 +23,6 @@ from ingero_detect import (
     sequential_tests,
     states,
 )  # fmt: skip
-from ingero_detect.brief_absence import give_time_to_come_up
 from ingero_detect.codes import RECOVERING, is_accused
 from ingero_detect.column_store import ColumnStore, SnapshotError
 from ingero_detect.digest import DigestChain
@@ -107,7 +106,6 @@ class Detector:
         nodes = residuals.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
-        give_time_to_come_up(memory, parameters, nodes)
         levels = calibration.alarm_levels(memory, parameters, self.ticks, nodes)
         bounds = sequential_tests.compute_bounds(memory, parameters, nodes, *levels)
         own = sequential_tests.against_own_history(memory, now, nodes, bounds)

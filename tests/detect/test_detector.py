@@ -969,35 +969,3 @@ def test_nodes_that_follow_a_move_of_all_by_a_few_percent_more_or_less_are_not_a
         accused += play(rates).accused()
 
     assert len(accused) <= 1
-
-
-@pytest.mark.parametrize("missed", [1, 2, 3])
-def test_a_node_that_restarts_within_a_few_ticks_has_time_to_come_up(missed: int) -> None:
-    rates = healthy(600, 16, seed=3, noise=0.02)
-    for start in range(100, 600, 100):
-        up = start + missed
-        rates[start:up, 3] = np.nan
-        rates[up : up + 5, 3] *= np.linspace(0.2, 0.9, 5)
-
-    assert play(rates).accused() == []
-
-
-@pytest.mark.parametrize("missed", [1, 3])
-def test_a_node_that_is_slow_after_it_missed_reports_is_named_once_it_had_time_to_come_up(missed: int) -> None:
-    rates = healthy(400, 16, seed=3, noise=0.02)
-    rates[300:, 3] *= 0.5
-    rates[300 - missed : 300, 3] = np.nan
-
-    ((tick, node),) = play(rates).accused()
-
-    assert (node, tick <= 309) == ("n3", True)
-
-
-def test_a_slow_node_that_misses_every_other_report_is_named() -> None:
-    rates = healthy(500, 16, seed=3, noise=0.02)
-    rates[300:, 3] *= 0.5
-    rates[::2, 3] = np.nan
-
-    ((tick, node),) = play(rates).accused()
-
-    assert (node, tick <= 325) == ("n3", True)
