@@ -5,7 +5,7 @@ import gc
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing import Pool
@@ -14,12 +14,10 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(__file__).parent)]
 
 from fabric_table import OutcomeTable  # noqa: E402
-from ingero_analyze.diagnose.flight_recorder_dumps import dump_of  # noqa: E402
 from ingero_analyze.diagnose.hangs import Hang, find_hang  # noqa: E402
-from ingero_analyze.diagnose.sources import OperationRows, Problems  # noqa: E402
-from ingero_contract.identifiers import Rank  # noqa: E402
+from ingero_analyze.diagnose.sources import Problems  # noqa: E402
 from ingero_testing.fabric_jobs import fabric_jobs, judged  # noqa: E402
-from ingero_testing.hang_jobs import SIZES, HangJob, hang_job, outcome, running_job  # noqa: E402
+from ingero_testing.hang_jobs import SIZES, HangJob, dumps_of, hang_job, outcome, running_job  # noqa: E402
 
 OUTCOMES = ("right", "unknown", "innocent", "missed", "lacking")
 
@@ -58,11 +56,7 @@ def hang_result(number: int, seed: int, sizes: tuple[int, ...]) -> HangResult | 
 
 def verdict_on(job: HangJob) -> Hang:
     """What is said of the dumps of a job."""
-    problems, rows = Problems(), OperationRows()
-    return find_hang([
-        replace(dump_of(value, Rank(rank), f"rank {rank}", problems, rows), written=job.written[rank])
-        for rank, value in job.dumps.items()
-    ])  # fmt: skip
+    return find_hang(dumps_of(job, Problems()))
 
 
 def accused_while_running(number: int, seed: int, sizes: tuple[int, ...]) -> int:

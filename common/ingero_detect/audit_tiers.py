@@ -245,15 +245,12 @@ class Tier:
         Student's test with one degree of freedom less, because they may not be normal.
         """
         at = np.flatnonzero(self.judged)
-        count = len(at) - 1
-        found = members
-        if count + 1 >= FEWEST_COMPARED:
-            others = np.broadcast_to(self.effect[at], (count + 1, count + 1))[~np.eye(count + 1, dtype=bool)]
-            others = others.reshape(count + 1, count)
+        count, found = len(at), members.copy()
+        if count >= FEWEST_COMPARED:
+            others = np.array([np.delete(self.effect[at], place) for place in range(count)])
             spread = np.maximum(others.std(axis=1, ddof=1), np.maximum(self.error[at], SMALLEST_SPREAD))
-            distance = (self.effect[at] - others.mean(axis=1)) / (spread * np.sqrt(1 + 1 / count))
-            own = normal_upper_tail(normal_deviate(distance, np.full(count + 1, count - 2.0)))
-            found = members.copy()
+            distance = (self.effect[at] - others.mean(axis=1)) / (spread * np.sqrt(1 + 1 / (count - 1)))
+            own = normal_upper_tail(normal_deviate(distance, np.full(count, count - 3.0)))
             found[at] = np.minimum(1.0, 2 * np.minimum(members[at], own))
         return np.where(inside, 1.0, found)
 

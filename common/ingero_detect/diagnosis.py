@@ -70,19 +70,16 @@ def diagnose(line: Timeline) -> Diagnosis:
         return _nobody(line.steps, {"ranks": line.ranks, "steps": line.steps})
     stage = most_common_by_rank(line, line.stage)
     replica = most_common_by_rank(line, line.data_parallel)
-    uneven_by = "work"
+    shared, uneven_by = _shared_data(line, stage, replica), "work"
     if given is None:
-        given, uneven_by = (
-            without_unequal_parts(line, _shared_data(line, stage, replica), _like(stage)),
-            "place_in_ring",
-        )
+        given, uneven_by = without_unequal_parts(line, shared, _like(stage)), "place_in_ring"
     if given is not None:
         line = given.line
     compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
-    known, shared = well_covered_steps(compute), _shared_data(line, stage, replica)
+    known = well_covered_steps(compute)
     peers = data_peers(shared, compute[:, known], _like(stage)) if known.any() else None
     doubts = Doubts(shared, operation_excess(line, _like(stage) if peers is None else peers), float(period))
     found: list[Diagnosis] = []

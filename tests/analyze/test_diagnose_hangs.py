@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ingero_analyze.diagnose.hangs import HangKind, find_hang
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_contract.identifiers import Rank
 from ingero_fleet.cli import main
-from ingero_testing.hang_jobs import hang_jobs, outcome, running_job
+from ingero_testing.hang_jobs import dumps_of, hang_jobs, outcome, running_job
 
 WORLD = 4
 
@@ -47,9 +46,8 @@ def dump(entries: list[dict[str, Any]], groups: dict[str, list[int]] | None = No
 
 
 def hang_of(*parts: tuple[int, Any]) -> Any:
-    """The verdict on dumps of a job that is known to hang."""
     return find_hang(
-        [dump_of(value, Rank(rank), f"rank{rank}", Problems(), OperationRows()) for rank, value in parts], hung=True
+        [dump_of(value, Rank(rank), f"rank{rank}", Problems(), OperationRows()) for rank, value in parts]
     )
 
 
@@ -74,7 +72,7 @@ def test_a_dump_of_an_earlier_run_is_left_out_and_said(tmp_path: Path) -> None:
     for rank, entries in enumerate([waiting, [entry(1)], waiting, last]):
         (tmp_path / f"rank_{rank}").write_text(json.dumps(dump(entries)))
 
-    done = CliRunner().invoke(main, ["diagnose", "--json", "--hung", "--flight-recorder", str(tmp_path)])
+    done = CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)])
     found = json.loads(done.stdout)
 
     assert (found["kind"], found["ranks"], list(found["evidence"]["possible"])) == ("unknown", [3], ["1"])
@@ -253,8 +251,7 @@ def test_the_last_call_of_a_rank_that_did_not_come_is_shown_with_its_line(tmp_pa
             json.dumps(dump([entry(1, **at)] if rank == 2 else [entry(1, **at), entry(2, ended=False)]))
         )
 
-    arguments = ["diagnose", "--json", "--hung", "--flight-recorder", str(tmp_path)]
-    found = json.loads(CliRunner().invoke(main, arguments).stdout)
+    found = json.loads(CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)]).stdout)
 
     assert found["ranks"] == [2]
     assert found["evidence"]["last_calls"]["2"]["place"] == "/app/train.py:12 in step"
@@ -383,7 +380,7 @@ def test_real_dumps_of_a_job_that_hangs_in_gloo_name_the_rank_that_did_not_come(
     """Written by PyTorch 2.15: four ranks, five all_reduce that ended, and a sixth to which rank 2 never came."""
     problems = Problems()
 
-    hang = find_hang(read_dumps([str(Path(__file__).parent / "hang_in_gloo")], problems).dumps, hung=True)
+    hang = find_hang(read_dumps([str(Path(__file__).parent / "hang_in_gloo")], problems).dumps)
 
     assert (hang.kind, hang.ranks, hang.dumps) == (HangKind.HANG, (2,), 4)
     assert [(front.seq, front.entered, front.missing) for front in hang.fronts] == [(6, (0, 1, 3), (2,))]
@@ -398,7 +395,7 @@ def test_real_dumps_of_a_job_one_rank_of_which_is_stopped_name_it_as_most_likely
     problems = Problems()
 
     dumps = read_dumps([str(Path(__file__).parent / "hang_in_nccl")], problems).dumps
-    hang = find_hang(dumps, hung=True)
+    hang = find_hang(dumps)
 
     assert (hang.kind, hang.ranks, hang.likely) == (HangKind.UNKNOWN, (), (1,))
     assert hang.why == {0: Why.GPU_INSTEAD, 1: Why.NO_DUMP, 3: Why.GPU_INSTEAD}
@@ -411,7 +408,7 @@ def test_a_rank_without_dump_is_looked_for_in_groups_whose_members_no_dump_tells
     problems = Problems()
 
     dumps = read_dumps([str(Path(__file__).parent / "hang_in_gloo_groups")], problems).dumps
-    hang = find_hang([dump for dump in dumps if dump.rank != absent], hung=True)
+    hang = find_hang([dump for dump in dumps if dump.rank != absent])
 
     assert hang.kind == HangKind.UNKNOWN and not hang.ranks
     assert hang.why[Rank(1)] == Why.NO_DUMP
@@ -451,11 +448,11 @@ def test_a_bad_entry_is_counted_with_its_place_and_the_rest_is_kept(bad: dict[st
     assert problems.shown[0].startswith(f"trace_7: {words}")
 
 
-def write(folder: Path, rank: int, value: Any, form: str = "pickle", protocol: int = 2) -> None:
-    """The dump, written when the watchdog has found the timeout of the calls under way."""
-    file = folder / (f"nccl_trace_rank_{rank}" if form == "pickle" else f"trace_{rank}.json")
-    file.write_bytes(pickle.dumps(value, protocol) if form == "pickle" else json.dumps(value).encode())
-    os.utime(file, times=(0, 1_700_000_000 + 601))
+def write(folder: Path, rank: int, value: Any, form: str = "pickle") -> None:
+    if form == "pickle":
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(value, 2))
+    else:
+        (folder / f"trace_{rank}.json").write_text(json.dumps(value))
 
 
 def ask(*arguments: str) -> tuple[dict[str, Any], str, int]:
@@ -544,7 +541,7 @@ def test_hostile_and_broken_dumps_are_named_and_the_others_still_judged(
 def test_a_rank_that_a_running_job_waits_for_at_the_moment_is_not_known_to_let_it_hang(
     tmp_path: Path, seconds: float, timeout: int, kind: str
 ) -> None:
-    """Copies that kept their times say when they were written; soon after the last call, nothing is known to hang."""
+    """Files say when they were written; where that is soon after the last call, nothing is known to hang."""
     ended = [entry(1), entry(2)]
     for rank in range(WORLD):
         write(tmp_path, rank, dump(ended if rank == 2 else [*ended, entry(3, ended=False, timeout_ms=timeout)]))
@@ -584,11 +581,7 @@ def test_hung_is_about_dumps() -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_simulated_running_jobs_accuse_nobody(seed: int) -> None:
     for number in range(12):
-        job, problems, rows = running_job(seed, number, sizes=(16,)), Problems(), OperationRows()
-        hang = find_hang([
-            replace(dump_of(value, Rank(rank), "", problems, rows), written=job.written[rank])
-            for rank, value in job.dumps.items()
-        ])  # fmt: skip
+        hang = find_hang(dumps_of(running_job(seed, number, sizes=(16,)), Problems()))
 
         assert hang.ranks == () and hang.kind in ("unknown", "none")
 
@@ -619,7 +612,7 @@ def test_pickles_of_all_protocols_are_read(tmp_path: Path, protocol: int) -> Non
     ended = [entry(1, extra=[1.5, None, True, -3, "é"]), entry(2)]
     for rank in range(WORLD):
         value = dump(ended if rank == 2 else [*ended, entry(3, ended=False)])
-        write(tmp_path, rank, value, protocol=protocol)
+        (tmp_path / f"trace_{rank}").write_bytes(pickle.dumps(value, protocol=protocol))
     found, _, _ = ask("--flight-recorder", str(tmp_path))
 
     assert (found["kind"], found["ranks"]) == ("hang", [2])
@@ -891,10 +884,7 @@ def test_simulated_hangs_name_all_causes_and_nobody_else_or_say_unknown(seed: in
     results = []
     for job in hang_jobs(8, seed, sizes=(16,)):
         problems = Problems()
-        hang = find_hang([
-            replace(dump_of(value, Rank(rank), f"rank{rank}", problems, OperationRows()), written=job.written[rank])
-            for rank, value in job.dumps.items()
-        ])  # fmt: skip
+        hang = find_hang(dumps_of(job, problems))
         results.append(outcome(job, hang.kind, hang.ranks, hang.possible + hang.cycle))
         assert (hang.kind == "unknown") == bool(hang.reason)
         assert not problems.count

@@ -90,7 +90,7 @@ def test_ranks_without_a_nic_are_counted_and_the_others_judged(tmp_path: Path) -
     [
         ("nics: [", "is not YAML"),
         ("nics: []\nswitches: {s0: spine, s0: s1}", "line 2: the key 's0'"),
-        ("[" * 100_000 + "]" * 100_000, "line 1"),
+        ("[" * 500 + "]" * 500, "line 1: more than 64 lists"),
         ("- " * 100_000, "line 1: more than 64 lists"),
         ("[]", "either nics or nodes were expected"),
         ("nics: {}", "nics: a list was expected"),

@@ -16,38 +16,25 @@ FEWEST_BEFORE: Final = 3
 FEWEST_GROUPS: Final = 2
 """Like groups that must agree."""
 
-_What = tuple[str, str]
-"""Operation and sizes."""
-
 
 def ranks_unlike_others(state: JobState, operation: PendingOperation) -> tuple[Rank, ...]:
     """The ranks whose call differs from that of all like groups; none where these do not tell."""
-    calls = {rank: (call.op, call.sizes) for rank, call in operation.calls.items()}
-    seq, members = operation.key.seq, state.members[operation.key.group]
-    own = _calls_by_number(state, operation.key.group)
-    before = [own.get(number) for number in range(seq - FEWEST_BEFORE, seq)]
+    key, calls = operation.key, {rank: (call.op, call.sizes) for rank, call in operation.calls.items()}
+    before = _called_before(state, key.group, key.seq)
     if None in before:
         return ()
-    told = set[_What | None]()
-    groups = 0
-    for group, others in state.members.items():
-        if group == operation.key.group or len(others) != len(members):
-            continue
-        table = _calls_by_number(state, group)
-        if seq in table and [table.get(number) for number in range(seq - FEWEST_BEFORE, seq)] == before:
-            told.add(table[seq])
-            groups += 1
-    if groups < FEWEST_GROUPS or len(told) != 1 or not told <= set(calls.values()):
+    size = len(state.members[key.group])
+    told = [
+        state.called[group][key.seq]
+        for group, members in state.members.items()
+        if group != key.group and len(members) == size and key.seq in state.called.get(group, {})
+        and _called_before(state, group, key.seq) == before
+    ]  # fmt: skip
+    if len(told) < FEWEST_GROUPS or len(set(told)) != 1 or told[0] not in calls.values():
         return ()
-    return tuple(sorted(rank for rank, what in calls.items() if what not in told))
+    return tuple(sorted(rank for rank, what in calls.items() if what != told[0]))
 
 
-def _calls_by_number(state: JobState, group: str) -> dict[int, _What | None]:
-    """What the members of a group have called under each number; `None` where they differ."""
-    found: dict[int, _What | None] = {}
-    for rank in state.members[group]:
-        dump = state.by_rank.get(rank)
-        for (name, seq, op, _), sizes in zip(dump.calls, dump.sizes, strict=True) if dump is not None else ():
-            if name == group and seq:
-                found[seq] = (op, sizes) if found.get(seq, (op, sizes)) == (op, sizes) else None
-    return found
+def _called_before(state: JobState, group: str, seq: int) -> list[tuple[str, str] | None]:
+    table = state.called.get(group, {})
+    return [table.get(number) for number in range(seq - FEWEST_BEFORE, seq)]

@@ -6,6 +6,7 @@ the others is found by what other ranks have ended since: that needed the rank.
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart, PeerCalls
@@ -77,6 +78,17 @@ class JobState:
     early: set[Rank] = field(default_factory=set)
     blind: set[Rank] = field(default_factory=set)
     forgotten: set[Rank] = field(default_factory=set)
+
+    @cached_property
+    def called(self) -> dict[str, dict[int, tuple[str, str] | None]]:
+        """By group and number, the operation and sizes that its members called; `None` where these differ."""
+        found: dict[str, dict[int, tuple[str, str] | None]] = {}
+        for dump in self.by_rank.values():
+            for (group, seq, op, _), sizes in zip(dump.calls, dump.sizes, strict=True):
+                if seq:
+                    own = found.setdefault(group, {})
+                    own[seq] = (op, sizes) if own.get(seq, (op, sizes)) == (op, sizes) else None
+        return found
 
 
 def join_dumps(dumps: list[Dump]) -> JobState:

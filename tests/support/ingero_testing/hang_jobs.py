@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from ingero_analyze.diagnose.flight_recorder_dumps import Dump, dump_of
+from ingero_analyze.diagnose.sources import OperationRows, Problems
+from ingero_contract.identifiers import Rank
 from ingero_testing.gpu_cluster import (
     NEVER,
     Called,
@@ -51,6 +54,15 @@ class HangJob:
     early: set[int] = field(default_factory=set)
     written: dict[int, float] = field(default_factory=dict)
     """When each dump was written, by its host's clock."""
+
+
+def dumps_of(job: HangJob, problems: Problems) -> list[Dump]:
+    """The dumps of a job as they are read from their files."""
+    rows = OperationRows()
+    return [
+        replace(dump_of(value, Rank(rank), f"rank {rank}", problems, rows), written=job.written[rank])
+        for rank, value in job.dumps.items()
+    ]
 
 
 def outcome(job: HangJob, kind: str, ranks: Iterable[int], possible: Iterable[int]) -> str:
@@ -195,14 +207,8 @@ def running_job(seed: int, number: int, sizes: tuple[int, ...] = SIZES) -> HangJ
     cluster = Cluster(programs, [], rng, rng.choice((6, 12, 24)), rng.random() < 0.3)
     cluster.run()
     moment, spread = cluster.now * rng.uniform(0.3, 0.95), rng.choice((0.0, 1e-3, 5e-3))
-    ring, timed, batched = rng.choice((32, 64, 256, 2000)), rng.random() < 0.4, rng.random() < 0.5
-    dumps, written = {}, {}
-    for rank in range(layout.ranks):
-        own, cut = {kind: of[rank] for kind, of in groups.items()}, moment + rng.uniform(0, spread)
-        calls = [call for call in cluster.ranks[rank].calls if call.at <= cut]
-        clock = rng.uniform(-CLOCKS, CLOCKS)
-        dumps[rank] = _dump(clock, own, calls, cut, ring, timed, batched)
-        written[rank] = BEGIN + clock + cut
+    cut = {rank: moment + rng.uniform(0, spread) for rank in range(layout.ranks)}
+    dumps, written = _written(rng, cluster, groups, cut)
     return HangJob(number, "running", layout.ranks, set(), dumps, written=written)
 
 
@@ -272,16 +278,23 @@ def _recorded(
     elif rng.random() < 0.06:
         for rank in rng.sample(innocent, rng.choice((1, 1, 2))):
             cut[rank] = cluster.now * rng.uniform(0.1, 0.8)
-    ring, timed, batched = rng.choice((32, 64, 256, 2000)), rng.random() < 0.4, rng.random() < 0.5
-    dumps, written = {}, {}
-    for rank in set(range(layout.ranks)) - missing:
-        own = {kind: of[rank] for kind, of in groups.items()}
-        calls = [call for call in cluster.ranks[rank].calls if call.at <= cut[rank]]
-        clock = rng.uniform(-CLOCKS, CLOCKS)
-        dumps[rank] = _dump(clock, own, calls, cut[rank], ring, timed, batched)
-        written[rank] = BEGIN + clock + cut[rank]
+    dumps, written = _written(rng, cluster, groups, {rank: cut[rank] for rank in set(cut) - missing})
     early = {rank for rank in dumps if cut[rank] < end}
     return HangJob(number, kind, layout.ranks, culprits, dumps, cluster.faults, missing, early, written)
+
+
+def _written(
+    rng: random.Random, cluster: Cluster, groups: dict[str, list[Group]], cut: dict[int, float]
+) -> tuple[dict[int, Any], dict[int, float]]:
+    """The dumps that ranks write at these times, and the times by the clocks of their hosts."""
+    ring, timed, batched = rng.choice((32, 64, 256, 2000)), rng.random() < 0.4, rng.random() < 0.5
+    dumps, written = {}, {}
+    for rank, at in cut.items():
+        own, clock = {kind: of[rank] for kind, of in groups.items()}, rng.uniform(-CLOCKS, CLOCKS)
+        calls = [call for call in cluster.ranks[rank].calls if call.at <= at]
+        dumps[rank] = _dump(clock, own, calls, at, ring, timed, batched)
+        written[rank] = BEGIN + clock + at
+    return dumps, written
 
 
 def _dump(
