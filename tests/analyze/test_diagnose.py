@@ -155,7 +155,7 @@ def test_a_rank_whose_work_is_unknown_is_not_compared_with_scaled_times(tmp_path
     without = diagnose(tmp_path, Table({name: [column] for name, column in columns.items()}), ("work",))
     partly = diagnose(tmp_path, Table({name: [column] for name, column in {**columns, "work": work}.items()}))
 
-    assert partly == without
+    assert {**partly, "read": {}} == {**without, "read": {}}
 
 
 def test_a_late_rank_beside_uneven_work_is_named_to_people_too(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ HEADER = "rank,op,kind,start,duration,work\n"
         (HEADER + "1,f,compute,x,1,\n", "row 2, column start: 'x' is not a number"),
         (HEADER + "1,f,compute,0,-1,\n", "row 2, column duration"),
         (HEADER + "1,f,compute,0,nan,\n", "row 2, column duration"),
-        (HEADER + "1,f,compute,0,1e308,\n", "row 2, column duration: 1e+308 is too large: seconds are expected"),
+        (HEADER + "1,f,compute,0,1e308,\n", "row 2, column duration: 1e+308 s are too long"),
         (HEADER + ",f,compute,0,1,\n", "row 2, column rank"),
         (HEADER + "1,f,compute,0\n", "row 2: 4 values where 6 columns were expected"),
         (HEADER + "1,f,compute,0,1,-1\n", "row 2, column work: a finite number"),

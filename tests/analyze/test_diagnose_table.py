@@ -73,5 +73,5 @@ def test_milliseconds_taken_as_seconds_get_a_note(tmp_path: Path, factor: float)
 
     text = table(written(tmp_path, Table({name: [column] for name, column in columns.items()})))
 
-    assert ("are these milliseconds?" in text) == (factor > 1)
+    assert ("if these are milliseconds, say --unit ms" in text) == (factor > 1)
     assert text.startswith("rank 3 delays the job")

@@ -50,6 +50,16 @@ from ingero_kit.flags import FiniteRange
 @click.option(
     "--topology", metavar="FILE", help="Nodes, NICs and switches (YAML or JSON): which part of the network is slow."
 )
+@click.option(
+    "--column", multiple=True, metavar="ROLE=COLUMN",
+    help="The column of FILE that has a role, such as op=kernel; ROLE is one of the names below, `end`, "
+    "`tensor_parallel`, `node` or `local_rank`.",
+)  # fmt: skip
+@click.option(
+    "--unit",
+    type=click.Choice(["s", "ms", "us", "ns"]),
+    help="Of times in FILE, where names of columns say none.  [default: seconds, or what the times themselves show]",
+)
 @json_flag("--json/--table", "[default: a table on a terminal, else JSON]")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def command(
@@ -62,16 +72,19 @@ def command(
     hung: bool,
     dcgm: tuple[str, ...],
     topology: str | None,
+    column: tuple[str, ...],
+    unit: str | None,
     as_json: bool | None,
     quiet: bool,
 ) -> None:
     """Say who holds a synchronised job back: a rank, its partition into stages, its sequence lengths, or nobody.
 
-    FILE is CSV (also packed with gzip) or Parquet by its suffix, `-` CSV on standard input, with a row for every
+    FILE is CSV or JSON (also packed with gzip) or Parquet by its suffix, `-` standard input, with a row for every
     operation: `rank`, `op`, `kind` (compute or collective), `start` and `duration` in seconds; optional `step`,
     `group` (communicator), `seq`, `stage`, `data_parallel`, and `work` of compute (such as tokens, in any one unit),
     with which longer sequences are no lateness. Clocks of ranks need not agree: only durations and differences on one
-    clock are used.
+    clock are used. Columns are known by usual names too, such as optype, start_ts, dur_us, pp_rank; without `kind`
+    the names of operations show what a collective is. The output says how the file was read.
 
     Instead of FILE, what other tools have written: one of --flight-recorder and --ras (where does the job hang),
     --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
@@ -84,6 +97,7 @@ def command(
 
     \b
     ingero-fleet diagnose timeline.parquet
+    ingero-fleet diagnose --column op=kernel --unit us rank*.csv
     ingero-fleet diagnose --flight-recorder /tmp/nccl_traces/
     ingero-fleet diagnose --ras localhost:28028 --wait 30
     ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --json | jq '.ranks'
@@ -103,9 +117,11 @@ def command(
         raise click.UsageError("--wait needs --ras HOST:PORT")
     if hung and not flight_recorder:
         raise click.UsageError("--hung needs --flight-recorder")
+    if (column or unit) and not files:
+        raise click.UsageError("--column and --unit need a FILE")
     ports = _ports(topology) if topology else None
     answer = (
-        _timeline(files, quiet, ports) if files
+        _timeline(files, _columns(column), unit, quiet, ports) if files
         else _others(used[0] if used else "", given, dcgm, ports=ports, wait=wait, hung=hung)
     )  # fmt: skip
     if files and dcgm:
@@ -134,16 +150,30 @@ def _verdict(recorded: Any, ports: dict[str, Any] | None, comparable: Any = None
     return with_network(verdict(recorded), comparable or recorded, ports)
 
 
-def _timeline(files: tuple[str, ...], quiet: bool, ports: dict[str, Any] | None) -> dict[str, Any]:
+def _columns(given: tuple[str, ...]) -> dict[str, str]:
+    from ingero_analyze.diagnose.columns import ROLES
+
+    found: dict[str, str] = {}
+    for one in given:
+        role, _, name = one.partition("=")
+        if not name or role not in ROLES or role in found:
+            raise click.UsageError(f"--column {one}: ROLE=COLUMN is needed, ROLE one of {', '.join(ROLES)}")
+        found[role] = name
+    return found
+
+
+def _timeline(
+    files: tuple[str, ...], columns: dict[str, str], unit: str | None, quiet: bool, ports: dict[str, Any] | None
+) -> dict[str, Any]:
     from ingero_analyze.diagnose.sources import Problems
     from ingero_analyze.diagnose.timeline_reader import read_timeline
     from ingero_analyze.file_progress import progress_over_files
 
     problems = Problems()
     with progress_over_files("diagnose", files, "reading", quiet) as advance:
-        recorded = read_timeline(files, problems, advance)
+        recorded = read_timeline(files, problems, advance, columns, unit)
     _show(problems.shown)
-    return {**_verdict(recorded, ports), "problems": problems.answer()}
+    return {**_verdict(recorded, ports), "read": dict(recorded.read), "problems": problems.answer()}
 
 
 def _others(

@@ -127,6 +127,7 @@ def lines(answer: dict[str, Any]) -> list[str]:
     for name, value in evidence.items():
         if name not in told:
             found += [f"  {line}" for line in _evidence(name, value)]
+    found += [f"  {line}" for line in _read(answer.get("read", {}))]
     if "network" in answer:
         found += [sentence(answer["network"]), *(f"  {line}" for line in slow_group_lines(answer["network"], 6))]
     return found + [
@@ -187,6 +188,18 @@ OWN_LINES: Final = {
     ],
     "not_recorded": lambda value: [f"not recorded: {value['count']} ranks, {joined(value['first'])}"],
 }  # fmt: skip
+
+
+def _read(read: dict[str, Any]) -> list[str]:
+    """How a file was read, where its columns do not have the names of their roles."""
+    columns, units = read.get("columns", {}), read.get("units", {})
+    renamed = joined(f"{role} from {name}" for role, name in columns.items() if role != name)
+    found = [f"read as: {renamed}"] if renamed else []
+    if any(unit != "s" for unit in units.values()):
+        found.append("times: " + joined(f"{role} in {unit}" for role, unit in units.items()))
+    if "collectives_by_name" in read:
+        found.append(f"collectives, by their names: {_words(read['collectives_by_name']) or 'none'}")
+    return found
 
 
 def _first(value: dict[str, Any]) -> list[tuple[str, Any]]:

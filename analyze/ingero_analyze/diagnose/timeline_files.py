@@ -2,7 +2,8 @@
 
 import re
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,8 @@ class RecordedTimeline:
     rows: int
     ops: list[str]
     groups: list[str]
+    read: Mapping[str, Any] = field(default_factory=dict)
+    """How a file was read: its columns by role, and the units of its times."""
 
 
 def assemble(
@@ -72,7 +75,7 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
     evidence: dict[str, Any] = dict(found.evidence)
     for finding in (evidence, *evidence.get("also", ())):
         _name_ranks_and_operations(finding, recorded)
-    note = _unit_note(recorded.line, evidence.get("step_seconds"))
+    note = _unit_note(recorded, evidence.get("step_seconds"))
     if note:
         evidence["note"] = note
     if "stage" in evidence:
@@ -94,11 +97,17 @@ SHORTEST_OPERATION: Final = 0.1
 """Seconds that no operation falls below where times may be in another unit: some of every step take less."""
 
 
-def _unit_note(line: Timeline, period: float | None) -> str:
+def _unit_note(recorded: RecordedTimeline, period: float | None) -> str:
     """What to say where steps and all operations last so long that the times are hardly seconds."""
-    if period is None or period < LONGEST_STEP or float(np.quantile(line.duration, 0.05)) < SHORTEST_OPERATION:
+    shortest = float(np.quantile(recorded.line.duration, 0.05))
+    if period is None or period < LONGEST_STEP or shortest < SHORTEST_OPERATION:
         return ""
-    return f"steps of {period:.4g} s: start and duration are read as seconds; are these milliseconds?"
+    unit = recorded.read.get("units", {}).get("duration", "s")
+    flag = "; if these are milliseconds, say --unit ms" if recorded.read else "; are these milliseconds?"
+    return f"steps of {period:.4g} s: start and duration are read as {UNITS[unit]}{flag if unit == 's' else ''}"
+
+
+UNITS: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 def _name_ranks_and_operations(finding: dict[str, Any], recorded: RecordedTimeline) -> None:

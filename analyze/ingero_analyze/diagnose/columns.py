@@ -1,0 +1,236 @@
+"""Finds the columns of a timeline by their names, and the units of its times. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
+
+TIMES: Final = ("start", "duration", "end")
+"""Roles of columns with times; of `duration` and `end`, one is used."""
+
+PARTS: Final = ("node", "local_rank", "data_parallel", "stage", "tensor_parallel")
+"""Roles of columns that name a rank together where no column does by itself."""
+
+ROLES: Final = ("rank", "op", "kind", *TIMES, "step", "group", "seq", *PARTS, "work")
+
+_STARTS: Final = ("start", "begin", "started", "begun")
+_ENDS: Final = ("end", "stop", "finish", "ended", "finished")
+
+
+def _instants(words: Sequence[str]) -> tuple[str, ...]:
+    """Names of an instant: `start`, `start time`, `time start`, and so on."""
+    marks = ("time", "ts", "timestamp", "at", "t")
+    both = ((f"{word} {mark}", f"{mark} {word}") for word in words for mark in marks)
+    return (*words, *(name for pair in both for name in pair))
+
+
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "rank": ("rank", "global rank", "rank id", "process rank", "world rank", "mpi rank", "worker", "worker id"),
+    "op": (
+        "op", "operation", "optype", "op type", "op name", "operation name", "operation type", "name", "event",
+        "event name", "kernel", "kernel name", "phase", "activity", "task", "function", "collective",
+    ),
+    "kind": ("kind", "type", "category", "cat", "event type", "op kind", "class"),
+    "start": (*_instants(_STARTS), "timestamp", "time", "ts", "t0"),
+    "duration": (
+        "duration", "dur", "elapsed", "elapsed time", "duration time", "time taken", "latency", "length", "runtime",
+        "exec time", "execution time",
+    ),
+    "end": (*_instants(_ENDS), "t1"),
+    "step": (
+        "step", "step id", "step number", "iteration", "iteration id", "iter", "iter id", "global step", "train step",
+        "training step", "batch", "batch id",
+    ),
+    "group": (
+        "group", "group id", "group name", "communicator", "communicator id", "comm", "comm id", "comm name",
+        "comm hash", "process group", "process group id", "process group name", "pg", "pg id", "pg name",
+    ),
+    "seq": (
+        "seq", "seq id", "seq number", "sequence", "sequence number", "sequence id", "seqno", "seq no", "coll sn",
+        "collective id", "collective seq id", "op count", "opcount",
+    ),
+    "stage": (
+        "stage", "stage id", "pp rank", "pp stage", "pipeline rank", "pipeline stage", "pipeline parallel rank", "pp",
+    ),
+    "data_parallel": (
+        "data parallel", "data parallel rank", "dp rank", "dp", "dp id", "replica", "replica id",
+    ),
+    "tensor_parallel": ("tensor parallel", "tensor parallel rank", "tp rank", "tp", "tp id"),
+    "node": ("node", "node id", "node name", "host", "hostname", "host name", "machine", "server"),
+    "local_rank": ("local rank", "gpu", "gpu id", "gpu index", "device", "device id"),
+    "work": (
+        "work", "tokens", "num tokens", "n tokens", "token count", "total tokens", "seqlen", "seq len",
+        "sequence length",
+    ),
+}  # fmt: skip
+"""Names of columns in lower case, words separated by one space. A unit may follow that of a time."""
+
+SECONDS_OF: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds of the units that times may be in."""
+
+_SINCE_1970: Final = {"s": (1e9, 1e10), "ms": (1e12, 1e13), "us": (1e15, 1e16), "ns": (1e18, 1e19)}
+"""From 2001 to 2286, in each unit."""
+
+BUSIEST: Final = 8.0
+"""Time in operations of a rank over the time that its recording spans: more needs more streams than programs use."""
+
+IDLEST: Final = BUSIEST / 1000
+"""The same where a unit a thousand times smaller could be as well, and is likelier."""
+
+_COMPUTE: Final = frozenset(("compute", "computation", "comp", "calc", "calculation", "kernel", "gpu", "cuda"))
+_COLLECTIVE: Final = frozenset(
+    ("collective", "coll", "communication", "comm", "comms", "network", "nccl", "rccl", "p2p", "sync")
+)
+_EXCHANGES: Final = re.compile(
+    r"\b(?:all ?(?:reduce|gather|to ?all)\w*|reduce ?scatter\w*|alltoall\w*|broadcast|bcast|barrier|i?send|i?recv|"
+    r"receive|sendrecv|p2p|a2a|sync|comm|collective|allgather\w*|nccl\w*|rccl\w*)\b"
+)
+_WHOLE: Final = frozenset(("gather", "scatter", "reduce"))
+"""Names of collectives that within a longer name are those of kernels."""
+
+
+@dataclass(frozen=True)
+class TimelineColumns:
+    """Columns of a file by role. `units`: of times, as far as names say them; `traced`: named as in Chrome's traces,
+    whose times are microseconds."""
+
+    roles: Mapping[str, str]
+    units: Mapping[str, str]
+    traced: bool
+
+    @property
+    def of_rank(self) -> str:
+        """The column that names a rank, or all of them."""
+        return self.roles.get("rank") or ", ".join(self.roles[role] for role in self.rank_parts())
+
+    @property
+    def length(self) -> str:
+        """The column of durations, or that of ends."""
+        return self.roles.get("duration") or self.roles["end"]
+
+    @property
+    def ends_per_start(self) -> float:
+        """By what an end is multiplied to have the unit of starts."""
+        begin, end = (SECONDS_OF.get(self.units.get(role, ""), 0.0) for role in ("start", "end"))
+        return end / begin if begin and end else 1.0
+
+    def rank_parts(self) -> tuple[str, ...]:
+        """The roles whose values name a rank together, if no column does."""
+        if "rank" in self.roles:
+            return ()
+        by_place = tuple(role for role in ("node", "local_rank") if role in self.roles)
+        return by_place or tuple(role for role in PARTS if role in self.roles)
+
+    def used(self, by_file: bool) -> tuple[str, ...]:
+        """The columns to read, each once."""
+        parts = () if by_file else self.rank_parts()
+        roles = [
+            role for role in self.roles if role not in ("node", "local_rank", "tensor_parallel") or role in parts
+        ]
+        return tuple(dict.fromkeys(self.roles[role] for role in roles))
+
+
+def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = False) -> TimelineColumns:
+    """Columns by role: as `chosen`, else with the very name of the role, else by a usual name.
+
+    `by_file`: files without a column of ranks are of one rank each. `ValueError` says which column is missing or not
+    certain.
+    """
+    for name in chosen.values():
+        if name not in names:
+            raise ValueError(f"there is no column {name!r} (there are: {', '.join(names)[:200]})")
+    roles: dict[str, str] = dict(chosen)
+    for role in ROLES:
+        if role not in roles:
+            fitting = _fitting(role, [name for name in names if name not in roles.values()])
+            roles |= {role: fitting} if fitting else {}
+    if "duration" in roles and "end" not in chosen:
+        roles.pop("end", None)
+    if "op" not in roles and "kind" in roles and "kind" not in chosen:
+        roles["op"] = roles.pop("kind")
+    found = TimelineColumns(roles, _units(roles), roles.get("start") == "ts" and roles.get("duration") == "dur")
+    missing = [role for role in ("op", "start") if role not in roles]
+    missing += [] if "rank" in roles or found.rank_parts() or by_file else ["rank"]
+    missing += [] if "duration" in roles or "end" in roles else ["duration"]
+    if missing:
+        which = " and ".join(f"{role!r}" for role in missing)
+        raise ValueError(
+            f"there is no column {which} (there are: {', '.join(names)[:200]}); "
+            f"choose it with --column {missing[0]}=COLUMN"
+        )
+    doubled = [name for name in roles.values() if list(names).count(name) > 1]
+    if doubled:
+        raise ValueError(f"the column {doubled[0]} is there twice")
+    return found
+
+
+def _fitting(role: str, names: Sequence[str]) -> str | None:
+    """The column with the best name for a role; `ValueError` where several are written differently only."""
+    if role in names:
+        return role
+    known = _NAMES[role]
+    places: dict[int, list[str]] = {}
+    for name in names:
+        words = words_of(name)
+        head, unit = split_unit(name)
+        if words in known:
+            places.setdefault(known.index(words), []).append(name)
+        elif role in TIMES and unit in SECONDS and head in known:
+            places.setdefault(known.index(head), []).append(name)
+    if not places:
+        return None
+    best = places[min(places)]
+    if len(best) > 1:
+        raise ValueError(
+            f"the columns {', '.join(best)} could all be the {role}; choose one with --column {role}=COLUMN"
+        )
+    return best[0]
+
+
+def _units(roles: Mapping[str, str]) -> dict[str, str]:
+    """Units that the names of times say; a name that is that of the role says none."""
+    units = {role: split_unit(roles[role])[1] for role in TIMES if role in roles}
+    return {role: _SHORT[SECONDS[unit]] for role, unit in units.items() if SECONDS.get(unit, 0.0) in _SHORT}
+
+
+_SHORT: Final = {seconds: unit for unit, seconds in SECONDS_OF.items()}
+
+
+def units_of_times(
+    columns: TimelineColumns, unit: str | None, start: float, span: float, busy: float
+) -> tuple[str, str]:
+    """The units of starts (and ends) and of durations.
+
+    Names go first, then `unit`; then starts that are times since 1970 in one unit only; then seconds. `start` is a
+    usual one, `span` how long a usual rank was recorded and `busy` how long its operations last in all, as the file
+    has them. Two units of which one is not said are not the right ones if the rank would be busy for longer than it
+    was recorded, or if starts are seconds only because nothing says so and it would be hardly ever busy.
+    """
+    starts = columns.units.get("start") or columns.units.get("end") or unit
+    starts = starts or next((one for one, (low, high) in _SINCE_1970.items() if low <= start < high), None)
+    starts = starts or ("us" if columns.traced else None)
+    lengths = columns.units.get("duration") or unit
+    if "duration" not in columns.roles:
+        return starts or "s", starts or "s"
+    if lengths:
+        pairs = [(starts, lengths)] if starts else [("s", lengths), (lengths, lengths)]
+    else:
+        pairs = [(starts or "s", one) for one in (starts or "s", *SECONDS_OF)]
+    shares = [busy * SECONDS_OF[length] / max(span * SECONDS_OF[begin], 1e-300) for begin, length in pairs]
+    if span <= 0 or (shares[0] <= BUSIEST and (not columns.units.get("duration") or shares[0] >= IDLEST)):
+        return pairs[0]
+    return next((pair for pair, share in zip(pairs, shares, strict=True) if IDLEST <= share <= BUSIEST), pairs[0])
+
+
+def kind_of(text: str) -> int:
+    """1 for a word that means a collective, 0 for one that means computing, -1 for any other."""
+    words = words_of(text)
+    return 1 if words in _COLLECTIVE else 0 if words in _COMPUTE else -1
+
+
+def kind_of_operation(name: str) -> int:
+    """1 where the name of an operation is that of a collective, send or receive, else 0."""
+    words = words_of(name)
+    return int(words in _WHOLE or bool(_EXCHANGES.search(words)))

@@ -1,0 +1,251 @@
+"""Timelines whose columns have other names, other units, or are not there."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from ingero_analyze.diagnose.columns import TimelineColumns, kind_of_operation, recognised, units_of_times
+from ingero_fleet.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import Table, interleaved, ring
+
+Columns = dict[str, Any]
+CULPRIT = 3
+
+
+def job() -> Columns:
+    """Eight ranks that meet once a step; one is late."""
+    return dict(ring(np.random.default_rng(1), 8, culprit=CULPRIT).arrays())
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["diagnose", "--quiet", *map(str, arguments)])
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    done = run("--json", *arguments)
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["problems"]["count"] == 0
+    return found
+
+
+def csv(folder: Path, columns: Columns, name: str = "timeline.csv") -> Path:
+    file = folder / name
+    file.write_text(Table({name: [column] for name, column in columns.items()}).csv())
+    return file
+
+
+def renamed(columns: Columns, **names: str) -> Columns:
+    """The columns with other names; those with an empty one are left out."""
+    return {names.get(name, name): column for name, column in columns.items() if names.get(name, name)}
+
+
+USUAL = {
+    "snake case": {"rank": "global_rank", "op": "op_name", "kind": "category", "start": "start_time",
+                   "duration": "elapsed"},
+    "camel case": {"rank": "rankId", "op": "optype", "kind": "eventType", "start": "startTs", "step": "iteration"},
+    "communicators": {"op": "name", "kind": "type", "group": "comm_hash", "seq": "coll_sn", "step": "global_step"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("names", USUAL.values(), ids=USUAL)
+def test_columns_are_known_by_usual_names(tmp_path: Path, names: dict[str, str]) -> None:
+    columns = job()
+
+    found = answer(csv(tmp_path, renamed(columns, **names)))
+
+    assert {**found, "read": {}} == {**answer(csv(tmp_path, columns)), "read": {}}
+    assert (found["ranks"], found["read"]["columns"]["op"]) == ([CULPRIT], names["op"])
+
+
+UNITS = {
+    "both named": ("start_us", 1e6, "dur (ms)", 1e3, ("us", "ms")),
+    "the duration named": ("start", 1.0, "duration_ms", 1e3, ("s", "ms")),
+    "the duration named, starts in the same unit": ("start", 1e3, "duration_ms", 1e3, ("ms", "ms")),
+    "as in Chrome's traces": ("ts", 1e6, "dur", 1e6, ("us", "us")),
+    "durations that would be too long": ("start", 1.0, "duration", 1e3, ("s", "ms")),
+    "seconds": ("begin", 1.0, "length", 1.0, ("s", "s")),
+}
+
+
+@pytest.mark.parametrize(("start", "starts", "duration", "durations", "units"), UNITS.values(), ids=UNITS)
+def test_units_are_those_that_names_say_or_else_the_ones_that_can_be(
+    tmp_path: Path, start: str, starts: float, duration: str, durations: float, units: tuple[str, str]
+) -> None:
+    columns = job()
+    scaled = {**columns, "start": columns["start"] * starts, "duration": columns["duration"] * durations}
+
+    found = answer(csv(tmp_path, renamed(scaled, start=start, duration=duration)))
+
+    assert found["ranks"] == [CULPRIT]
+    assert tuple(found["read"]["units"].values()) == units
+    assert found["evidence"]["step_seconds"] == pytest.approx(
+        answer(csv(tmp_path, columns))["evidence"]["step_seconds"], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(("unit", "per_second"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
+def test_times_since_1970_show_their_unit(tmp_path: Path, unit: str, per_second: int) -> None:
+    columns = job()
+    since = {
+        **columns,
+        "start": [f"{round((1_790_000_000 + start) * per_second, 6):.6f}" for start in columns["start"].tolist()],
+        "duration": columns["duration"] * per_second,
+    }
+
+    found = answer(csv(tmp_path, {name: np.array(column) for name, column in since.items()}))
+
+    assert (found["ranks"], found["read"]["units"]) == ([CULPRIT], {"start": unit, "duration": unit})
+
+
+def test_the_flag_says_the_unit_where_names_do_not(tmp_path: Path) -> None:
+    columns = job()
+    file = csv(tmp_path, {**columns, "start": columns["start"] * 1e6, "duration": columns["duration"] * 1e6})
+
+    assert "--unit ms" in answer(file)["evidence"]["note"]
+    found = answer(file, "--unit", "us")
+    assert "note" not in found["evidence"]
+    assert found["evidence"]["step_seconds"] < 2
+
+
+@pytest.mark.parametrize(("end", "per_second"), [("end", 1.0), ("end_time_ms", 1e3)])
+def test_an_end_stands_for_a_duration(tmp_path: Path, end: str, per_second: float) -> None:
+    columns = job()
+    begin = {"start": columns["start"]} if per_second == 1 else {"start_s": columns["start"]}
+    ended = {**renamed(columns, duration="", start=""), **begin,
+             end: (columns["start"] + columns["duration"]) * per_second}  # fmt: skip
+
+    assert answer(csv(tmp_path, ended))["ranks"] == [CULPRIT]
+
+
+def test_collectives_are_known_by_the_names_of_operations(tmp_path: Path) -> None:
+    columns = interleaved(np.random.default_rng(1), culprit=5, late=0.1).arrays()
+
+    found = answer(
+        csv(tmp_path, renamed(dict(columns), kind="", op="optype", stage="pp_rank", data_parallel="dp_rank"))
+    )
+
+    assert (found["kind"], found["ranks"]) == ("node", [5])
+    assert found["read"]["collectives_by_name"] == ["grads-sync", "recv", "send"]
+    table = run("--table", csv(tmp_path, renamed(dict(columns), kind="", op="optype"))).stdout
+    assert "collectives, by their names: grads-sync, recv, send" in table
+    assert "op from optype" in table
+
+
+COLLECTIVES = (
+    "all_reduce", "AllReduce", "nccl:all_gather", "ncclDevKernel_AllGather_RING_LL", "reduce-scatter", "alltoall",
+    "all_to_all_single", "broadcast", "forward-send", "recv_backward", "irecv", "params-all-gather", "grads_sync",
+    "barrier", "_allgather_base", "reduce_scatter_tensor_coalesced", "gather",
+)  # fmt: skip
+COMPUTE = (
+    "forward-compute", "backward", "optimizer", "gemm", "reduce_kernel", "aten::gather", "layer_norm", "dataloader",
+    "index_select", "embedding", "attention", "synchronize", "scatter_add", "adam",
+)  # fmt: skip
+
+
+def test_kernels_are_no_collectives_and_collectives_are_no_kernels() -> None:
+    assert [name for name in COLLECTIVES if not kind_of_operation(name)] == []
+    assert [name for name in COMPUTE if kind_of_operation(name)] == []
+
+
+PLACES = {
+    "node and GPU": (("node", "local_rank"), lambda rank: (f"n{rank // 4}", rank % 4), "n0/3"),
+    "data parallel and stage": (("dp_rank", "pp_rank"), lambda rank: (rank // 4, rank % 4), "dp0/pp3"),
+    "GPUs of one node": (("gpu",), lambda rank: (rank,), CULPRIT),
+    "hosts": (("hostname",), lambda rank: (f"n{rank}",), "n3"),
+}
+
+
+@pytest.mark.parametrize(("names", "place", "culprit"), PLACES.values(), ids=PLACES)
+def test_a_rank_is_named_by_its_place_where_it_has_no_number(
+    tmp_path: Path, names: tuple[str, ...], place: Any, culprit: int | str
+) -> None:
+    columns = job()
+    places = zip(*(place(rank) for rank in columns["rank"].tolist()), strict=True)
+    placed = {**dict(zip(names, map(np.array, places), strict=True)), **renamed(columns, rank="")}
+
+    found = answer(csv(tmp_path, placed))
+
+    assert found["evidence"]["ranks"] == 8
+    # Stages are compared by themselves, so of a rank that is alone with its stage's label nothing is known.
+    assert found["ranks"] == [culprit] or names == ("dp_rank", "pp_rank")
+
+
+def test_files_without_ranks_are_of_the_ranks_in_their_names(tmp_path: Path) -> None:
+    columns = job()
+    files = [
+        csv(tmp_path, {name: column[columns["rank"] == rank] for name, column in columns.items() if name != "rank"},
+            f"rank{rank}.csv")
+        for rank in range(8)
+    ]  # fmt: skip
+
+    assert answer(*files)["ranks"] == [CULPRIT]
+    alone = run(files[0])
+    assert (alone.exit_code, "there is no column 'rank'" in alone.stderr) == (2, True)
+
+
+def test_json_and_parquet_are_read_by_the_same_names(tmp_path: Path) -> None:
+    columns = renamed(job(), op="operation", start="begin", duration="dur")
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+    (tmp_path / "timeline.json").write_text(json.dumps(rows))
+    (tmp_path / "timeline.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(
+        pa.table({name: column.tolist() for name, column in columns.items()}), tmp_path / "timeline.parquet"
+    )
+
+    found = [answer(tmp_path / f"timeline.{ending}") for ending in ("json", "jsonl", "parquet")]
+
+    assert [one["ranks"] for one in found] == [[CULPRIT]] * 3
+
+
+REFUSED = {
+    "nothing is known": ("a,b,c\n1,2,3\n", (), "there is no column 'op' and 'start' and 'rank' and 'duration'"),
+    "two columns could be one": ("rank,op,start,dur,DUR\n", (), "the columns dur, DUR could all be the duration"),
+    "a chosen column that is not there": ("rank,op,start,duration\n", ("--column", "op=x"), "there is no column 'x'"),
+    "a negative duration": ("rank,op,start,end\n0,a,2,1\n", (), "row 2, column end: a duration is never negative"),
+}
+
+
+@pytest.mark.parametrize(("text", "flags", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read_is_said_with_its_place(
+    tmp_path: Path, text: str, flags: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "t.csv").write_text(text)
+
+    done = run(*flags, tmp_path / "t.csv")
+
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags", [("--column", "op"), ("--column", "colour=x"), ("--column", "op=a", "--column", "op=b")]
+)
+def test_a_column_needs_a_role_and_a_name(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    done = run(*flags, csv(tmp_path, job()))
+
+    assert (done.exit_code, "ROLE=COLUMN is needed" in done.stderr) == (2, True)
+
+
+def test_a_name_that_is_that_of_the_role_goes_before_usual_ones() -> None:
+    names = ("rank", "worker", "op", "name", "kind", "start", "timestamp", "duration", "end", "step", "iteration")
+
+    found = recognised(names, {})
+
+    assert dict(found.roles) == {name: name for name in ("rank", "op", "kind", "start", "duration", "step")}
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-5, 0.5, 3.0])
+def test_starts_and_durations_are_of_one_unit_unless_that_is_impossible(share: float) -> None:
+    columns = TimelineColumns({"start": "begin", "duration": "length"}, {}, traced=False)
+
+    assert units_of_times(columns, None, start=100.0, span=50.0, busy=50.0 * share) == ("s", "s")
