@@ -87,8 +87,9 @@ def command(
     the names of operations show what a collective is. The output says how the file was read.
 
     Instead of FILE, what other tools have written: one of --flight-recorder and --ras (where does the job hang),
-    --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
-    what they cannot, and names whatever could not be read.
+    --nccl-inspector and --kineto; --dcgm with any of them, or alone. Most such files are known by how they begin, so
+    that the flag may be left out. The answer says what they can show and what they cannot, and names whatever could
+    not be read.
 
     The answer's `network` says which groups have collectives that last longer after their last rank has arrived, and
     with --topology (FILE, --kineto or --nccl-inspector) which NIC, link or switch makes them.
@@ -104,6 +105,12 @@ def command(
     """
     from ingero_kit.ras_client import is_address
 
+    files, taken = _by_kind(files)
+    flight_recorder += taken.get("--flight-recorder", ())
+    nccl_inspector += taken.get("--nccl-inspector", ())
+    kineto, ras, dcgm = (
+        own + taken.get(flag, ()) for own, flag in ((kineto, "--kineto"), (ras, "--ras"), (dcgm, "--dcgm"))
+    )
     given = {"FILE": files, "--flight-recorder": flight_recorder, "--nccl-inspector": nccl_inspector,
              "--kineto": kineto, "--ras": ras}  # fmt: skip
     used = [name for name, paths in given.items() if paths]
@@ -148,6 +155,18 @@ def _verdict(recorded: Any, ports: dict[str, Any] | None, comparable: Any = None
     from ingero_analyze.diagnose.topology import with_network
 
     return with_network(verdict(recorded), comparable or recorded, ports)
+
+
+def _by_kind(files: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """The files that are timelines, and those that another tool wrote by the flag that takes them."""
+    from ingero_analyze.diagnose.file_kinds import flag_of_files, tables_in
+    from ingero_analyze.diagnose.sources import SourceError
+
+    try:
+        flag = flag_of_files(files)
+    except SourceError as error:
+        raise click.UsageError(str(error)) from None
+    return (tuple(tables_in(files)), {}) if flag is None else ((), {flag: files})
 
 
 def _columns(given: tuple[str, ...]) -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""Which tool wrote a file, by how it begins, so that it may be given without a flag."""
+
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from ingero_analyze.diagnose.sources import Problems, SourceError, files_of
+
+BEGIN: Final = 1 << 16
+"""Bytes of a file that show its kind."""
+
+LOOKED_AT: Final = 8
+"""Files of a folder that are looked at."""
+
+TABLES: Final = (".csv", ".csv.gz", ".parquet", ".pq", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
+
+_PICKLE: Final = b"\x80"
+_PROTOCOLS: Final = range(2, 6)
+_PACKED: Final = b"\x1f\x8b"
+_MARKS: Final = (
+    ("--kineto", (b'"traceEvents"',)),
+    ("--kineto", (b'"deviceProperties"', b'"distributedInfo"')),
+    ("--kineto", (b'"ph"', b'"ts"', b'"dur"')),
+    ("--nccl-inspector", (b'"coll_perf"',)),
+    ("--ras", (b'"communicators"', b'"nccl_version"')),
+    ("--ras", (b'"communicators"', b'"timestamp"')),
+    ("--flight-recorder", (b'"pg_config"',)),
+    ("--flight-recorder", (b'"entries"', b'"record_id"')),
+)
+"""Names that the begin of a JSON file has, all of them, if it is one that the flag takes."""
+
+
+def flag_of_begin(begin: bytes) -> str | None:
+    """The flag that takes a file which begins so, unpacked; `None` for a table or anything else."""
+    if begin[:1] == _PICKLE and len(begin) > 1 and begin[1] in _PROTOCOLS:
+        return "--flight-recorder"
+    if begin.lstrip()[:1] in (b"{", b"["):
+        return next((flag for flag, marks in _MARKS if all(mark in begin for mark in marks)), None)
+    return "--dcgm" if b"DCGM_FI_" in begin and begin.lstrip()[:1] in (b"#", b"D") else None
+
+
+def flag_of_files(paths: Sequence[str]) -> str | None:
+    """The flag that takes all of these files and folders; `None` if they are tables or cannot be read.
+
+    Raises `SourceError` where they are of several kinds.
+    """
+    found = {flag: file for path in paths for file in _some_of(path) if (flag := flag_of_begin(_begin(file)))}
+    if len(found) > 1:
+        (one, file), (other, second) = list(found.items())[:2]
+        raise SourceError(f"{file} is of {one} and {second} of {other}: ask once for each")
+    return next(iter(found), None)
+
+
+def tables_in(paths: Sequence[str]) -> list[str]:
+    """The paths, with the tables in it for every folder."""
+    found: list[str] = []
+    for path in paths:
+        inside = map(str, files_of((path,), TABLES, Problems())) if Path(path).is_dir() else ()
+        found += list(inside) or [path]
+    return found
+
+
+def _some_of(path: str) -> Iterable[Path]:
+    if Path(path).is_dir():
+        inside: Iterator[Path] = files_of((path,), (), Problems())
+        return islice(inside, LOOKED_AT)
+    return (Path(path),) if Path(path).is_file() else ()
+
+
+def _begin(file: Path) -> bytes:
+    """The first bytes of a file, unpacked; none if it cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            if stream.read(2) != _PACKED:
+                stream.seek(0)
+                return stream.read(BEGIN)
+            stream.seek(0)
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                return unpacked.read(BEGIN)
+    except (OSError, EOFError, zlib.error):
+        return b""
