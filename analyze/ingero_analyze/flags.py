@@ -1,4 +1,4 @@
-"""Flags that several commands have: output as JSON or for people, and a plot."""
+"""Flags that several commands have: output as JSON or for people, a plot, and files or folders of them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any, Final, TypeVar
 import click
 
 from ingero_analyze.figures import PlotError, check_plot
+from ingero_analyze.folders import with_tables_of_folders
+from ingero_analyze.table_errors import TableError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,6 +35,14 @@ def json_flag(declaration: str, text: str) -> Callable[[Command], Command]:
         )(command)
 
     return decorate
+
+
+def with_tables(_: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The callback of an argument of files: those given, with the tables in it for every folder."""
+    try:
+        return with_tables_of_folders(paths)
+    except TableError as error:
+        raise click.BadParameter(str(error), param=parameter) from None
 
 
 def plot_flag(command: Command) -> Command:

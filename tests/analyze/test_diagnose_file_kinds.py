@@ -103,4 +103,4 @@ def test_a_folder_of_tables_is_one_timeline(tmp_path: Path) -> None:
 def test_a_folder_without_any_of_these_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path)
 
-    assert (done.exit_code, "Is a directory" in done.stderr) == (2, True)
+    assert (done.exit_code, "there is no table in this folder" in done.stderr) == (2, True)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from ingero_analyze.figures import PlotError
-from ingero_analyze.flags import plot_flag
+from ingero_analyze.flags import plot_flag, with_tables
 from ingero_kit.flags import FiniteRange
 
 ROLES = (
@@ -35,7 +35,7 @@ ROLES = (
 
 
 @click.command("audit")
-@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.argument("files", nargs=-1, metavar="[FILE]...", callback=with_tables)
 @click.option(
     "--fdr", type=FiniteRange(min=0, max=0.5, min_open=True, max_open=True), default=0.05, show_default=True,
     help="Rate of false discoveries; in a healthy fleet, the chance that anything is named.",
@@ -92,10 +92,10 @@ def command(
 ) -> None:
     """Name chips and nodes that are chronically slower than their like.
 
-    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, also packed with gzip; `-` is standard input. A row is
-    one result: a GPU or a node, and a value; optional run or time, cluster, model, benchmark, unit, group (rack),
-    clock, power and temperature. Columns are recognised by their names, with units in them; others are named and left
-    out. Clusters, models and benchmarks are judged apart.
+    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, also packed with gzip, or a folder of such; `-` is
+    standard input. A row is one result: a GPU or a node, and a value; optional run or time, cluster, model,
+    benchmark, unit, group (rack), clock, power and temperature. Columns are recognised by their names, with units in
+    them; others are named and left out. Clusters, models and benchmarks are judged apart.
 
     A chip is slow if it is an outlier among all chips of its model over its runs. A node most of whose chips are slow
     is one finding. Populations that are too small are refused with the reason.

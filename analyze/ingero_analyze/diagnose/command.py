@@ -159,14 +159,16 @@ def _verdict(recorded: Any, ports: dict[str, Any] | None, comparable: Any = None
 
 def _by_kind(files: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """The files that are timelines, and those that another tool wrote by the flag that takes them."""
-    from ingero_analyze.diagnose.file_kinds import flag_of_files, tables_in
+    from ingero_analyze.diagnose.file_kinds import flag_of_files
     from ingero_analyze.diagnose.sources import SourceError
+    from ingero_analyze.folders import with_tables_of_folders
+    from ingero_analyze.table_errors import TableError
 
     try:
         flag = flag_of_files(files)
-    except SourceError as error:
+        return (with_tables_of_folders(files), {}) if flag is None else ((), {flag: files})
+    except (SourceError, TableError) as error:
         raise click.UsageError(str(error)) from None
-    return (tuple(tables_in(files)), {}) if flag is None else ((), {flag: files})
 
 
 def _columns(given: tuple[str, ...]) -> dict[str, str]:

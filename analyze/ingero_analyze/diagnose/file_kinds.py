@@ -2,20 +2,19 @@
 
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from ingero_analyze.diagnose.sources import Problems, SourceError, files_of
+from ingero_analyze.diagnose.sources import SourceError
+from ingero_analyze.folders import files_in
 
 BEGIN: Final = 1 << 16
 """Bytes of a file that show its kind."""
 
 LOOKED_AT: Final = 8
 """Files of a folder that are looked at."""
-
-TABLES: Final = (".csv", ".csv.gz", ".parquet", ".pq", ".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 _PICKLE: Final = b"\x80"
 _PROTOCOLS: Final = range(2, 6)
@@ -54,19 +53,9 @@ def flag_of_files(paths: Sequence[str]) -> str | None:
     return next(iter(found), None)
 
 
-def tables_in(paths: Sequence[str]) -> list[str]:
-    """The paths, with the tables in it for every folder."""
-    found: list[str] = []
-    for path in paths:
-        inside = map(str, files_of((path,), TABLES, Problems())) if Path(path).is_dir() else ()
-        found += list(inside) or [path]
-    return found
-
-
 def _some_of(path: str) -> Iterable[Path]:
     if Path(path).is_dir():
-        inside: Iterator[Path] = files_of((path,), (), Problems())
-        return islice(inside, LOOKED_AT)
+        return islice(files_in(Path(path)), LOOKED_AT)
     return (Path(path),) if Path(path).is_file() else ()
 
 

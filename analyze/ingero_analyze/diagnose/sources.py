@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, REQUIRED, RecordedTimeline, assemble
+from ingero_analyze.folders import natural
 from ingero_contract.identifiers import Rank
 
 MAX_FILE_BYTES: Final = 512 << 20
@@ -135,7 +136,7 @@ def files_of(paths: Iterable[str], suffixes: tuple[str, ...], problems: Problems
         if not path.exists():
             problems.add(str(path), "there is no such file or folder")
             continue
-        inside = sorted(path.rglob("*"), key=_natural) if path.is_dir() else [path]
+        inside = sorted(path.rglob("*"), key=natural) if path.is_dir() else [path]
         for file in inside:
             if path.is_dir() and (not file.is_file() or (suffixes and not file.name.endswith(suffixes))):
                 continue
@@ -163,11 +164,6 @@ def read_json(data: bytes) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise SourceError(f"not JSON: {error}") from None
-
-
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    """Names with numbers in the order of the numbers."""
-    return [(0, int(part[:18]), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def read_content(file: Path) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from ingero_analyze.figures import PlotError
-from ingero_analyze.flags import json_flag, plot_flag
+from ingero_analyze.flags import json_flag, plot_flag, with_tables
 from ingero_detect.parameters import Parameters
 from ingero_kit.flags import FiniteRange
 
@@ -41,7 +41,7 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 @click.command("replay")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", callback=with_tables)
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
     help="Fleet's settings, to judge as that Fleet does; the flags below override it.",
@@ -90,14 +90,14 @@ def command(
 
     Without --config a tick is 5 s, and 3 nodes are enough to be compared (Fleet's defaults: 10 s, 5 nodes).
 
-    FILE is CSV or JSON (also packed with gzip) or Parquet by its suffix, `-` standard input; several files are merged
-    by time. JSON is an object a line, an array of objects, or the answer of Prometheus to a range query. Columns:
-    time, node, and one value, which is a score (0 to 1), a rate (larger is better), the time of a step or a counter,
-    whose increase is the rate; optional cluster, gpu, metric and state (active, idle, calibrating). Nodes, or their
-    GPUs or workloads where a node has rows of several at one time, are compared only with those of the same workload,
-    job, GPU model, stage and cohort, where there are such columns. Columns are known by usual names, such as
-    timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses others. The output says how
-    the file was read, and which columns, cells and rows were not used.
+    FILE is CSV or JSON (also packed with gzip) or Parquet by its suffix, `-` standard input; several files, or
+    folders of them, are merged by time. JSON is an object a line, an array of objects, or the answer of Prometheus to
+    a range query. Columns: time, node, and one value, which is a score (0 to 1), a rate (larger is better), the time
+    of a step or a counter, whose increase is the rate; optional cluster, gpu, metric and state (active, idle,
+    calibrating). Nodes, or their GPUs or workloads where a node has rows of several at one time, are compared only
+    with those of the same workload, job, GPU model, stage and cohort, where there are such columns. Columns are known
+    by usual names, such as timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses
+    others. The output says how the file was read, and which columns, cells and rows were not used.
 
     Exit status 0 whether or not somebody is accused, 1 when writing the picture fails in the end, 2 when a flag, such
     as --plot with a file that cannot be written, or a file cannot be used, or most rows of the files.

@@ -1,0 +1,45 @@
+"""Folders that are given in place of files."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from ingero_analyze.table_errors import TableError
+
+ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|json|jsonl|ndjson)(\.gz)?$", re.IGNORECASE)
+"""How names of tables end; files with other names in a folder are not read."""
+
+MOST_FILES: Final = 100_000
+
+
+def with_tables_of_folders(paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths, with the tables in it, however deep, for every folder. `TableError` for one without tables."""
+    found: list[str] = []
+    for path in paths:
+        found += _tables_in(Path(path)) if Path(path).is_dir() else [path]
+    return tuple(found)
+
+
+def _tables_in(folder: Path) -> list[str]:
+    tables = list(islice((str(file) for file in files_in(folder) if ENDINGS.search(file.name)), MOST_FILES + 1))
+    if not tables:
+        raise TableError(
+            str(folder), "there is no table in this folder: no file whose name ends in .csv, .parquet, .json"
+        )
+    if len(tables) > MOST_FILES:
+        raise TableError(str(folder), f"more than {MOST_FILES} tables")
+    return tables
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """All files in a folder and in those below it, in order of names, but no hidden ones."""
+    for path in sorted(folder.rglob("*"), key=natural):
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
+
+
+def natural(path: Path) -> list[tuple[int, int, str]]:
+    """The key of names with numbers in the order of the numbers."""
+    return [(0, int(part[:18]), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", str(path))]
