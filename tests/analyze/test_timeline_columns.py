@@ -209,7 +209,7 @@ def test_json_and_parquet_are_read_by_the_same_names(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "nothing is known": ("a,b,c\n1,2,3\n", (), "there is no column 'op' and 'start' and 'rank' and 'duration'"),
+    "nothing is known": ("a,b,c\n1,2,3\n", (), "there is no column 'op' and 'start' and 'duration' and 'rank'"),
     "two columns could be one": ("rank,op,start,dur,DUR\n", (), "the columns dur, DUR could all be the duration"),
     "a chosen column that is not there": ("rank,op,start,duration\n", ("--column", "op=x"), "there is no column 'x'"),
     "a negative duration": ("rank,op,start,end\n0,a,2,1\n", (), "row 2, column end: a duration is never negative"),
@@ -249,3 +249,70 @@ def test_starts_and_durations_are_of_one_unit_unless_that_is_impossible(share: f
     columns = TimelineColumns({"start": "begin", "duration": "length"}, {}, traced=False)
 
     assert units_of_times(columns, None, start=100.0, span=50.0, busy=50.0 * share) == ("s", "s")
+
+
+def logged_steps(late: int | None = CULPRIT, unit: str = "_ms", per_second: float = 1e3) -> list[str]:
+    """A row for every step of 8 ranks, as a training loop logs it, with an evaluation in every twentieth step."""
+    rng, ranks, steps = np.random.default_rng(5), 8, 60
+    forward, backward, data = (share * (1 + 0.02 * rng.normal(size=(steps, ranks))) for share in (0.1, 0.2, 0.01))
+    if late is not None:
+        forward[:, late] *= 1.1
+        backward[:, late] *= 1.1
+    own = forward + backward + data
+    waits = own.max(axis=1, keepdims=True) - own + 0.02
+    times = ("data", "forward", "backward", "allreduce", "eval", "step_time")
+    lines = [",".join(("timestamp", "iteration", "rank", "loss", *(f"{name}{unit}" for name in times)))]
+    for step, rank in np.ndindex(steps, ranks):
+        values = [part[step, rank] * per_second for part in (data, forward, backward, waits)]
+        evaluated = "" if step % 20 < 19 else f"{0.5 * per_second:g}"
+        lines.append(",".join((f"2026-01-01T00:{step:02d}:00Z", str(step), str(rank), "2.3",
+                               *(f"{value:.6g}" for value in values), evaluated, f"{sum(values):.6g}")))  # fmt: skip
+    return lines
+
+
+@pytest.mark.parametrize(("unit", "per_second", "flags"), [("_ms", 1e3, ()), (" (s)", 1.0, ()), ("", 1e6, ("us",))])
+def test_a_row_may_be_a_step_with_a_column_for_every_operation(
+    tmp_path: Path, unit: str, per_second: float, flags: tuple[str, ...]
+) -> None:
+    lines = logged_steps(unit=unit or "_time", per_second=per_second)
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+
+    found = answer(tmp_path / "log.csv", *(("--unit", *flags) if flags else ()))
+
+    assert (found["kind"], found["ranks"], found["evidence"]["steps"]) == ("node", [CULPRIT], 60)
+    assert found["evidence"]["step_seconds"] == pytest.approx(0.37, abs=0.02)
+    assert list(found["read"]["operations"].values()) == ["data", "forward", "backward", "allreduce", "eval"]
+    assert found["read"]["collectives_by_name"] == ["allreduce"]
+
+
+def test_logs_of_a_healthy_job_name_nobody_and_those_of_single_ranks_need_neither_rank_nor_step(
+    tmp_path: Path,
+) -> None:
+    for late, expected in ((None, []), (CULPRIT, [CULPRIT])):
+        head, *lines = logged_steps(late)
+        for rank in range(8):
+            own = [line.split(",") for line in lines if line.split(",")[2] == str(rank)]
+            short = [",".join(head.split(",")[3:]), *(",".join(cells[3:]) for cells in own)]
+            (tmp_path / f"rank{rank}.csv").write_text("\n".join(short))
+
+        assert answer(tmp_path)["ranks"] == expected
+
+
+def test_a_cell_that_is_no_time_is_counted_with_its_place(tmp_path: Path) -> None:
+    lines = logged_steps()
+    cells = lines[10].split(",")
+    lines[10] = ",".join((*cells[:5], "slow", *cells[6:]))
+    (tmp_path / "log.csv").write_text("\n".join(lines))
+
+    done = run("--json", tmp_path / "log.csv")
+
+    assert "row 11, column duration: 'slow' is not a number" in done.stderr
+    assert json.loads(done.stdout)["ranks"] == [CULPRIT]
+
+
+def test_the_times_of_whole_steps_alone_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("rank,step,step_time_ms,std_ms,start_ms\n0,0,1,1,1\n")
+
+    done = run(tmp_path / "log.csv")
+
+    assert (done.exit_code, "there is no column 'op'" in done.stderr) == (2, True)

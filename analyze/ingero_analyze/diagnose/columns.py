@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
+from ingero_analyze.diagnose.step_times import operation_columns
 
 TIMES: Final = ("start", "duration", "end")
 """Roles of columns with times; of `duration` and `end`, one is used."""
@@ -94,11 +95,12 @@ _WHOLE: Final = frozenset(("gather", "scatter", "reduce"))
 @dataclass(frozen=True)
 class TimelineColumns:
     """Columns of a file by role. `units`: of times, as far as names say them; `traced`: named as in Chrome's traces,
-    whose times are microseconds."""
+    whose times are microseconds; `operations`: columns with the times of operations, where a row is a step."""
 
     roles: Mapping[str, str]
     units: Mapping[str, str]
     traced: bool
+    operations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def of_rank(self) -> str:
@@ -107,8 +109,8 @@ class TimelineColumns:
 
     @property
     def length(self) -> str:
-        """The column of durations, or that of ends."""
-        return self.roles.get("duration") or self.roles["end"]
+        """The column of durations, or that of ends, or those of operations."""
+        return self.roles.get("duration") or self.roles.get("end") or ", ".join(self.operations)
 
     @property
     def ends_per_start(self) -> float:
@@ -129,7 +131,7 @@ class TimelineColumns:
         roles = [
             role for role in self.roles if role not in ("node", "local_rank", "tensor_parallel") or role in parts
         ]
-        return tuple(dict.fromkeys(self.roles[role] for role in roles))
+        return tuple(dict.fromkeys((*(self.roles[role] for role in roles), *self.operations)))
 
 
 def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = False) -> TimelineColumns:
@@ -150,20 +152,42 @@ def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = 
         roles.pop("end", None)
     if "op" not in roles and "kind" in roles and "kind" not in chosen:
         roles["op"] = roles.pop("kind")
+    if not {"op", "start"} & set(chosen) and ("op" not in roles or not {"duration", "end"} & set(roles)):
+        operations = operation_columns([name for name in names if name not in chosen.values()])
+        if operations:
+            return _with_operations(names, roles, operations, by_file)
     found = TimelineColumns(roles, _units(roles), roles.get("start") == "ts" and roles.get("duration") == "dur")
     missing = [role for role in ("op", "start") if role not in roles]
-    missing += [] if "rank" in roles or found.rank_parts() or by_file else ["rank"]
     missing += [] if "duration" in roles or "end" in roles else ["duration"]
+    _refuse(names, found, missing, by_file)
+    return found
+
+
+def _with_operations(
+    names: Sequence[str], roles: Mapping[str, str], operations: Mapping[str, str], by_file: bool
+) -> TimelineColumns:
+    """Columns of a table in which a row is a step of a rank."""
+    kept = {
+        role: name for role, name in roles.items() if role not in ("op", "kind", *TIMES) and name not in operations
+    }
+    found = TimelineColumns(kept, {}, traced=False, operations=operations)
+    _refuse(names, found, [], by_file)
+    return found
+
+
+def _refuse(names: Sequence[str], found: TimelineColumns, missing: Sequence[str], by_file: bool) -> None:
+    """`ValueError` for columns that are missing or there twice."""
+    ranked = "rank" in found.roles or found.rank_parts() or by_file
+    missing = [*missing, *(() if ranked else ("rank",))]
     if missing:
         which = " and ".join(f"{role!r}" for role in missing)
         raise ValueError(
             f"there is no column {which} (there are: {', '.join(names)[:200]}); "
             f"choose it with --column {missing[0]}=COLUMN"
         )
-    doubled = [name for name in roles.values() if list(names).count(name) > 1]
+    doubled = [name for name in (*found.roles.values(), *found.operations) if list(names).count(name) > 1]
     if doubled:
         raise ValueError(f"the column {doubled[0]} is there twice")
-    return found
 
 
 def _fitting(role: str, names: Sequence[str]) -> str | None:

@@ -197,6 +197,8 @@ def _read(read: dict[str, Any]) -> list[str]:
     found = [f"read as: {renamed}"] if renamed else []
     if any(unit != "s" for unit in units.values()):
         found.append("times: " + joined(f"{role} in {unit}" for role, unit in units.items()))
+    if "operations" in read:
+        found.append(f"columns with times of operations: {joined(read['operations'])}")
     if "collectives_by_name" in read:
         found.append(f"collectives, by their names: {_words(read['collectives_by_name']) or 'none'}")
     return found

@@ -18,6 +18,7 @@ from ingero_analyze.diagnose.columns import (
     units_of_times,
 )
 from ingero_analyze.diagnose.sources import Problems, rank_of
+from ingero_analyze.diagnose.step_times import STEP, as_operations
 from ingero_analyze.diagnose.timeline_files import (
     OPTIONAL,
     REQUIRED,
@@ -103,6 +104,7 @@ class _Table:
     batches: list[TableBatch] = field(default_factory=list)
     readings: list[_Reading] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    ended: dict[int, tuple[float, int]] = field(default_factory=dict)
     rows: int = 0
     ragged: int = 0
 
@@ -113,6 +115,11 @@ class _Table:
 
     def add(self, batch: TableBatch, reading: _Reading) -> None:
         """Add rows."""
+        if reading.columns.operations:
+            ranks = _ranks(batch, reading, self.vocabulary)
+            batch = as_operations(batch, reading.columns.operations, ranks, self.unit, self.ended)
+        if not batch.rows:
+            return
         columns, lost = _columns(batch, reading, self.vocabulary, self.problems)
         self.parts.append(columns)
         self.lost.append(lost)
@@ -159,6 +166,8 @@ class _Table:
             np.concatenate([self.parts[place][name][rows] for place, rows in zip(at, sound, strict=True)])
             for name in ("rank", "start", "duration")
         )
+        if reading.columns.operations:
+            return "s", "s"
         units = units_of_times(reading.columns, self.unit, *_times_of_a_rank(rank, start, duration))
         for place in at:
             for name, unit in zip(("start", "duration"), units, strict=True):
@@ -227,6 +236,8 @@ def _columns(
     found: Columns = {}
     lost = np.zeros(batch.rows, np.bool_)
     roles = reading.columns.roles
+    if reading.columns.operations:
+        roles = {"step": STEP, **roles, "op": "op", "start": "start", "duration": "duration"}
 
     def lose(bad: Bools, name: str, text: str, value: Callable[[int], Any] = str) -> None:
         new = np.flatnonzero(bad & ~lost)
@@ -262,7 +273,7 @@ def _columns(
         found["duration"] = found["end"] * reading.columns.ends_per_start - found["start"]
     found.pop("end", None)
     found.setdefault(WORK, np.full(batch.rows, np.nan))
-    lose(found["duration"] < 0, reading.columns.length, "a duration is never negative")
+    lose(found["duration"] < 0, roles.get("duration") or roles["end"], "a duration is never negative")
     return found, lost
 
 
@@ -299,6 +310,8 @@ def _how_read(reading: _Reading, units: tuple[str, str], found: RecordedTimeline
     """Which columns were taken for what, and what else was not said by the file."""
     columns = reading.columns
     told = {"columns": dict(columns.roles), "units": {"start": units[0], "duration": units[1]}}
+    if columns.operations:
+        told = {"columns": dict(columns.roles), "operations": dict(columns.operations)}
     if "kind" in columns.roles:
         return told
     line = found.line

@@ -1,0 +1,117 @@
+"""Tables with a row for every step of a rank and a column for every operation, as training loops log them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
+from ingero_analyze.tables import TableBatch
+from ingero_detect.grouped import Floats, Ints
+
+FEWEST: Final = 2
+"""Columns of times from which they are those of operations: the time of a whole step alone says nothing of ranks."""
+
+STEP: Final = "step of the rank"
+"""Name of the number of a row among those of its rank."""
+
+_TIMES: Final = re.compile(r"(.+?) (?:time|times|duration|latency|seconds|secs)")
+_WHOLE: Final = re.compile(
+    r"(?:step|iter|iteration|total|elapsed|wall|batch|end to end|e2e|global|cumulative)(?: .*)?"
+)
+_NONE: Final = re.compile(
+    r"\b(?:start|started|begin|end|ended|stop|since|until|timestamp|remaining|eta|std|stddev|var|timeout|per)\b"
+)
+
+
+def operation_columns(names: Sequence[str]) -> dict[str, str]:
+    """Columns with the time of an operation, and the operation; those of whole steps and of instants are none."""
+    found = {}
+    for name in names:
+        head, unit = split_unit(name)
+        named = _TIMES.fullmatch(head)
+        if (unit in SECONDS or named) and not _WHOLE.fullmatch(head) and not _NONE.search(words_of(name)):
+            found[name] = named.group(1) if named else head
+    return found if len(found) >= FEWEST and len(set(found.values())) == len(found) else {}
+
+
+def seconds_of(column: str, unit: str | None) -> float:
+    """Seconds of the unit in the name of a column, else of `unit`, else 1."""
+    return SECONDS.get(split_unit(column)[1]) or SECONDS.get(unit or "s", 1.0)
+
+
+def as_operations(
+    batch: TableBatch,
+    operations: Mapping[str, str],
+    ranks: Ints,
+    unit: str | None,
+    ended: dict[int, tuple[float, int]],
+) -> TableBatch:
+    """The batch with a row for each operation that has a time, in the order of the columns, one after another.
+
+    Adds the columns `op`, `start` and `duration` (s), and `STEP`. `ranks`: the rank of every row. `ended`: when each
+    rank ended its last row, and how many it had; it is brought up to date.
+    """
+    import pyarrow as pa
+
+    texts = {column: batch.texts(column) for column in operations}
+    seconds = np.stack([batch.numbers_or_nan(column) * seconds_of(column, unit) for column in operations], axis=1)
+    given = np.stack([_given(column) for column in texts.values()], axis=1)
+    lasting = np.where(np.isfinite(seconds) & (seconds > 0), seconds, 0.0)
+    begins, number = _begins(ranks, lasting.sum(axis=1), ended)
+    starts = begins[:, None] + np.cumsum(lasting, axis=1) - lasting
+    row, operation = np.nonzero(given)
+    columns: dict[str, Any] = {
+        name: column.take(pa.array(row)) for name, column in batch.columns.items() if name not in operations
+    }
+    names = list(operations.values())
+    columns["op"] = pa.array([names[place] for place in operation.tolist()], pa.string())
+    columns["start"] = pa.array(starts[row, operation])
+    columns["duration"] = _durations(
+        seconds[row, operation], [texts[column] for column in operations], row, operation
+    )
+    columns[STEP] = pa.array(number[row])
+    places = row if batch.places is None else batch.places[row]
+    return replace(batch, columns=columns, rows=len(row), places=places)
+
+
+def _durations(seconds: Floats, texts: Sequence[Any], row: Ints, operation: Ints) -> Any:
+    """Times as numbers, or as text with that of the cells that are none."""
+    import pyarrow as pa
+
+    if not np.isnan(seconds).any():
+        return pa.array(seconds)
+    return pa.array(
+        [
+            repr(value) if value == value else str(texts[place][index])
+            for value, index, place in zip(seconds.tolist(), row.tolist(), operation.tolist(), strict=True)
+        ]
+    )
+
+
+def _given(column: Any) -> Any:
+    import pyarrow.compute as pc
+
+    words = pc.utf8_lower(pc.utf8_trim_whitespace(column))
+    return ~np.asarray(pc.is_in(words, value_set=_missing()))
+
+
+def _missing() -> Any:
+    import pyarrow as pa
+
+    return pa.array(["", "nan", "none", "null", "n/a", "-"])
+
+
+def _begins(ranks: Ints, lasting: Floats, ended: dict[int, tuple[float, int]]) -> tuple[Floats, Ints]:
+    """When every row begins, if those of a rank follow one another, and its number among them."""
+    begins, number = np.zeros(len(ranks)), np.zeros(len(ranks), np.int64)
+    for rank in np.unique(ranks).tolist():
+        rows = np.flatnonzero(ranks == rank)
+        at, count = ended.get(rank, (0.0, 0))
+        ends = at + np.cumsum(lasting[rows])
+        begins[rows] = ends - lasting[rows]
+        number[rows] = count + np.arange(len(rows))
+        ended[rank] = float(ends[-1]), count + len(rows)
+    return begins, number
