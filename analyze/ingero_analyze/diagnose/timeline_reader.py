@@ -2,27 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from ingero_analyze.diagnose.columns import (
-    SECONDS_OF,
-    TIMES,
-    TimelineColumns,
-    kind_of,
-    kind_of_operation,
-    recognised,
-    units_of_times,
-)
+from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
+from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.sources import Problems, rank_of
-from ingero_analyze.diagnose.step_times import STEP, as_operations
+from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timeline_files import (
     OPTIONAL,
     REQUIRED,
-    WORK,
     RecordedTimeline,
     assemble,
     counted_steps,
@@ -42,12 +33,6 @@ from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import LATEST, TableBatch, read_columns
 from ingero_detect.grouped import Bools, Floats, Ints
 
-NO_NUMBERS: Final = ("", "none", "nan", "null")
-"""Texts for a value that is missing."""
-
-LABELS: Final = {"data_parallel": "dp", "stage": "pp", "tensor_parallel": "tp"}
-"""What stands before a number that names a rank together with others."""
-
 
 def read_timeline(
     files: Sequence[str], problems: Problems, progress: Callable[[int], None] = lambda _: None,
@@ -63,7 +48,7 @@ def read_timeline(
     table = _Table(problems, unit)
     for file in files:
         consumed = 0
-        reading = _Reading(dict(chosen or {}), by_file.get(file))
+        reading = FileReading(dict(chosen or {}), by_file.get(file))
         for batch in read_columns(file, reading.choose, table.add_ragged, json=True):
             if batch.rows:
                 table.add(batch, reading)
@@ -72,22 +57,6 @@ def read_timeline(
     if not table.rows:
         raise TableError(", ".join(files), problems.shown[0] if problems.count else "there are no rows")
     return table.timeline(", ".join(files))
-
-
-class _Reading:
-    """How one file is read. `rank`: that of all its rows if no column has it."""
-
-    def __init__(self, chosen: Mapping[str, str], rank: str | None) -> None:
-        self.rank = rank
-        self.columns = TimelineColumns({}, {}, traced=False)
-        self._chosen = chosen
-
-    def choose(self, names: Sequence[str]) -> Sequence[str]:
-        """The columns to read."""
-        self.columns = recognised(names, self._chosen, by_file=self.rank is not None)
-        if "rank" in self.columns.roles:
-            self.rank = None
-        return self.columns.used(by_file=self.rank is not None)
 
 
 @dataclass
@@ -102,7 +71,7 @@ class _Table:
     parts: list[Columns] = field(default_factory=list)
     lost: list[Bools] = field(default_factory=list)
     batches: list[TableBatch] = field(default_factory=list)
-    readings: list[_Reading] = field(default_factory=list)
+    readings: list[FileReading] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     ended: dict[int, tuple[float, int]] = field(default_factory=dict)
     rows: int = 0
@@ -113,14 +82,14 @@ class _Table:
         self.ragged += 1
         self.problems.add("", str(error))
 
-    def add(self, batch: TableBatch, reading: _Reading) -> None:
+    def add(self, batch: TableBatch, reading: FileReading) -> None:
         """Add rows."""
         if reading.columns.operations:
-            ranks = _ranks(batch, reading, self.vocabulary)
+            ranks = ranks_of(batch, reading, self.vocabulary)
             batch = as_operations(batch, reading.columns.operations, ranks, self.unit, self.ended)
         if not batch.rows:
             return
-        columns, lost = _columns(batch, reading, self.vocabulary, self.problems)
+        columns, lost = columns_of(batch, reading, self.vocabulary, self.problems)
         self.parts.append(columns)
         self.lost.append(lost)
         self.batches.append(TableBatch(batch.file, batch.first_row, {}, batch.rows, batch.consumed, batch.places))
@@ -158,7 +127,7 @@ class _Table:
         found = assemble(vocabulary, columns, len(columns["rank"]), counted)
         return replace(found, read=_how_read(self.readings[0], units[0], found))
 
-    def _in_seconds(self, reading: _Reading) -> tuple[str, str]:
+    def _in_seconds(self, reading: FileReading) -> tuple[str, str]:
         """Convert the times of a file; the units of its starts and durations."""
         at = [place for place, other in enumerate(self.readings) if other is reading]
         sound = [~self.lost[place] for place in at]
@@ -221,78 +190,12 @@ class _Table:
         place = self._place(row)
         return place.removeprefix(f"{batch.file}, ") if batch.file == self._batch(beside)[0].file else place
 
-    def _reading(self, row: int) -> _Reading:
+    def _reading(self, row: int) -> FileReading:
         return self.readings[int(np.searchsorted(self.starts, row, side="right")) - 1]
 
     def _batch(self, row: int) -> tuple[TableBatch, int]:
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.batches[number], int(row) - self.starts[number]
-
-
-def _columns(
-    batch: TableBatch, reading: _Reading, vocabulary: dict[str, dict[str, int]], problems: Problems
-) -> tuple[Columns, Bools]:
-    """The columns of a batch, times as the file has them, and the rows that cannot be used, which are counted."""
-    found: Columns = {}
-    lost = np.zeros(batch.rows, np.bool_)
-    roles = reading.columns.roles
-    if reading.columns.operations:
-        roles = {"step": STEP, **roles, "op": "op", "start": "start", "duration": "duration"}
-
-    def lose(bad: Bools, name: str, text: str, value: Callable[[int], Any] = str) -> None:
-        new = np.flatnonzero(bad & ~lost)
-        for index in new.tolist():
-            problems.add("", f"{batch.place(index, name)}: {text.format(value(index))}")
-        lost[new] = True
-
-    for role in ("op", *OPTIONAL):
-        given = role in roles
-        codes = batch.codes(roles[role], vocabulary[role]) if given else np.full(batch.rows, -1, np.int64)
-        found[role] = np.where(codes == vocabulary[role].get("", -1), -1, codes)
-    found["rank"] = _ranks(batch, reading, vocabulary)
-    lose(found["rank"] < 0, reading.columns.of_rank, "nothing is given")
-    lose(found["op"] < 0, roles["op"], "nothing is given")
-    kinds: dict[str, int] = {}
-    numbers = batch.codes(roles["kind"], kinds) if "kind" in roles else found["op"]
-    words = list(kinds if "kind" in roles else vocabulary["op"])
-    of_word = kind_of if "kind" in roles else kind_of_operation
-    found["kind"] = np.array([*map(of_word, words), -1], np.int64)[numbers]
-    lose(found["kind"] < 0, roles.get("kind", roles["op"]), "{!r} is neither compute nor collective",
-         lambda row: words[numbers[row]][:40])  # fmt: skip
-    for role in (name for name in (*TIMES, WORK) if name in roles):
-        values = found[role] = batch.numbers_or_nan(roles[role])
-        shown = partial(_shown, batch.columns[roles[role]])
-        wrong = np.isnan(values)
-        wrong[wrong] = [shown(index).lower() not in NO_NUMBERS for index in np.flatnonzero(wrong).tolist()]
-        lose(wrong, roles[role], "{!r} is not a number", shown)
-        if role == WORK:
-            lose(np.isinf(values) | (values < 0), roles[role], "a finite number was expected that is not negative")
-        else:
-            lose(~np.isfinite(values), roles[role], "a finite time was expected")
-    if "duration" not in found:
-        found["duration"] = found["end"] * reading.columns.ends_per_start - found["start"]
-    found.pop("end", None)
-    found.setdefault(WORK, np.full(batch.rows, np.nan))
-    lose(found["duration"] < 0, roles.get("duration") or roles["end"], "a duration is never negative")
-    return found, lost
-
-
-def _ranks(batch: TableBatch, reading: _Reading, vocabulary: dict[str, dict[str, int]]) -> Ints:
-    """The rank of every row; -1 where it is not given."""
-    known, roles = vocabulary["rank"], reading.columns.roles
-    if reading.rank is not None:
-        return np.full(batch.rows, known.setdefault(reading.rank, len(known)), np.int64)
-    if "rank" in roles:
-        codes = batch.codes(roles["rank"], known)
-        return np.where(codes == known.get("", -1), -1, codes)
-    parts = reading.columns.rank_parts()
-    texts = [batch.text(roles[part]) for part in parts]
-    marks = [LABELS.get(part, "") for part in parts]
-    names = [
-        "/".join(mark + text for mark, text in zip(marks, row, strict=True)) if all(row) else ""
-        for row in zip(*texts, strict=True)
-    ]
-    return np.array([known.setdefault(name, len(known)) if name else -1 for name in names], np.int64)
 
 
 def _times_of_a_rank(rank: Ints, start: Floats, duration: Floats) -> tuple[float, float, float]:
@@ -306,7 +209,7 @@ def _times_of_a_rank(rank: Ints, start: Floats, duration: Floats) -> tuple[float
     return float(np.median(start)), float(np.median(spans)), float(np.median(np.add.reduceat(duration[order], first)))
 
 
-def _how_read(reading: _Reading, units: tuple[str, str], found: RecordedTimeline) -> dict[str, Any]:
+def _how_read(reading: FileReading, units: tuple[str, str], found: RecordedTimeline) -> dict[str, Any]:
     """Which columns were taken for what, and what else was not said by the file."""
     columns = reading.columns
     told = {"columns": dict(columns.roles), "units": {"start": units[0], "duration": units[1]}}
@@ -326,8 +229,3 @@ def _present(words: dict[str, int], codes: Ints) -> tuple[dict[str, int], Ints]:
     used[-1] = False
     number_of = np.where(used, np.cumsum(used) - 1, -1)
     return {word: int(number_of[code]) for word, code in words.items() if used[code]}, number_of[codes]
-
-
-def _shown(column: Any, index: int) -> str:
-    """A value as text, as far as it is shown."""
-    return str(column[index]).strip()[:40]
