@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ingero_analyze.diagnose.columns import TimelineColumns, kind_of_operation, recognised, units_of_times
+from ingero_analyze.diagnose.step_times import operation_columns
 from ingero_fleet.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -308,6 +309,24 @@ def test_a_cell_that_is_no_time_is_counted_with_its_place(tmp_path: Path) -> Non
 
     assert "row 11, column duration: 'slow' is not a number" in done.stderr
     assert json.loads(done.stdout)["ranks"] == [CULPRIT]
+
+
+OPERATIONS = {
+    "with units": ("fwd_ms, Backward (s), allreduce_us", ["fwd", "backward", "allreduce"]),
+    "with words": ("forward_time, bwd duration, comm_latency", ["forward", "bwd", "comm"]),
+    "with words before": ("time/data, timing/forward, timers.backward", ["data", "forward", "backward"]),
+    "nothing of instants, of whole steps, of scatter": (
+        "fwd_ms, bwd_ms, start_time, end_ms, time_utc, epoch_time, step_time_ms, total_ms, fwd_std_ms, eta_s",
+        ["fwd", "bwd"],
+    ),
+    "one alone": ("fwd_ms, step_time_ms", []),
+    "two of one name": ("fwd_ms, fwd_time", []),
+}
+
+
+@pytest.mark.parametrize(("names", "operations"), OPERATIONS.values(), ids=OPERATIONS)
+def test_columns_of_operations_are_those_of_times_of_parts(names: str, operations: list[str]) -> None:
+    assert list(operation_columns(names.split(", ")).values()) == operations
 
 
 def test_the_times_of_whole_steps_alone_are_refused(tmp_path: Path) -> None:

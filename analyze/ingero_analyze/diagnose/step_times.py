@@ -17,12 +17,13 @@ FEWEST: Final = 2
 STEP: Final = "step of the rank"
 """Name of the number of a row among those of its rank."""
 
-_TIMES: Final = re.compile(r"(.+?) (?:time|times|duration|latency|seconds|secs)")
+_TIMES: Final = re.compile(r"(.+?) (?:time|times|duration|latency|seconds|secs)|(?:time|timing|timings|timers?) (.+)")
 _WHOLE: Final = re.compile(
     r"(?:step|iter|iteration|total|elapsed|wall|batch|end to end|e2e|global|cumulative)(?: .*)?"
 )
 _NONE: Final = re.compile(
-    r"\b(?:start|started|begin|end|ended|stop|since|until|timestamp|remaining|eta|std|stddev|var|timeout|per)\b"
+    r"\b(?:start|started|begin|end|ended|stop|since|until|timestamp|stamp|utc|zone|unix|epoch|remaining|eta|std|stddev|var|"
+    r"timeout|per)\b"
 )
 
 
@@ -33,7 +34,7 @@ def operation_columns(names: Sequence[str]) -> dict[str, str]:
         head, unit = split_unit(name)
         named = _TIMES.fullmatch(head)
         if (unit in SECONDS or named) and not _WHOLE.fullmatch(head) and not _NONE.search(words_of(name)):
-            found[name] = named.group(1) if named else head
+            found[name] = (named.group(1) or named.group(2)) if named else head
     return found if len(found) >= FEWEST and len(set(found.values())) == len(found) else {}
 
 
