@@ -1,4 +1,4 @@
-"""Draws the plots of docs/detection.md: three seeded histories, written as files and plotted by `replay --plot`."""
+"""Draws the plots of docs/detection.md: three seeded histories by `replay --plot`, a job by `diagnose --plot`."""
 
 import csv
 import subprocess
@@ -11,6 +11,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import families
+import timelines
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs/pictures"
 STORIES = {
@@ -21,7 +22,7 @@ STORIES = {
 
 
 def main() -> None:
-    """Write every history and run the detector on it."""
+    """Write every history and job, and run the command on it."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, generate in STORIES.items():
@@ -34,14 +35,19 @@ def main() -> None:
                     rows.writerows(
                         (tick * families.TICK, f"node-{node:02d}", value) for node, value in enumerate(values)
                     )
-            command = [
-                str(Path(sys.executable).parent / "ingero-fleet"),
-                "replay",
-                str(file),
-                "--plot",
-                str(PICTURES / f"{name}.png"),
-            ]
-            subprocess.run(command, check=True)
+            plot("replay", file, name)
+        file = Path(folder) / "job.csv"
+        job = timelines.interleaved(
+            np.random.default_rng(4), stages=4, replicas=4, steps=80, culprit=5, late=0.1, since=30
+        )
+        file.write_text(job.csv())
+        plot("diagnose", file, "job")
+
+
+def plot(command: str, file: Path, name: str) -> None:
+    """Run a command of `ingero-fleet` on a file, with a plot of that name."""
+    program = Path(sys.executable).parent / "ingero-fleet"
+    subprocess.run([program, command, file, "--plot", PICTURES / f"{name}.png"], check=True)
 
 
 if __name__ == "__main__":

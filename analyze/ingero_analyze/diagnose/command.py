@@ -4,12 +4,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 
-from ingero_analyze.flags import json_flag
+from ingero_analyze.figures import PlotError
+from ingero_analyze.flags import json_flag, plot_flag
 from ingero_analyze.terminal import plain
 from ingero_kit.flags import FiniteRange
 
@@ -61,6 +63,7 @@ from ingero_kit.flags import FiniteRange
     help="Of times in FILE, where names of columns say none.  [default: seconds, or what the times themselves show]",
 )
 @json_flag("--json/--table", "[default: a table on a terminal, else JSON]")
+@plot_flag
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def command(
     files: tuple[str, ...],
@@ -75,6 +78,7 @@ def command(
     column: tuple[str, ...],
     unit: str | None,
     as_json: bool | None,
+    plot: Path | None,
     quiet: bool,
 ) -> None:
     """Say who holds a synchronised job back: a rank, its partition into stages, its sequence lengths, or nobody.
@@ -95,11 +99,12 @@ def command(
     The answer's `network` says which groups have collectives that last longer after their last rank has arrived, and
     with --topology (FILE, --kineto or --nccl-inspector) which NIC, link or switch makes them.
 
-    Exit status 0 whatever is found, 2 when nothing can be used.
+    Exit status 0 whatever is found, 1 when the plot cannot be written, 2 when nothing can be used.
 
     \b
     ingero-fleet diagnose timeline.parquet
     ingero-fleet diagnose --column op=kernel --unit us rank*.csv
+    ingero-fleet diagnose --plot job.png traces/
     ingero-fleet diagnose --flight-recorder /tmp/nccl_traces/
     ingero-fleet diagnose --ras localhost:28028 --wait 30
     ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --json | jq '.ranks'
@@ -128,16 +133,31 @@ def command(
     if (column or unit) and not files:
         raise click.UsageError("--column and --unit need a FILE")
     ports = _ports(topology) if topology else None
-    answer = (
+    answer, recorded = (
         _timeline(files, _columns(column), unit, quiet, ports) if files
         else _others(used[0] if used else "", given, dcgm, ports=ports, wait=wait, hung=hung)
     )  # fmt: skip
     if files and dcgm:
-        answer = _others("", given, dcgm, answer)
+        answer, _ = _others("", given, dcgm, answer)
     if as_json or (as_json is None and not sys.stdout.isatty()):
         print(json.dumps(answer))
     else:
         _table(answer, Console(highlight=False))
+    if plot:
+        _draw(recorded, answer, plot)
+
+
+def _draw(recorded: Any, answer: dict[str, Any], file: Path) -> None:
+    from ingero_analyze.diagnose import plot, table
+
+    try:
+        if recorded is None:
+            raise PlotError("--plot draws times of operations, and what hangs has none")
+        stages = answer["kind"] != "stage_imbalance"
+        plot.draw(recorded, table.headline(answer), answer["ranks"], stages, file)
+    except PlotError as error:
+        click.echo(f"ingero-fleet diagnose: {error}", err=True)
+        sys.exit(1)
 
 
 def _ports(file: str) -> dict[str, Any]:
@@ -186,7 +206,8 @@ def _columns(given: tuple[str, ...]) -> dict[str, str]:
 
 def _timeline(
     files: tuple[str, ...], columns: dict[str, str], unit: str | None, quiet: bool, ports: dict[str, Any] | None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Any]:
+    """The answer, and the timeline."""
     from ingero_analyze.diagnose.sources import Problems
     from ingero_analyze.diagnose.timeline_reader import read_timeline
     from ingero_analyze.file_progress import progress_over_files
@@ -195,7 +216,7 @@ def _timeline(
     with progress_over_files("diagnose", files, "reading", quiet) as advance:
         recorded = read_timeline(files, problems, advance, columns, unit)
     _show(problems.shown)
-    return {**_verdict(recorded, ports), "read": dict(recorded.read), "problems": problems.answer()}
+    return {**_verdict(recorded, ports), "read": dict(recorded.read), "problems": problems.answer()}, recorded
 
 
 def _others(
@@ -206,14 +227,14 @@ def _others(
     ports: dict[str, Any] | None = None,
     wait: float = 0.0,
     hung: bool = False,
-) -> dict[str, Any]:
-    """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
+) -> tuple[dict[str, Any], Any]:
+    """What other tools' files say, and their timeline if they have one; with `known`, what DCGM's pages add to it."""
     from ingero_analyze.diagnose import absent_ranks as absence
     from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto, ras_hangs, ras_status
     from ingero_analyze.diagnose.sources import Problems, SourceError
     from ingero_analyze.diagnose.timeline_files import verdict
 
-    problems, hosts = Problems(), dict[str, str]()
+    problems, hosts, recorded = Problems(), dict[str, str](), None
     claims: dict[str, Any] = {}
     answer: dict[str, Any] = known or {"kind": "none", "ranks": [], "evidence": {}}
     try:
@@ -226,8 +247,8 @@ def _others(
             hangs.report_earlier_runs(hang, problems)
             if hang.kind == hangs.HangKind.NONE and problems.count:
                 hang = replace(hang, kind=hangs.HangKind.UNKNOWN)
-            timed = read.rows.recorded() if hang.kind == hangs.HangKind.NONE else None
-            answer = verdict(timed) if timed else hang.answer()
+            recorded = read.rows.recorded() if hang.kind == hangs.HangKind.NONE else None
+            answer = verdict(recorded) if recorded else hang.answer()
         elif used == "--ras":
             claims["ras"] = asdict(ras_hangs.CLAIMS)
             statuses = ras_status.read_statuses(given[used], problems, wait)
@@ -262,7 +283,7 @@ def _others(
     before = answer.get("problems", {"count": 0, "first": []})
     found_here = problems.answer()
     both = {"count": before["count"] + found_here["count"], "first": [*before["first"], *found_here["first"]]}
-    return {**answer, "claims": claims, "problems": both}
+    return {**answer, "claims": claims, "problems": both}, recorded
 
 
 def _end(problems: Any, expected: str = "") -> NoReturn:
