@@ -129,7 +129,7 @@ class PopulationResult:
     refused: str = ""
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[AuditLevel, int, float], ...] = ()
-    """Nodes and groups that are not named, but slower than the rest: level, number and loss."""
+    """Chips, nodes and groups that are not named, but slower than the rest: level, number and loss."""
     implausible: tuple[tuple[int, float], ...] = ()
     """Chips that are left out because they are too fast: number and by what share."""
     unsteady: tuple[tuple[int, float, float], ...] = ()
@@ -310,20 +310,21 @@ class _Judged:
         return free & far & (loss >= smallest) & (tier.least >= 0.5 * tier.loss)
 
     def _nearly(self, place: int, smallest: float) -> Bools:
-        """Of a level above chips: not named, but so slow that chance makes one of them in few fleets."""
+        """Not named, but so slow that chance makes one of them in few fleets; chips with one value are said apart."""
         tier, known = self.tiers[place], self._known[place]
         if not tier.tested or known is None:
             return np.zeros(len(tier.effect), np.bool_)
         seldom = tier.chance * tier.judged.sum() <= NEARLY
-        slow = tier.judged & (tier.below >= smallest) & (tier.least >= 0.5 * tier.loss) & tier.chronically_slow()
+        most = ~tier.alone & ~self.fit.own.far if tier.level is AuditLevel.CHIP else tier.least >= 0.5 * tier.loss
+        slow = tier.judged & (tier.below >= smallest) & most & tier.chronically_slow()
         nearly: Bools = slow & seldom & ~self.named[place] & ~known
         return nearly
 
     def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
-        """Nodes and groups, not named, that are slower than most: faults, or of a kind that no label tells."""
+        """What is not named, but slower than most: faults, or nodes and groups of a kind that no label tells."""
         return tuple(
             (tier.level, number, float(-np.expm1(float(np.median(tier.loss[tier.judged])) - tier.loss[number])))
-            for place, tier in enumerate(self.tiers[1:], 1)
+            for place, tier in enumerate(self.tiers)
             for number in np.flatnonzero(self._set_apart[place] | self._nearly(place, smallest)).tolist()
         )
 
