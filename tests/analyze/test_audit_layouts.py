@@ -222,6 +222,16 @@ def test_ranks_are_gpus_and_steps_runs_where_nothing_else_is(tmp_path: Path) -> 
     assert found["summary"]["populations"][0]["run_effects_removed"]
 
 
+def test_rows_that_sum_up_others_are_no_chips(tmp_path: Path) -> None:
+    lines = ["node,gpu,time_ms", *(f"{row[0]},{row[1]},{row[3]}" for row in short({(4, 2): 0.3}) if row[2] == 0)]
+    lines += ["Average,,1000", "max,,1400", "node-1,all,1300"]
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert found["summary"]["populations"][0]["chips"] == 96
+    assert found["summary"]["problems"]["count"] == 3
+
+
 def test_models_are_one_however_they_are_spelt(tmp_path: Path) -> None:
     models = ("NVIDIA H100", "nvidia h100", " NVIDIA  H100 ")
     lines = ["node,gpu,run,time_ms,model"]

@@ -19,6 +19,7 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine",
         "instance", "instance id", "kubernetes node", "node ip", "host ip", "ip", "ip address",
+        "node rank", "node index", "node number",
     ),
     "group": (
         "rack", "rack id", "cabinet", "group", "row", "chassis", "pod", "zone", "switch", "location", "enclosure",
@@ -109,6 +110,9 @@ NO_VALUES: Final = re.compile(
 
 CENTRES: Final = STATISTICS[:6]
 """Statistics of what is usual: of several columns of times that are called by nothing else, the first of them."""
+
+SUMMARIES: Final = frozenset((*STATISTICS, "total", "sum", "std", "stdev", "stddev", "overall", "all"))
+"""What stands in place of a GPU or node in a row about all of them."""
 
 _SIZED: Final = re.compile(r"(.+?) (?:[kmg]?i?b|bytes)")
 _NUMBER_OF_GPU: Final = re.compile(

@@ -18,6 +18,7 @@ from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     SCALES,
     SHOWN,
+    SUMMARIES,
     is_lost_share,
     lower_is_better,
     number_of_gpu,
@@ -173,6 +174,8 @@ class Measurements:
             return self._refuse(place, "more values than columns, or no object")
         if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
             return self._refuse(place, "neither a GPU nor a node")
+        if any(words_of(cells.get(role, "")) in SUMMARIES for role in ("gpu", "node")):
+            return self._refuse(place, "a summary of other rows")
         cells |= _place(cells)
         if "node" in cells:
             cells |= {role: number_of_gpu(cells[role]) for role in ("gpu", "slot") if role in cells}

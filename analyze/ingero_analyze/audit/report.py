@@ -166,8 +166,8 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         slow = sorted(found.apart, key=lambda one: -one[2])
         names = _listed([f"{_named(level, number, given)} ({_percent(loss)})" for level, number, loss in slow])
         notes.append(
-            f"slower than the others, not named: {names}; faults, slow in some runs only, or of another kind that no "
-            "column tells"
+            f"slower than the others, not named: {names}; faults, slow in some runs only, by chance, or of another "
+            "kind that no column tells"
         )
     if found.alone:
         alone = sorted(found.alone, key=lambda one: -one[1])
