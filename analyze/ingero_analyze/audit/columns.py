@@ -128,7 +128,7 @@ PARAMETERS: Final = frozenset(
         "data type", "datatype", "precision", "op", "operation", "collective", "redop", "algorithm", "algo",
         "protocol", "parameters", "params", "config", "configuration", "mode", "power cap", "power limit", "cap",
         "power mode", "tdp", "clock limit", "clock cap", "frequency limit", "frequency cap", "locked clock",
-        "hca", "hca id", "nic", "rail", "ib device", "ib dev",
+        "hca", "hca id", "rail", "ib device", "ib dev",
     )
 )  # fmt: skip
 """Names of columns whose values are parameters of the benchmark, such as the adapter that is measured."""
