@@ -59,6 +59,9 @@ CLEAR: Final = 2.0
 """Share of chips that are no outliers any more, if they lose half as much as the least one that is named, and so many
 spreads."""
 
+FEWEST_JOBS: Final = 5
+"""Jobs of a chip or node from which their median is judged as one, and not as a single value."""
+
 FEWEST_NOTED: Final = 3
 """Runs before and since a change from which it is worth saying."""
 
@@ -204,12 +207,14 @@ class _Judged:
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
             several = usable & (fit.count >= CHRONIC_RUNS)
-            few = fit.of_jobs or not several.any() or bool(np.median(fit.count[several]) < 3)
+            enough = several.any() and bool(np.median(fit.count[several]) >= (FEWEST_JOBS if fit.of_jobs else 3))
+            few = not enough or (fit.of_jobs and not fit.partners_vary)
             distance = np.abs(fit.by_run.values - fit.effect[fit.by_run.of])
             away = (distance * (fit.count / np.maximum(fit.count - 1, 1))[fit.by_run.of])[several[fit.by_run.of]]
             chips = Tier(
                 AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, fit.by_run, fit.chronic,
                 True, single, few, rounding, fit.own.freedom, float(away.max(initial=0.0)),
+                fit.of_jobs,
             )  # fmt: skip
             self.tiers = [chips]
             above_chips = [(AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)]
