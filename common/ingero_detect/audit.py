@@ -59,6 +59,9 @@ CLEAR: Final = 2.0
 """Share of chips that are no outliers any more, if they lose half as much as the least one that is named, and so many
 spreads."""
 
+FEWEST_JOBS: Final = 5
+"""Jobs of a chip or node from which their median is judged as one, and not as a single value."""
+
 FEWEST_NOTED: Final = 3
 """Runs before and since a change from which it is worth saying."""
 
@@ -129,7 +132,7 @@ class PopulationResult:
     refused: str = ""
     notes: tuple[str, ...] = ()
     apart: tuple[tuple[AuditLevel, int, float], ...] = ()
-    """Nodes and groups that are not named, but slower than the rest: level, number and loss."""
+    """Chips, nodes and groups that are not named, but slower than the rest: level, number and loss."""
     implausible: tuple[tuple[int, float], ...] = ()
     """Chips that are left out because they are too fast: number and by what share."""
     unsteady: tuple[tuple[int, float, float], ...] = ()
@@ -204,12 +207,14 @@ class _Judged:
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
             several = usable & (fit.count >= CHRONIC_RUNS)
-            few = fit.of_jobs or not several.any() or bool(np.median(fit.count[several]) < 3)
+            enough = several.any() and bool(np.median(fit.count[several]) >= (FEWEST_JOBS if fit.of_jobs else 3))
+            few = not enough or (fit.of_jobs and not fit.partners_vary)
             distance = np.abs(fit.by_run.values - fit.effect[fit.by_run.of])
             away = (distance * (fit.count / np.maximum(fit.count - 1, 1))[fit.by_run.of])[several[fit.by_run.of]]
             chips = Tier(
                 AuditLevel.CHIP, effect, error, population.node, usable, effect, effect, fit.by_run, fit.chronic,
                 True, single, few, rounding, fit.own.freedom, float(away.max(initial=0.0)),
+                fit.of_jobs,
             )  # fmt: skip
             self.tiers = [chips]
             above_chips = [(AuditLevel.NODE, nodes, population.group), (AuditLevel.GROUP, groups, None)]
@@ -310,20 +315,21 @@ class _Judged:
         return free & far & (loss >= smallest) & (tier.least >= 0.5 * tier.loss)
 
     def _nearly(self, place: int, smallest: float) -> Bools:
-        """Of a level above chips: not named, but so slow that chance makes one of them in few fleets."""
+        """Not named, but so slow that chance makes one of them in few fleets; chips with one value are said apart."""
         tier, known = self.tiers[place], self._known[place]
         if not tier.tested or known is None:
             return np.zeros(len(tier.effect), np.bool_)
         seldom = tier.chance * tier.judged.sum() <= NEARLY
-        slow = tier.judged & (tier.below >= smallest) & (tier.least >= 0.5 * tier.loss) & tier.chronically_slow()
+        most = ~tier.alone & ~self.fit.own.far if tier.level is AuditLevel.CHIP else tier.least >= 0.5 * tier.loss
+        slow = tier.judged & (tier.below >= smallest) & most & tier.chronically_slow()
         nearly: Bools = slow & seldom & ~self.named[place] & ~known
         return nearly
 
     def apart(self, smallest: float) -> tuple[tuple[AuditLevel, int, float], ...]:
-        """Nodes and groups, not named, that are slower than most: faults, or of a kind that no label tells."""
+        """What is not named, but slower than most: faults, or nodes and groups of a kind that no label tells."""
         return tuple(
             (tier.level, number, float(-np.expm1(float(np.median(tier.loss[tier.judged])) - tier.loss[number])))
-            for place, tier in enumerate(self.tiers[1:], 1)
+            for place, tier in enumerate(self.tiers)
             for number in np.flatnonzero(self._set_apart[place] | self._nearly(place, smallest)).tolist()
         )
 

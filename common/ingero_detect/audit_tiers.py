@@ -12,6 +12,7 @@ from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.healthy_spread import (
     OF_AVERAGES,
     OF_CHIPS,
+    OF_JOBS,
     OF_SINGLE_VALUES,
     normal_deviate,
     normal_upper_tail,
@@ -101,8 +102,9 @@ class Tier:
     `effect` is what is tested, `loss` the median of the members' effects, and most of them have at least `least`.
     `by_run`: values in single runs, of which the share `chronic` is as slow. `tested`: whether there are enough to
     compare them with each other. `single`: whether most chips have one value. `few`: whether those with several have
-    two, or share them with others. `rounding`: half of the step of values that is as large as their noise. `freedom`
-    of the errors, if not all of them are known. `apart`: largest distance of a value from the others of its chip.
+    two, or share them with others that they often meet. `rounding`: half of the step of values that is as large as
+    their noise. `freedom` of the errors, if not all of them are known. `apart`: largest distance of a value from the
+    others of its chip. `of_jobs`: values are those of jobs.
     """
 
     level: AuditLevel
@@ -120,6 +122,7 @@ class Tier:
     rounding: float = 0.0
     freedom: Floats | None = None
     apart: float = 0.0
+    of_jobs: bool = False
     chance: Floats = field(default_factory=lambda: np.ones(0))
     below: Floats = field(default_factory=lambda: np.ones(0))
     """Distance by which a member is slower than what it is compared with."""
@@ -197,7 +200,7 @@ class Tier:
             deviates = normal_deviate(deviates, known)
         healthy = unrounded(compared, self.rounding) / np.hypot(spread, np.median(errors))
         prior = OF_CHIPS if self.level is AuditLevel.CHIP else OF_AVERAGES
-        prior = OF_SINGLE_VALUES if self.few else prior
+        prior = OF_SINGLE_VALUES if self.few else OF_JOBS if self.of_jobs else prior
         return outlier_chances(healthy if self.rounding else deviates, 1e-3, prior, deviates)
 
     def _of_one_value(self, compared: Floats) -> Floats:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.job_values import are_of_jobs, unexplained
+from ingero_detect.job_values import are_of_jobs, often_together, unexplained
 from ingero_detect.own_noise import OwnNoise, own_noise
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -81,7 +81,8 @@ class UnitEffects:
     `noise` is the standard deviation of one measurement, NaN if no unit has two. `run_spread` is the spread of the
     effects of runs, 0 if these were not removed. `apart`: measurements of runs that connect too few units, left out.
     `by_run`: every measurement that is used, without the effect of its run. `own`: how much units scatter that do so
-    more than the others; their errors have its freedom. `of_jobs`: the units of a run have one value, that of a job.
+    more than the others; their errors have its freedom. `of_jobs`: the units of a run have one value, that of a job;
+    `partners_vary`: most of them meet no other one often.
     """
 
     effect: Floats
@@ -95,6 +96,7 @@ class UnitEffects:
     by_run: RunValues
     own: OwnNoise
     of_jobs: bool = False
+    partners_vary: bool = False
 
     def relative_to(self, level: Floats) -> "UnitEffects":
         """The effects as if every unit were faster by its level."""
@@ -146,6 +148,8 @@ def _of_jobs(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects
 
     A healthy unit is slow in the jobs that it shares with a slow one, and these show nothing about its noise.
     """
+    known = run >= 0
+    vary = bool(known.any()) and not often_together(unit[known], run[known])
     kept = unexplained(slowness, unit, run, units)
     slowness, unit, run = slowness[kept], unit[kept], run[kept]
     count, effect = grouped_median(slowness, unit, units)
@@ -153,7 +157,9 @@ def _of_jobs(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects
     error = np.where(count > 0, noise * np.sqrt(MEDIAN_VARIANCE / np.maximum(count, 1)), np.nan)
     by_run = RunValues(slowness, unit, run, count)
     own = OwnNoise(np.zeros(units), np.full(units, np.inf), np.zeros(units, np.bool_))
-    return UnitEffects(effect, error, count, _chronic(effect, by_run), noise, 0.0, 0, 0, by_run, own, of_jobs=True)
+    return UnitEffects(
+        effect, error, count, _chronic(effect, by_run), noise, 0.0, 0, 0, by_run, own, True, vary
+    )  # fmt: skip
 
 
 def _chronic(effect: Floats, by_run: RunValues) -> Floats:

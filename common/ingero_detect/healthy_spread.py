@@ -104,6 +104,13 @@ OF_SINGLE_VALUES: Final = Prior(
 )
 """The noise of single measurements has any tail."""
 
+OF_JOBS: Final = Prior(
+    ((math.inf, 0.7), (15.0, 0.09), (8.0, 0.08), (5.0, 0.06), (3.0, 0.05), (2.0, 0.02)),
+    ((-0.4, 0.05), (-0.15, 0.1), (0.0, 0.6), (0.15, 0.12), (0.3, 0.08), (0.6, 0.05)),
+    heavier=True,
+)
+"""Medians of several jobs with changing partners, which hide how healthy units differ."""
+
 HEAVY: Final = 3.0
 EXTREME: Final = 0.01
 """How much less likely a tail as heavy as this is together with a skew: it would be heavier than any power."""

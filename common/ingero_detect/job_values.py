@@ -28,6 +28,10 @@ MOST_EXPLAINED: Final = 0.25
 SLOW: Final = 4.0
 """Share of the units that may explain slow jobs, and by how many standard deviations of a value they are slow."""
 
+OFTEN: Final = 0.5
+MOST_LOOKED_AT: Final = 32
+"""Share of the jobs of a unit in which another one is often met, and units of which that is asked."""
+
 FEWEST_FREE: Final = 20
 """Degrees of freedom from which the noise within jobs is known."""
 
@@ -113,6 +117,21 @@ def _quarter(values: Floats, unit: Ints, units: int) -> Floats:
     count = np.bincount(unit, minlength=units)
     place = np.cumsum(count) - count + np.maximum(count - 1, 0) // 4
     return np.where(count > 0, values[order][np.minimum(place, len(order) - 1)], np.nan)
+
+
+def often_together(unit: Ints, run: Ints) -> bool:
+    """Whether most units meet another one in at least half of their jobs, as in jobs of neighbours.
+
+    Of many units, some are looked at. `run` is known.
+    """
+    present = np.unique(unit)
+    largest = []
+    for one in present[:: -(-len(present) // MOST_LOOKED_AT)].tolist():
+        its = np.unique(run[unit == one])
+        met = np.bincount(unit[np.isin(run, its)])
+        met[one] = 0
+        largest.append(met.max() / len(its))
+    return bool(np.median(largest) >= OFTEN)
 
 
 def always_together(unit: Ints, run: Ints) -> Ints:

@@ -842,6 +842,14 @@ def test_columns_are_recognised_with_statistics_and_units(role: str, columns: st
 
 def test_of_both_bandwidths_of_nccl_that_of_the_bus_is_used() -> None:
     assert recognised(["host", "size", "algbw (GB/s)", "busbw (GB/s)"], {})[0]["value"] == "busbw (GB/s)"
+    columns = ["host", "out-of-place algbw (GB/s)", "out-of-place busbw (GB/s)"]
+    assert recognised(columns, {})[0]["value"] == "out-of-place busbw (GB/s)"
+
+
+@pytest.mark.parametrize("column", ["ms", "ms_per_step", "s/it", "us per call", "seconds"])
+def test_a_unit_of_time_is_the_name_of_a_value(column: str) -> None:
+    assert recognised(["gpu", column], {})[0] == {"gpu": "gpu", "value": column}
+    assert lower_is_better("", unit_in_name(column), column)
 
 
 def test_losses_in_percent_are_what_is_missing_to_100(tmp_path: Path) -> None:

@@ -57,6 +57,21 @@ def test_the_rack_of_nodes_at_a_level_of_their_own_is_said(tmp_path: Path) -> No
     )
 
 
+def test_the_node_of_chips_at_a_level_of_their_own_is_said(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    effects = 0.01 * random.normal(size=32) + 0.1 * (np.arange(32) // 8 == 1)
+    lines = ["node,gpu,run,time_ms"]
+    for number in range(3):
+        values = 100 * np.exp(effects + 0.005 * random.normal(size=32))
+        lines += [f"n{chip // 8},{chip % 8},{number},{value:.3f}" for chip, value in enumerate(values)]
+    (population,) = answer(written(tmp_path, lines))["summary"]["populations"]
+
+    assert (
+        "what those at a level of their own have in common: node n1 (8 of 8 of them, 0 of 24 others)"
+        in (population["notes"])
+    )
+
+
 def test_a_value_in_common_has_to_be_more_than_chance() -> None:
     chips = [np.array([chip]) for chip in range(60)]
     width = Coded(np.array([1, 1, 1] + [0] * 57), ["16", "8"])

@@ -10,7 +10,7 @@ import pytest
 
 from ingero_analyze.audit.chips import Coded, places
 from ingero_analyze.audit.columns import parameters_of, recognised
-from ingero_analyze.audit.joint_rows import nodes_of, of_single_nodes
+from ingero_analyze.audit.joint_rows import nodes_of, of_single_members
 from ingero_analyze.audit.measurements import Measurements, ReadingOptions
 from ingero_analyze.audit.wide import unpivoted
 from ingero_detect.audit import audit
@@ -68,6 +68,17 @@ def test_a_column_a_run(tmp_path: Path, column: str) -> None:
     assert names(tmp_path, "\n".join(lines)) == {"n9/1"}
 
 
+def test_a_pivot_table_of_nodes_and_numbers_of_gpus(tmp_path: Path) -> None:
+    rows = [value for node, gpu, run, value in short({(4, 2): 0.3}) if run == 0]
+    lines = ["host," + ",".join(map(str, range(8)))]
+    lines += [f"n{node}," + ",".join(map(str, rows[8 * node : 8 * node + 8])) for node in range(12)]
+    found = answer(written(tmp_path, lines), "--lower-is-better")
+
+    assert [one["name"] for one in found["findings"]] == ["n4/2"]
+    assert unpivoted(["host", "1", "2"], iter(()), ())[0] == ["host", "1", "2"]
+    assert unpivoted(["gpu", "0", "1"], iter(()), ())[0] == ["gpu", "0", "1"]
+
+
 def test_readings_beside_the_values_of_gpus_and_lines_are_kept() -> None:
     columns = ["host", "gpu0_ms", "gpu1_ms", "gpu0_temp", "gpu1_temp"]
     new, rows = unpivoted(columns, iter([(7, dict(zip(columns, "a1234", strict=True))), (8, {})]), ())
@@ -91,7 +102,7 @@ def test_other_tables_stay_as_they_are(columns: str) -> None:
 
 def test_chosen_columns_stay() -> None:
     assert unpivoted(["host", "gpu0_ms", "gpu1_ms"], iter(()), ["gpu1_ms"])[0] == ["host", "gpu0_ms", "gpu1_ms"]
-    assert of_single_nodes(["src", "dst", "busbw"], iter(()), ["dst"])[0] == ["src", "dst", "busbw"]
+    assert of_single_members(["src", "dst", "busbw"], iter(()), ["dst"])[0] == ["src", "dst", "busbw"]
 
 
 @pytest.mark.parametrize("header", ["node_a,node_b", "src,dst", "nodes"])
@@ -106,6 +117,33 @@ def test_the_node_of_all_slow_pairs_is_named(tmp_path: Path, header: str) -> Non
     assert names(tmp_path, "\n".join(lines)) == {"n4"}
 
 
+@pytest.mark.parametrize("header", ["host,src_gpu,dst_gpu", "host,GPU A,GPU B", "node_a,node_b,gpu_a,gpu_b"])
+def test_the_gpu_of_all_slow_pairs_is_named(tmp_path: Path, header: str) -> None:
+    draw = random.Random(6)
+    effect = {(node, gpu): draw.gauss(0, 0.004) for node in range(6) for gpu in range(4)}
+    effect[3, 2] += 0.2
+    lines = [f"{header},bandwidth_gbs"]
+    for (node, a), (other, b) in combinations(effect, 2):
+        if node == other or header.startswith("node"):
+            value = 270 * math.exp(-max(effect[node, a], effect[other, b]) - draw.gauss(0, 0.01))
+            nodes = f"n{node},n{other}" if header.startswith("node") else f"n{node}"
+            lines.append(f"{nodes},{a},{b},{value:.2f}")
+
+    assert names(tmp_path, "\n".join(lines)) == {"n3/2"}
+
+
+def test_the_node_whose_adapter_is_slow_is_named_between_servers_and_clients(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    lines = ["server,client,hca,bw_avg (GB/s)"]
+    for a, b in ((a, (a + 1) % 16) for a in range(16)):
+        for adapter in range(4):
+            slow = 0.2 * (adapter == 2 and 6 in (a, b))
+            lines += [f"n{a},n{b},mlx5_{adapter},{49 * math.exp(draw.gauss(-slow, 0.004)):.3f}" for _ in range(2)]
+    (one,) = answer(written(tmp_path, lines))["findings"]
+
+    assert (one["kind"], one["name"], one["population"]) == ("node", "n6", "hca mlx5_2")
+
+
 @pytest.mark.parametrize(
     ("text", "nodes"),
     [("a1,a2", ["a1", "a2"]), ("n[01-03,7]", ["n01", "n02", "n03", "n7"]), ("a b;c+d", ["a", "b", "c", "d"]),
@@ -118,7 +156,7 @@ def test_lists_of_nodes(text: str, nodes: list[str]) -> None:
 
 def test_nodes_of_a_job_have_its_run() -> None:
     columns = ["nodes", "job_id", "step_time_ms"]
-    new, rows = of_single_nodes(columns, iter([(2, dict(zip(columns, ("a,b", "j1", "9"), strict=True)))]), ())
+    new, rows = of_single_members(columns, iter([(2, dict(zip(columns, ("a,b", "j1", "9"), strict=True)))]), ())
 
     assert new == ["step_time_ms", "node", "run"]
     assert [row for _, row in rows] == [{"step_time_ms": "9", "run": "j1", "node": node} for node in "ab"]
@@ -163,6 +201,65 @@ def test_a_column_is_that_of_gpus_by_what_it_holds(tmp_path: Path) -> None:
     lines += [f"{node},GPU {gpu},{run},{7e5 / value}" for node, gpu, run, value in short({(4, 2): 0.15})]
 
     assert names_of(tmp_path, lines) == ["node-4/2"]
+
+
+def test_gpus_that_are_numbers_without_a_known_node_are_noted(tmp_path: Path) -> None:
+    lines = ["Knoten,GPU,Lauf,time_ms", *(",".join(map(str, row)) for row in short({}))]
+    (population,) = answer(written(tmp_path, lines))["summary"]["populations"]
+
+    assert "8 comparable chips" in population["refused"]
+    assert any("no column is known as the node" in note for note in population["notes"])
+
+
+def test_ranks_are_gpus_and_steps_runs_where_nothing_else_is(tmp_path: Path) -> None:
+    lines = ["step,rank,s/it"]
+    lines += [
+        f"{run},{8 * int(node.split('-')[1]) + int(gpu)},{value}" for node, gpu, run, value in short({(4, 2): 0.15})
+    ]
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["34"]
+    assert found["summary"]["populations"][0]["run_effects_removed"]
+
+
+def test_rows_that_sum_up_others_are_no_chips(tmp_path: Path) -> None:
+    lines = ["node,gpu,time_ms", *(f"{row[0]},{row[1]},{row[3]}" for row in short({(4, 2): 0.3}) if row[2] == 0)]
+    lines += ["Average,,1000", "max,,1400", "node-1,all,1300"]
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert found["summary"]["populations"][0]["chips"] == 96
+    assert found["summary"]["problems"]["count"] == 3
+
+
+def test_models_are_one_however_they_are_spelt(tmp_path: Path) -> None:
+    models = ("NVIDIA H100", "nvidia h100", " NVIDIA  H100 ")
+    lines = ["node,gpu,run,time_ms,model"]
+    lines += [f"{node},{gpu},{run},{value},{models[int(gpu) % 3]}" for node, gpu, run, value in short({(4, 2): 0.15})]
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert [one["name"] for one in found["summary"]["populations"]] == ["NVIDIA H100"]
+
+
+def test_a_result_that_is_a_word_says_whether_the_test_was_passed(tmp_path: Path) -> None:
+    lines = ["node,gpu,run,hbm_ms,result"]
+    lines += [f"{node},{gpu},{run},{value},{'FAIL' if node == 'node-3' else 'PASS'}"
+              for node, gpu, run, value in short({(4, 2): 0.15})]  # fmt: skip
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    assert found["summary"]["failed"] == {f"gpu node-3/{gpu}": 4 for gpu in range(8)}
+
+
+def test_notes_of_several_populations_and_problems_of_one_line_are_printed_once(tmp_path: Path) -> None:
+    lines = ["nodes,size,time_ms"]
+    lines += [f"n[{a}-{a + 3}],{size},{100 + a if a else 'broken'}" for a in range(0, 64, 4) for size in ("1M", "8M")]
+    done = run(written(tmp_path, lines))
+
+    assert done.stdout.count("noise and chip cannot be separated") == 1
+    assert "2 of 2 populations: one run a chip" in done.stdout
+    assert done.stderr.count("'broken' is not a number") == 2
 
 
 def test_files_of_nodes_that_no_column_names_are_noted(tmp_path: Path) -> None:

@@ -484,6 +484,21 @@ def test_a_node_that_is_nearly_slow_enough_is_said_to_be_slower() -> None:
     assert healthy <= 1
 
 
+def test_a_chip_that_is_nearly_slow_enough_is_said_to_be_slower() -> None:
+    said = named_too = healthy = 0
+    for seed in range(10):
+        effect = spread(100, seed)
+        healthy += bool(audit([population(effect, 3, seed)]).populations[0].apart)
+        effect[40] = 0.052
+        found = audit([population(effect, 3, seed)])
+        named_too += ("chip", 40) in named(found)
+        said += any(number == 40 for level, number, _ in found.populations[0].apart if level == "chip")
+
+    assert said + named_too >= 6
+    assert said >= 2
+    assert healthy <= 1
+
+
 def test_a_quarter_of_the_nodes_that_are_slow_by_the_same_are_of_another_kind() -> None:
     effect = spread(256)
     effect[192:] += 0.35

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingero_detect.audit import Population, audit
-from ingero_detect.job_values import always_together, are_of_jobs
+from ingero_detect.job_values import always_together, are_of_jobs, often_together
 
 
 def jobs(slow: dict[int, float], seed: int, nodes: int = 48, count: int = 300, jitter: float = 0.0) -> Population:
@@ -101,6 +101,32 @@ def test_nodes_that_differ_within_jobs_have_values_of_their_own(spread: float, l
     values = effect[unit] + 0.2 * random.normal(size=80)[run] + 0.004 * random.normal(size=480)
 
     assert not are_of_jobs(values, unit, run)
+
+
+def test_a_small_loss_in_many_jobs_with_changing_partners_is_named() -> None:
+    found = wrong = 0
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        effect = 0.008 * random.normal(size=64)
+        effect[[21, 40]] += 0.06
+        chosen = np.array([random.choice(64, 4, replace=False) for _ in range(120)])
+        value = effect[chosen].max(axis=1) + 0.008 * random.normal(size=120)
+        run = np.repeat(np.arange(120), 4)
+        given = Population("", value[run], chosen.ravel(), run, np.full(64, -1), np.zeros(0, np.int64))
+        named = {one.number for one in audit([given]).findings}
+        found, wrong = found + len(named & {21, 40}), wrong + len(named - {21, 40})
+
+    assert found >= 9
+    assert wrong <= 1
+
+
+def test_jobs_of_neighbours_are_told_from_those_of_changing_nodes() -> None:
+    random = np.random.default_rng(4)
+    run = np.repeat(np.arange(300), 4)
+    neighbours = np.add.outer(random.integers(0, 61, 300), np.arange(4)).ravel()
+
+    assert often_together(neighbours, run)
+    assert not often_together(random.permuted(np.tile(np.arange(64), (300, 1)), axis=1)[:, :4].ravel(), run)
 
 
 def test_units_that_are_in_the_same_runs_are_found() -> None:

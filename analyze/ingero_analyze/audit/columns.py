@@ -14,10 +14,12 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "gpu": (
         "gpu", "gpu id", "gpuid", *CHIP_NAMES, "chip", "chip id",
         "device", "device id", "gpu index", "gpu number", "card", "accelerator", "local rank", "gcd",
+        "node gpu", "host gpu",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine",
         "instance", "instance id", "kubernetes node", "node ip", "host ip", "ip", "ip address",
+        "node rank", "node index", "node number",
     ),
     "group": (
         "rack", "rack id", "cabinet", "group", "row", "chassis", "pod", "zone", "switch", "location", "enclosure",
@@ -40,9 +42,9 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "run": (
         "run", "run id", "run number", "iteration", "iter", "trial", "job", "job id", "repetition", "rep", "repeat",
-        "attempt", "experiment", "sample",
+        "attempt", "experiment", "sample", "step", "global step", "training step", "train step",
     ),
-    "time": ("timestamp", "date", "datetime", "start time", "started", "when", "day"),
+    "time": ("timestamp", "ts", "date", "datetime", "start time", "started", "when", "day"),
     "clock": (
         *(
             f"{of}{clock}"
@@ -71,6 +73,8 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "model": ("model", "gpu model", "gpu name", "gpu type", "product", "product name", "sku", "name", "device name"),
     "benchmark": (
         "benchmark", "bench", "test", "workload", "kernel", "app", "application", "metric", "program", "case",
+        "benchmark name", "bench name", "test name", "testname", "test case", "testcase", "kernel name",
+        "metric name",
     ),
     "unit": ("unit", "units"),
     "status": (
@@ -95,6 +99,9 @@ PLACES: Final = (
 )  # fmt: skip
 """Names of the place of a GPU in its node, where another column names the GPU."""
 
+RANKS: Final = ("rank", "global rank", "process rank")
+"""Names of the number of a process in its job, which is that of its GPU where no other column names one."""
+
 NO_VALUES: Final = re.compile(
     r"\b(?:timestamp|start|started|end|ended|uptime|epoch|created|age|date|timeout|when|"
     r"std|stddev|stdev|sd|variance|var|cv|stderr)\b"
@@ -103,6 +110,9 @@ NO_VALUES: Final = re.compile(
 
 CENTRES: Final = STATISTICS[:6]
 """Statistics of what is usual: of several columns of times that are called by nothing else, the first of them."""
+
+SUMMARIES: Final = frozenset((*STATISTICS, "total", "sum", "std", "stdev", "stddev", "overall", "all"))
+"""What stands in place of a GPU or node in a row about all of them."""
 
 _SIZED: Final = re.compile(r"(.+?) (?:[kmg]?i?b|bytes)")
 _NUMBER_OF_GPU: Final = re.compile(
@@ -118,9 +128,10 @@ PARAMETERS: Final = frozenset(
         "data type", "datatype", "precision", "op", "operation", "collective", "redop", "algorithm", "algo",
         "protocol", "parameters", "params", "config", "configuration", "mode", "power cap", "power limit", "cap",
         "power mode", "tdp", "clock limit", "clock cap", "frequency limit", "frequency cap", "locked clock",
+        "hca", "hca id", "rail", "ib device", "ib dev",
     )
 )  # fmt: skip
-"""Names of columns whose values are parameters of the benchmark."""
+"""Names of columns whose values are parameters of the benchmark, such as the adapter that is measured."""
 
 LOWER: Final = re.compile(
     r"\b(time|duration|latency|elapsed|runtime|seconds|ms|us|ns|sec|secs|s|msec|usec|min|slowdown)\b"
@@ -167,6 +178,7 @@ UNITS: Final = frozenset(
     )
 )
 _COUNTED: Final = "tokens|toks|samples|images|its|iterations|steps|requests|frames|records"
+_TIME_OF_ONE: Final = re.compile(r" (?:per )?(?:step|iter|iteration|it|batch|token|sample|image|call)$")
 RATES: Final = re.compile(
     rf"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|it s|(?:{_COUNTED}) (?:s|sec|second))$"
 )
@@ -237,7 +249,7 @@ def unit_in_name(column: str) -> str:
     name, unit = split_unit(column)
     words = name.split()
     rates = (tail for tail in (" ".join(words[-2:]), *words[-1:]) if SCALES.get(tail, (0, ""))[1] in ("flops", "b s"))
-    return unit or next(rates, "")
+    return unit or _lone_unit(name) or next(rates, "")
 
 
 def unit_of_result(benchmark: str) -> str:
@@ -282,6 +294,9 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     elif "time" not in found:
         times = [column for column in free if words_of(column) == "time"]
         found |= {"time": times[0]} if times else {}
+    if not {"gpu", "node"} & set(found):
+        ranks = [column for column in free if words_of(column) in RANKS]
+        found |= {"gpu": ranks[0]} if ranks else {}
     if "gpu" not in chosen:
         _name_by_chip(found, columns)
     elif "slot" not in chosen and words_of(chosen["gpu"]) in CHIP_NAMES:
@@ -304,8 +319,8 @@ def is_value(column: str) -> bool:
 
 def _fitting(role: str, columns: Sequence[str]) -> list[str]:
     """The columns that have a name of this role, the best one first; of several statistics of one value, one."""
-    if any(words_of(column).startswith("busbw") for column in columns):  # nccl-tests write both of one result
-        columns = [column for column in columns if not words_of(column).startswith("algbw")]
+    if any(_is_bandwidth("busbw", column) for column in columns):  # nccl-tests write both of one result
+        columns = [column for column in columns if not _is_bandwidth("algbw", column)]
     ranks = {column: rank for column in columns if (rank := _rank(column, role)) is not None}
     fitting = sorted(ranks, key=lambda column: (ranks[column], columns.index(column)))
     if role != "value":
@@ -315,6 +330,10 @@ def _fitting(role: str, columns: Sequence[str]) -> list[str]:
         best.setdefault(ranks[column][1], column)
     rates = [column for column in columns if column not in fitting and MEASURED.fullmatch(words_of(column))]
     return [*best.values(), *rates]
+
+
+def _is_bandwidth(kind: str, column: str) -> bool:
+    return kind in words_of(column).split()
 
 
 def _rank(column: str, role: str) -> tuple[int, int] | None:
@@ -341,9 +360,15 @@ def _without_statistic(name: str) -> tuple[int, str]:
 
 
 def _is_duration(column: str) -> bool:
-    """Whether a column whose name is not known has a unit of time, such as `sgemm_ms`."""
+    """Whether a column whose name is not known has a unit of time, such as `sgemm_ms` and `ms_per_step`."""
     name, unit = split_unit(column)
-    return unit in SECONDS and not NO_VALUES.search(name) and name not in PARAMETERS
+    return (unit or _lone_unit(name)) in SECONDS and not NO_VALUES.search(name) and name not in PARAMETERS
+
+
+def _lone_unit(name: str) -> str:
+    """The unit of time that a name consists of, but for what it is the time of; "" for any other name."""
+    unit = _TIME_OF_ONE.sub("", name)
+    return unit if unit in SECONDS and unit not in STATISTICS else ""
 
 
 def _name_by_chip(found: dict[str, str], columns: Sequence[str]) -> None:

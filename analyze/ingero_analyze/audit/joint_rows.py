@@ -1,7 +1,7 @@
-"""Rows about several nodes, such as a pair that exchanged data or the nodes of a job, as one row a node. Pure."""
+"""Rows about several nodes or GPUs, such as a pair that exchanged data or the nodes of a job, as a row each. Pure."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ingero_analyze.audit.columns import ROLES, words_of
@@ -12,6 +12,13 @@ PAIRS: Final = (
     ("host1", "host2"), ("hosta", "hostb"), ("nodea", "nodeb"), ("src", "dst"), ("source", "destination"),
     ("source", "target"), ("src node", "dst node"), ("src host", "dst host"), ("source node", "destination node"),
     ("source node", "target node"), ("source host", "destination host"), ("sender", "receiver"), ("from", "to"),
+    ("server", "client"), ("client", "server"),
+)  # fmt: skip
+GPU_PAIRS: Final = tuple(
+    (first.format(of), second.format(of))
+    for first, second in (("{} a", "{} b"), ("{}a", "{}b"), ("src {}", "dst {}"), ("source {}", "destination {}"),
+                          ("source {}", "target {}"), ("from {}", "to {}"), ("{} from", "{} to"))
+    for of in ("gpu", "gpu id", "gpu index", "gpu uuid", "device", "device id", "dev", "gcd")
 )  # fmt: skip
 LISTS: Final = ("nodes", "node list", "nodelist", "hosts", "host list", "hostlist", "node names", "hostnames")
 """Columns of the nodes that a row is about."""
@@ -23,38 +30,60 @@ _PART: Final = re.compile(r"[^\s,;+\[\]]*(?:\[[^\]]*\][^\s,;+\[\]]*)+|[^\s,;+\[\
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
 
 
-def of_single_nodes(
+def of_single_members(
     columns: Sequence[str], rows: Iterator[tuple[int, Row]], chosen: Collection[str]
 ) -> tuple[list[str], Iterator[tuple[int, Row]]]:
-    """The table with one row a node, all with the value of their row, where no column names a GPU or a node.
+    """The table with one row a node or GPU, all with the value of their row, where columns name several of a row.
 
-    Nodes of one row are of one run: a pair is its own, a list that of its job if a column tells it. `chosen`: columns
+    Those of one row are of one run: a pair is its own, a list that of its job if a column tells it. `chosen`: columns
     that the user named.
     """
     names = {words_of(column): column for column in columns}
-    if set(names) & {*ROLES["gpu"], *ROLES["node"]}:
+    if set(names) & {*ROLES["gpu"]}:
         return list(columns), rows
-    run = next((names[name] for name in ROLES["run"] if name in names), None)
-    pair = next(([names[a], names[b]] for a, b in PAIRS if a in names and b in names), [])
-    listed = [names[name] for name in LISTS if name in names][:1]
-    several = pair or listed
+    nodes = _pair(names, PAIRS) or [names[name] for name in LISTS if name in names][:1]
+    known = {column for name, column in names.items() if name in ROLES["node"]} - set(nodes)
+    nodes = [] if known else nodes
+    gpus = _pair(names, GPU_PAIRS)
+    nodes = nodes if not gpus or len(nodes) == len(gpus) else []
+    several = nodes + gpus
     if not several or set(several) & set(chosen):
         return list(columns), rows
+    run = next((names[name] for name in ROLES["run"] if name in names), None)
     rest = [column for column in columns if column not in several and column != run]
-    return [*rest, "node", "run"], _rows(rows, rest, several, None if pair else run)
+    single = [*(["node"] if nodes else []), *(["gpu"] if gpus else [])]
+    return [*rest, *single, "run"], _rows(rows, rest, (nodes, gpus), None if len(several) > 1 else run)
+
+
+def _pair(names: Mapping[str, str], known: Iterable[tuple[str, str]]) -> list[str]:
+    return next(([names[a], names[b]] for a, b in known if a in names and b in names), [])
 
 
 def _rows(
-    rows: Iterator[tuple[int, Row]], rest: Sequence[str], several: Sequence[str], run: str | None
+    rows: Iterator[tuple[int, Row]],
+    rest: Sequence[str],
+    several: tuple[Sequence[str], Sequence[str]],
+    run: str | None,
 ) -> Iterator[tuple[int, Row]]:
     for line, row in rows:
-        nodes = dict.fromkeys(node for column in several for node in nodes_of(row.get(column, "")))
-        if not nodes:
+        members = _members(row, *several)
+        if not members:
             yield line, row
             continue
         common = {column: row.get(column, "") for column in rest} | {"run": row.get(run, "") if run else str(line)}
-        for node in nodes:
-            yield line, common | {"node": node}
+        for member in members:
+            yield line, common | member
+
+
+def _members(row: Row, nodes: Sequence[str], gpus: Sequence[str]) -> list[dict[str, str]]:
+    """The nodes of a row, or both ends of a pair of GPUs, with their nodes where these are known; each once."""
+    if not gpus:
+        listed = dict.fromkeys(node for column in nodes for node in nodes_of(row.get(column, "")))
+        return [{"node": node} for node in listed]
+    ends = [{"gpu": row[gpu]} for gpu in gpus if row.get(gpu)]
+    if nodes and len(ends) == len(gpus):
+        ends = [{"node": row.get(node, "")} | end for node, end in zip(nodes, ends, strict=True)]
+    return ends[:1] if ends[1:] == ends[:1] else ends
 
 
 def nodes_of(text: str) -> list[str]:

@@ -5,7 +5,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -18,6 +18,7 @@ from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     SCALES,
     SHOWN,
+    SUMMARIES,
     is_lost_share,
     lower_is_better,
     number_of_gpu,
@@ -29,8 +30,9 @@ from ingero_analyze.audit.columns import (
     unit_of_result,
     words_of,
 )
+from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, status_by_content
 from ingero_analyze.audit.inputs import AuditInput, told_apart
-from ingero_analyze.audit.joint_rows import of_single_nodes
+from ingero_analyze.audit.joint_rows import of_single_members
 from ingero_analyze.audit.labels import Labels, usual
 from ingero_analyze.audit.quantities import MISSING, quantity_of
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
@@ -40,6 +42,7 @@ from ingero_analyze.json_tables import Row
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import read_rows
 from ingero_detect.audit import Population
+from ingero_detect.audit_tiers import FEWEST_UNITS
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.job_values import are_of_jobs
 from ingero_detect.node_kinds import node_kinds
@@ -56,15 +59,16 @@ LARGEST: Final = 1e200
 MOST_PARAMETERS: Final = 200
 """Different parameters of benchmarks; if there are more, they are taken for something else."""
 
-LOOKED_AT: Final = 64
-"""Rows of a file by which a column is known that no name tells."""
-
 MOST_DIGITS: Final = 3
 """Digits of numbers of GPUs in a node."""
 
 MIXED_VALUES: Final = (
     "values of one chip in one run differ by {:.0f} %, far more than chips and runs do: they may be of several "
     "benchmarks that no column tells apart; see --column benchmark=COLUMN"
+)
+ONLY_NUMBERS: Final = (
+    "no column is known as the node, so the GPUs with one number are taken for one chip; if they are of several "
+    "nodes, name the column with --node"
 )
 SAME_NUMBERS: Final = (
     "no column names the node, and the {} files have the same numbers of GPUs, which are taken for the same chips; "
@@ -106,7 +110,7 @@ class Measurements:
         self._texts = {name: Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
         self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
-        self._by_name = False
+        self._by_name, self._spelt = False, dict[tuple[str, str], str]()
         self._slowness = array("d")
         self._file = array("q")
         self._files = 0
@@ -122,7 +126,8 @@ class Measurements:
     def read(self, file: str, advance: Callable[[int], None]) -> None:
         """Add the rows of one file. `TableError` names the file and line when nothing of it can be used."""
         named = [*self.options.columns.values(), *self.options.values]
-        columns, rows = of_single_nodes(*unpivoted(*read_rows(file, advance), named), named)
+        columns, rows = of_single_members(*unpivoted(*read_rows(file, advance), named), named)
+        first = list(islice(rows, LOOKED_AT))
         values = [name for name in self.options.values if name in columns]
         chosen = dict(self.options.columns)
         if self.options.values:
@@ -130,11 +135,12 @@ class Measurements:
         for name in chosen.values():
             if name not in columns:
                 raise TableError(file, f"there is no column {name!r} (there are: {', '.join(columns)[:200]})")
+        chosen = status_by_content(columns, first, named) | chosen
         try:
             roles, unused = recognised([name for name in columns if name not in values[1:]], chosen)
         except ValueError as error:
             raise TableError(file, str(error)) from None
-        rows = self._gpu_by_content(rows, roles, unused)
+        know_gpu_by_content(first, roles, unused)
         parameters = parameters_of(unused)
         self.unused.update(name for name in unused if name not in parameters)
         self._labels.use([name for name in unused if name not in parameters])
@@ -151,38 +157,25 @@ class Measurements:
         self._files += 1
         self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
         self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
-        for line, row in rows:
+        for line, row in chain(first, rows):
             self.rows += 1
             if self.rows > MAX_ROWS:
                 raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
             for value in values or [roles["value"]]:
                 used += self._add(file, line, row, roles | {"value": value}, parameters)
         if not used:
-            first = self.problems.shown[-1] if self.problems.count > before else f"{file}: there are no rows"
-            raise TableError(first, "nothing can be used")
-
-    def _gpu_by_content(
-        self, rows: Iterator[tuple[int, Row]], roles: dict[str, str], unused: list[str]
-    ) -> Iterator[tuple[int, Row]]:
-        """The rows. Where no column has the name of the GPU of a node, one that holds `GPU 3` and the like is it."""
-        if "node" not in roles or {"gpu", "slot"} & set(roles):
-            return rows
-        first = list(islice(rows, LOOKED_AT))
-        for name in unused:
-            cells = [row[name] for _, row in first if row.get(name, "").lower() not in MISSING]
-            if cells and all(number_of_gpu(cell) != cell for cell in cells):
-                roles["gpu"] = name
-                unused.remove(name)
-                break
-        return chain(first, rows)
+            reason = self.problems.shown[-1] if self.problems.count > before else f"{file}: there are no rows"
+            raise TableError(reason, "nothing can be used")
 
     def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str], parameters: Sequence[str]) -> bool:
         place = f"{file}:{line}"
-        cells = {role: _tidy(role, row.get(column, "")) for role, column in roles.items()}
+        cells = {role: self._tidy(role, row.get(column, "")) for role, column in roles.items()}
         if not row:
             return self._refuse(place, "more values than columns, or no object")
         if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
             return self._refuse(place, "neither a GPU nor a node")
+        if any(words_of(cells.get(role, "")) in SUMMARIES for role in ("gpu", "node")):
+            return self._refuse(place, "a summary of other rows")
         cells |= _place(cells)
         if "node" in cells:
             cells |= {role: number_of_gpu(cells[role]) for role in ("gpu", "slot") if role in cells}
@@ -233,6 +226,13 @@ class Measurements:
             numbers.append(self._reading(place, role, cells.get(role, "")))
         self._note_time(cells.get("time", ""))
         return True
+
+    def _tidy(self, role: str, text: str) -> str:
+        """A cell without decimal places of numbers, and with the first spelling of what rows are told apart by."""
+        if role in KINDS and text:
+            words = " ".join(text.split())
+            return self._spelt.setdefault((role, words.casefold()), words)
+        return _whole(text) if role in ("gpu", "slot", "node", "group", "run") else text
 
     def _append(self, cells: Mapping[str, str], row: Row, slowness: float) -> None:
         self._labels.add(row)
@@ -340,8 +340,10 @@ class Measurements:
     def _one_chip_of_files(self) -> tuple[str, ...]:
         """A note where numbers of GPUs are all that names chips, and several files have the same."""
         gpu, known = self._texts["gpu"].coded, self._texts["node"].names or self._by_name
-        if known or self._files < 2 or not all(map(_NUMBER.fullmatch, map(number_of_gpu, gpu.names))):
+        if known or not all(map(_NUMBER.fullmatch, map(number_of_gpu, gpu.names))):
             return ()
+        if self._files < 2:
+            return (ONLY_NUMBERS,) if len(gpu.names) < FEWEST_UNITS and len(gpu.codes) > len(gpu.names) else ()
         pairs = len(numbered(gpu.codes, np.array(self._file))[1])
         return (SAME_NUMBERS.format(self._files),) if pairs > len(gpu.names) else ()
 
@@ -457,10 +459,6 @@ def _whole(text: str) -> str:
     """A whole number without its decimal places: pandas writes them where some cells are empty."""
     found = _WHOLE.fullmatch(text)
     return found.group(1) if found else text
-
-
-def _tidy(role: str, text: str) -> str:
-    return _whole(text) if role in ("gpu", "slot", "node", "group", "run") else text
 
 
 def _parameters(row: Row, names: Sequence[str]) -> dict[str, str]:

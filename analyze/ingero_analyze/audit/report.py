@@ -1,6 +1,7 @@
 """Prints an audit as JSON for programs and as tables for people."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -8,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ingero_analyze.audit.chips import Coded
 from ingero_analyze.audit.evidence import NO_EVIDENCE, compared, likely_cause, says
 from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput, members_of
 from ingero_analyze.audit.labels import in_common
@@ -143,11 +145,12 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
     runs = float(np.median(count)) if len(count) else 0.0
     notes = [*given.notes, *found.notes]
     if not found.refused:
-        notes += [SINGLE] if count.max(initial=0) == 1 else _few_single(count)
+        notes += [SINGLE] if count.max(initial=0) == 1 else _few_single(count, given.by)
     if found.other_level:
         rest = np.setdiff1d(np.flatnonzero(found.fit.count > 0), found.other_level)
         mine = [np.array([chip]) for chip in found.other_level]
-        common = in_common(mine, [np.array([chip]) for chip in rest.tolist()], given.labels)
+        labels = {**given.labels, "node": Coded(given.population.node, given.nodes)} if given.nodes else given.labels
+        common = in_common(mine, [np.array([chip]) for chip in rest.tolist()], labels)
         if common:
             what = ", ".join(map(str, common))
             notes.append(f"what those at a level of their own have in common: {what}")
@@ -163,8 +166,8 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         slow = sorted(found.apart, key=lambda one: -one[2])
         names = _listed([f"{_named(level, number, given)} ({_percent(loss)})" for level, number, loss in slow])
         notes.append(
-            f"slower than the others, not named: {names}; faults, slow in some runs only, or of another kind that no "
-            "column tells"
+            f"slower than the others, not named: {names}; faults, slow in some runs only, by chance, or of another "
+            "kind that no column tells"
         )
     if found.alone:
         alone = sorted(found.alone, key=lambda one: -one[1])
@@ -212,10 +215,11 @@ def _listed(names: Sequence[str]) -> str:
     return listed(names[:MOST_NAMES], len(names))
 
 
-def _few_single(count: Ints) -> list[str]:
+def _few_single(count: Ints, of: str) -> list[str]:
     """What is said where most chips have several measurements, by number of measurements."""
     alone = int((count == 1).sum())
-    chips = "1 chip has" if alone == 1 else f"{alone} chips have"
+    what = "node" if of == "node" else "chip"
+    chips = f"1 {what} has" if alone == 1 else f"{alone} {what}s have"
     return [f"{chips} one measurement, {ALONE}"] if alone else []
 
 
@@ -245,10 +249,16 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
     judged = any(not found["refused"] for found in answer["summary"]["populations"])
     if not findings and judged:
         console.print("[bold]no chip and no node is slower than its like[/]")
-    for found in answer["summary"]["populations"]:
+    populations = answer["summary"]["populations"]
+    often = Counter(note for found in populations for note in found["notes"])
+    for found in populations:
         console.print(plain(_sentence(found)))
         for note in found["notes"]:
-            console.print(f"  {plain(note)}", style="dim")
+            if often[note] == 1:
+                console.print(f"  {plain(note)}", style="dim")
+    for note, times in often.items():
+        if times > 1:
+            console.print(plain(f"{times} of {len(populations)} populations: {note}"), style="dim")
 
 
 def _percent(share: float) -> str:

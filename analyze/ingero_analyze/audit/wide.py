@@ -8,6 +8,9 @@ from ingero_analyze.audit.columns import ROLES, UNITS, is_value, words_of
 from ingero_analyze.json_tables import Row
 
 _OF_GPU: Final = re.compile(r"(?P<before>.*\b)?(?:gpu|gcd|device|card|chip) ?(?P<number>\d{1,2})(?P<after>\b.*)?")
+_BARE: Final = re.compile(r"(?P<before>)(?P<number>\d{1,2})(?P<after>)")
+"""Of GPUs if they are counted from 0 and another column names the node, as in a pivot table."""
+
 _OF_RUN: Final = re.compile(
     r"(?P<before>.*\b)?(?:run|trial|iteration|iter|rep|repeat|repetition|attempt|round) ?(?P<number>\d{1,4})"
     r"(?P<after>\b.*)?"
@@ -24,7 +27,8 @@ def unpivoted(
     `chosen`: columns that the user named; a table with these is as it should be.
     """
     names = {words_of(column) for column in columns}
-    for role, patterns in (("gpu", (_OF_GPU,)), ("run", (_OF_RUN, _DATED, _NUMBERED))):
+    of_gpus = (_OF_GPU, _BARE) if names & set(ROLES["node"]) else (_OF_GPU,)
+    for role, patterns in (("gpu", of_gpus), ("run", (_OF_RUN, _DATED, _NUMBERED))):
         for pattern in patterns:
             cells = {} if names & set(ROLES[role]) else _cells(columns, pattern)
             if cells and not set(chosen) & set(cells):
@@ -45,6 +49,8 @@ def _cells(columns: Sequence[str], pattern: re.Pattern[str]) -> dict[str, tuple[
             if pattern is not _NUMBERED or is_value(name):
                 found[column] = (match["number"].replace(" ", "-"), name)
     numbers = {number for number, _ in found.values()}
+    if pattern is _BARE and numbers != set(map(str, range(len(numbers)))):
+        return {}
     whole = len(found) == len(numbers) * len({name for _, name in found.values()}) == len(set(found.values()))
     return found if whole and len(numbers) > 1 else {}
 

@@ -43,10 +43,11 @@ class Problems:
     shown: list[str] = field(default_factory=list)
 
     def add(self, file: str, text: str, count: int = 1) -> None:
-        """Add one problem, `count` times."""
+        """Add one problem, `count` times. Of the same ones in a row, one is described."""
         self.count += count
-        if len(self.shown) < SHOWN:
-            self.shown.append(f"{file}: {text}" if file else text)
+        line = f"{file}: {text}" if file else text
+        if len(self.shown) < SHOWN and line not in self.shown[-1:]:
+            self.shown.append(line)
 
     def answer(self) -> dict[str, Any]:
         """As the commands print it."""
