@@ -209,7 +209,7 @@ def main() -> int:
             shares = [tally.wrong_fleets, tally.false_share, tally.power, tally.bound, tally.oracle]
             shown = ["-" if share is None else f"{100 * share:.1f} %" for share in shares]
             table.add_row(name, *shown, tally.short_of)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
     print(f"{len(chosen) - missed} of {len(chosen)} rows within their target")
     return 1 if missed else 0
 
