@@ -32,6 +32,9 @@ IDLE_TOGETHER: Final = "idle_together"
 LEAST_STALL: Final = 0.02
 """Share of a step below which time without an operation is none."""
 
+MOST_IDLE: Final = 0.25
+"""Share of a step without operations from which too few are recorded: what is not may be longer on some ranks."""
+
 LARGEST_SHARE: Final = 0.5
 """Share of all ranks that stand still together at most."""
 
@@ -49,6 +52,8 @@ def idle_ranks(recorded: Timeline, line: Timeline, late: Floats, alike: Ints, pe
     if idle.shape[1] < FEWEST_STEPS or not np.isfinite(idle + blocked).any(axis=1).all():
         return None
     idle, blocked = _without_gaps(idle), _without_gaps(blocked)
+    if np.median(idle) > MOST_IDLE * period:
+        return None
     return _in_the_same_steps(idle, blocked, period) or _lastingly(idle, late, alike, period)
 
 
