@@ -104,9 +104,9 @@ def diagnose(line: Timeline) -> Diagnosis:
         late = lags if free is None else free * period
         found = [_supported(item, late) for item in found]
         together = idle_ranks(recorded, line, late, _like(stage), period)
-        if together is not None and together.ranks and _all_among(found, together.ranks):
+        if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
             # What waits show of some of them, they show of all; and no data makes ranks do nothing.
-            found = [item for item in found if item.cause is Cause.SEQUENCE] + [together]
+            found = [item for item in found if not _is_about(item, together.ranks)] + [together]
         elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
             waits = None if free is None else blocked_seconds(line, _like(stage))
             stalls = stalling_rank(late, period, {rank for item in found for rank in item.ranks}, waits)
@@ -137,9 +137,9 @@ def diagnose(line: Timeline) -> Diagnosis:
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
 
 
-def _all_among(found: list[Diagnosis], ranks: tuple[int, ...]) -> bool:
-    """Whether the findings name nobody, or call nobody possible, but these ranks."""
-    return {rank for item in found for rank in (*item.ranks, *item.evidence.get("possible", ()))} <= set(ranks)
+def _is_about(item: Diagnosis, ranks: tuple[int, ...]) -> bool:
+    """Whether a finding names any of these ranks, or calls it possible."""
+    return not {*item.ranks, *item.evidence.get("possible", ())}.isdisjoint(ranks)
 
 
 def _nobody(complete: int, facts: dict[str, Any]) -> Diagnosis:
