@@ -22,6 +22,12 @@ CALMER: Final = 0.5
 SMALLEST_PART: Final = 0.05
 """Share of compute below which an operation does not count."""
 
+NEARLY: Final = 2.0
+"""Deviations of a place in the order of a step over those of the steadiest one, up to which it is steady too."""
+
+KNOWN: Final = 0.8
+"""Share of the ranks whose value must be known in each step."""
+
 FEWEST_OPERATIONS: Final = 2
 FEWEST_PEERS: Final = 2
 MOST_OPERATIONS: Final = 256
@@ -29,27 +35,65 @@ MOST_PATTERNS: Final = 16
 
 
 def steady_compute(line: Timeline, steps: Bools, alike: Ints) -> list[Floats]:
-    """Seconds by (rank, step) of each operation that differs far less than all compute; nothing if these are few."""
+    """Seconds by (rank, step) of what differs far less than all compute; nothing if that is little.
+
+    Each table is that of an operation. Where all have one name, it is that of half of the steady places in the order
+    of a step.
+    """
     computes = ~line.collective
-    ops = np.unique(line.op[computes])
-    if not FEWEST_OPERATIONS <= len(ops) <= MOST_OPERATIONS:
-        return []
-    tables = [sum_by_rank_and_step(line, computes & (line.op == op), line.duration)[:, steps] for op in ops.tolist()]
     total = sum_by_rank_and_step(line, computes, line.duration)[:, steps]
     whole, most = float(np.nanmedian(total)), CALMER * _deviation(total, alike)
-    steady = [
-        table for table in tables
-        if np.isfinite(table).all() and np.median(table) >= SMALLEST_PART * whole and _deviation(table, alike) < most
-    ]  # fmt: skip
-    enough = sum(float(np.median(table)) for table in steady) >= USUAL_SHARE * whole
+    tables = [table for table in _by_kind(line, line.op, steps) if _is_known(table)]
+    if len(tables) > 1:
+        steady = [
+            table for table in tables
+            if np.nanmedian(table) >= SMALLEST_PART * whole and _deviation(table, alike) < most
+        ]  # fmt: skip
+    else:
+        steady = _halves_of_steady_places(line, steps, alike, most)
+    enough = sum(float(np.nanmedian(table)) for table in steady) >= USUAL_SHARE * whole
     return steady if len(steady) >= FEWEST_OPERATIONS and enough else []
+
+
+def _by_kind(line: Timeline, kind: Ints, steps: Bools) -> list[Floats]:
+    """Seconds of compute of each kind by (rank, step); nothing where kinds are too many."""
+    computes = ~line.collective
+    kinds = np.unique(kind[computes])
+    if len(kinds) > MOST_OPERATIONS:
+        return []
+    return [
+        sum_by_rank_and_step(line, computes & (kind == one), line.duration)[:, steps] for one in kinds.tolist()
+    ]  # fmt: skip
+
+
+def _is_known(table: Floats) -> bool:
+    return bool((np.isfinite(table).mean(axis=0) >= KNOWN).all() and np.isfinite(table).any(axis=1).all())
+
+
+def _halves_of_steady_places(line: Timeline, steps: Bools, alike: Ints, most: float) -> list[Floats]:
+    """The compute at those places in the order of a step that differ little, as two halves that differ by less."""
+    place = np.zeros(len(line.rank), np.int64)
+    rows = np.flatnonzero(~line.collective)
+    rows = rows[np.lexsort((line.start[rows], line.step[rows], line.rank[rows]))]
+    cell = line.rank[rows] * line.steps + line.step[rows]
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    place[rows] = np.arange(len(rows)) - np.repeat(first, np.diff(np.append(first, len(rows))))
+    tables = _by_kind(line, place, steps)
+    if len(tables) < FEWEST_OPERATIONS or not all(map(_is_known, tables)):
+        return []
+    deviations = np.array([_deviation(table, alike) for table in tables])
+    chosen = np.flatnonzero(deviations <= NEARLY * deviations.min()).tolist()
+    steady = [np.sum([tables[one] for one in half], axis=0) for half in (chosen[::2], chosen[1::2]) if half]
+    return steady if steady and _deviation(np.sum(steady, axis=0), alike) < most else []
 
 
 def slower_in_all(tables: list[Floats], alike: Ints) -> Bools:
     """Ranks that are slower than their peers in each of these operations, as a slow chip is."""
     apart = [residuals_by_step(table, alike) for table in tables]
-    own = np.array([np.mean(excess, axis=1) / np.median(table) for excess, table in zip(apart, tables, strict=True)])
-    whole = np.mean(sum(apart), axis=1) / sum(float(np.median(table)) for table in tables)
+    own = np.array([
+        np.nanmean(excess, axis=1) / np.nanmedian(table) for excess, table in zip(apart, tables, strict=True)
+    ])  # fmt: skip
+    whole = np.nanmean(sum(apart), axis=1) / sum(float(np.nanmedian(table)) for table in tables)
     return np.asarray((own >= USUAL * whole).all(axis=0))
 
 

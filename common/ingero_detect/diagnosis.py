@@ -20,7 +20,7 @@ import numpy as np
 from ingero_detect.calm_compute import data_peers, slower_in_all, steady_compute
 from ingero_detect.doubts import Doubts, doubted
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.idle_together import idle_together
+from ingero_detect.idle_together import idle_ranks
 from ingero_detect.imbalance import (
     SMALLEST_IMBALANCE,
     Cause,
@@ -103,16 +103,13 @@ def diagnose(line: Timeline) -> Diagnosis:
     if lags is not None and not single.all():
         late = lags if free is None else free * period
         found = [_supported(item, late) for item in found]
-        if not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
+        together = idle_ranks(recorded, line, late, _like(stage), period)
+        if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
+            # What waits show of some of them, they show of all; and no data makes ranks do nothing.
+            found = [item for item in found if not _is_about(item, together.ranks)] + [together]
+        elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
             waits = None if free is None else blocked_seconds(line, _like(stage))
-            named = {rank for item in found for rank in item.ranks}
-            stalls: Diagnosis | None
-            together = idle_together(recorded, line, period)
-            if together is not None and named <= set(together.ranks):
-                # What waits show of some of them, they show of all.
-                found, stalls = [item for item in found if not item.ranks], together
-            else:
-                stalls = stalling_rank(late, period, named, waits)
+            stalls = stalling_rank(late, period, {rank for item in found for rank in item.ranks}, waits)
             if stalls is None and not found:
                 # Otherwise they may be those that wait for a rank that is known.
                 stalls = together or late_together(late, period)
@@ -138,6 +135,11 @@ def diagnose(line: Timeline) -> Diagnosis:
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, 1e-12)
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+
+
+def _is_about(item: Diagnosis, ranks: tuple[int, ...]) -> bool:
+    """Whether a finding names any of these ranks, or calls it possible."""
+    return not {*item.ranks, *item.evidence.get("possible", ())}.isdisjoint(ranks)
 
 
 def _nobody(complete: int, facts: dict[str, Any]) -> Diagnosis:
@@ -212,7 +214,10 @@ def _in_calm_compute(
     steady = steady_compute(line, known, alike)
     if steady:
         seconds = np.sum(steady, axis=0)
-        flagged, excess = straggler_ranks(seconds * relative / np.maximum(compute, 1e-12), alike)
+        # What is slow in all of them is a chip, which is as slow in what data hides.
+        share = float(np.nanmedian(relative))
+        likewise = share * seconds / np.maximum(np.nanmedian(seconds, axis=0), 1e-12)
+        flagged, excess = straggler_ranks(likewise, alike, chips=CHIP_SPREAD * min(share, 1.0))
         flagged &= slower_in_all(steady, alike)
         if flagged.any():
             return seconds, alike, flagged, excess

@@ -1,57 +1,104 @@
-"""Finds ranks that stand still at the same time while all others wait for them, such as those of a host. Pure.
+"""Finds a rank that stands still, or several at the same time, while all others wait for them. Pure.
 
 The ranks of a host are often a whole pipeline stage. When they stop together, as for a slow data loader, comparing
-ranks of a stage shows nothing, and how long a stage waits depends on its place in the schedule. But the partition of
-a model is no time in which ranks do nothing at all. So what counts is time that no operation fills, on several ranks
-in the same steps, if all other ranks are blocked the longer, the longer it is, and these are not.
+ranks of a stage shows nothing, and how long a stage waits depends on its place in the schedule. Uneven data, such as
+the tokens of experts, hides a rank that stops alone. But neither the partition of a model nor its data is time in
+which ranks do nothing at all. So what counts is time that no operation fills, on these ranks in the same steps, if
+all other ranks are blocked the longer, the longer it is, and these are not.
 """
 
 from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats
+from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.imbalance import Cause, Diagnosis
-from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, long_variance_inflation, min_last_count
-from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT
+from ingero_detect.last_arrival import (
+    FAR_SIGMAS,
+    SAME_STEPS,
+    long_variance_inflation,
+    min_last_count,
+    residuals_by_step,
+)
+from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks
 from ingero_detect.stalls import CHANCE_OF_STALLS, FEW_STALLS, WAITING
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
 
+IDLE: Final = "idle"
 IDLE_TOGETHER: Final = "idle_together"
-"""What shows ranks that do nothing at the same time, while all others wait."""
+"""What shows a rank that does nothing while all others wait; several that do so at the same time."""
 
 LEAST_STALL: Final = 0.02
 """Share of a step below which time without an operation is none."""
+
+MOST_IDLE: Final = 0.25
+"""Share of a step without operations from which too few are recorded: what is not may be longer on some ranks."""
 
 LARGEST_SHARE: Final = 0.5
 """Share of all ranks that stand still together at most."""
 
 
-def idle_together(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | None:
-    """The ranks that stand still together so often that chance is no reason, or `unknown` where that is not proven.
+def idle_ranks(recorded: Timeline, line: Timeline, late: Floats, alike: Ints, period: float) -> Diagnosis | None:
+    """The ranks that stand still so often, or so long, that chance is no reason; `unknown` where that is not proven.
 
     `recorded`: all operations with their durations; the waits of `line` are those in which a rank does nothing else;
-    `period`: seconds of a step.
+    `late`: seconds by (rank, step) that each was blocked less than ranks with the same work (`alike`); `period`:
+    seconds of a step.
     """
     blocked, idle = sum_by_rank_and_step(line, line.collective, line.duration), _idle_seconds(recorded)
-    known = np.isfinite(idle).all(axis=0) & np.isfinite(blocked).all(axis=0)
+    known = well_covered_steps(np.where(np.isfinite(blocked), idle, np.nan))
     idle, blocked = idle[:, known], blocked[:, known]
-    if idle.shape[1] < FEWEST_STEPS:
+    if idle.shape[1] < FEWEST_STEPS or not np.isfinite(idle + blocked).any(axis=1).all():
         return None
+    idle, blocked = _without_gaps(idle), _without_gaps(blocked)
+    if np.median(idle) > MOST_IDLE * period:
+        return None
+    return _in_the_same_steps(idle, blocked, period) or _lastingly(idle, late, alike, period)
+
+
+def _in_the_same_steps(idle: Floats, blocked: Floats, period: float) -> Diagnosis | None:
+    """Ranks that do nothing in the same steps, by seconds that differ, while all others wait accordingly."""
     usual = np.median(idle, axis=1)
     idle = idle - np.minimum(usual, np.median(usual))[:, None]
     noise = MAD_TO_SIGMA * float(np.median(np.abs(idle - np.median(idle, axis=1, keepdims=True))))
     far = idle > max(FAR_SIGMAS * noise, LEAST_STALL * period)
     first = int(far.sum(axis=1).argmax())
     together = (far & far[first]).sum(axis=1) >= SAME_STEPS * np.maximum((far | far[first]).sum(axis=1), 1)
-    if not 2 <= together.sum() <= LARGEST_SHARE * len(together):
+    if not 1 <= together.sum() <= LARGEST_SHARE * len(together):
         return None
     seconds = np.median(idle[together], axis=0)
     if not _others_wait(blocked, together, seconds):
         return None
     caused = far[together].all(axis=0) & ~far[~together].any(axis=0)
     return _verdict(together, caused, int(far.any(axis=0).sum()), seconds, period)
+
+
+def _lastingly(idle: Floats, late: Floats, alike: Ints, period: float) -> Diagnosis | None:
+    """Ranks that do nothing for longer than ranks with the same work, if they and nobody else are late by as much.
+
+    A rank that is late without it may be the one for which these wait, in an operation that is not recorded.
+    """
+    found, excess = straggler_ranks(idle / period, alike)
+    lateness = np.nanmean(late, axis=1) / period
+    guilty = lateness > WAITING * excess[found].min(initial=np.inf)
+    if not found.any() or not (guilty == found).all():
+        return None
+    ranks = tuple(np.flatnonzero(found).tolist())
+    lost = float(np.median(residuals_by_step(idle, alike)[found].mean(axis=1)))
+    shares = {str(rank): round(float(excess[rank]), 6) for rank in ranks}
+    return Diagnosis(
+        Cause.NODE, ranks, seconds_lost_per_step=lost, evidence={"by": _by(found), "excess_share_of_step": shares}
+    )
+
+
+def _by(ranks: Bools) -> str:
+    return IDLE_TOGETHER if ranks.sum() > 1 else IDLE
+
+
+def _without_gaps(table: Floats) -> Floats:
+    """The table with the usual value of its row for one that is not known."""
+    return np.asarray(np.where(np.isfinite(table), table, np.nanmedian(table, axis=1, keepdims=True)))
 
 
 def _others_wait(blocked: Floats, together: Bools, seconds: Floats) -> bool:
@@ -83,14 +130,17 @@ def _verdict(together: Bools, caused: Bools, total: int, seconds: Floats, period
     needed = min_last_count(max(1, int(total / runs)), others, SIGNIFICANCE / len(together))
     if count / runs >= needed:
         return Diagnosis(
-            Cause.NODE, tuple(ranks), seconds_lost_per_step=lost, evidence={"by": IDLE_TOGETHER, **evidence}
+            Cause.NODE, tuple(ranks), seconds_lost_per_step=lost, evidence={"by": _by(together), **evidence}
         )
     evidence = {"by": FEW_STALLS, "possible": ranks, **evidence}
     return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
 
 
 def _idle_seconds(line: Timeline) -> Floats:
-    """Seconds before operations in which a rank did nothing, by (rank, step of the operation)."""
+    """Seconds before operations in which a rank did nothing, by (rank, step of the operation).
+
+    NaN for a step that lacks rows of the rank, as do those after one: what was lost is no time without an operation.
+    """
     order = np.lexsort((line.start, line.rank))
     rank, start = line.rank[order], line.start[order]
     end, idle = start + line.duration[order], np.zeros(len(order))
@@ -98,4 +148,8 @@ def _idle_seconds(line: Timeline) -> Floats:
         idle[rows[1:]] = np.maximum(start[rows[1:]] - np.maximum.accumulate(end[rows])[:-1], 0.0)
     by_row = np.empty(len(order))
     by_row[order] = idle
-    return sum_by_rank_and_step(line, np.ones(len(order), np.bool_), by_row)
+    every = np.ones(len(order), np.bool_)
+    count = np.nan_to_num(sum_by_rank_and_step(line, every, np.ones(len(order))))
+    short = count < np.median(count, axis=1, keepdims=True)
+    short[:, 1:] |= short[:, :-1]
+    return np.where(short, np.nan, sum_by_rank_and_step(line, every, by_row))

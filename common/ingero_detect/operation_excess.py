@@ -124,7 +124,9 @@ def _in_single_steps(apart: Floats, rank: int) -> bool:
     """Whether a rank is far behind in some steps, again and again, and in the others hardly is."""
     own = apart[rank][np.isfinite(apart[rank])]
     others = np.delete(apart, rank, axis=0)
-    far = own > FAR_SIGMAS * MAD_TO_SIGMA * float(np.nanmedian(np.abs(others)))
+    noise = MAD_TO_SIGMA * float(np.nanmedian(np.abs(others)))
+    far = own > FAR_SIGMAS * noise
     if len(own) < FEWEST_STEPS or not far.any() or (~far).mean() < CALM_SHARE:
         return False
-    return bool(own[~far].mean() < own[far].mean() / 3 and np.count_nonzero(np.diff(far)) >= FEWEST_CHANGES)
+    usual = own[~far].mean()
+    return bool(usual < min(own[far].mean() / 3, noise) and np.count_nonzero(np.diff(far)) >= FEWEST_CHANGES)

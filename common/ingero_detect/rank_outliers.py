@@ -31,8 +31,8 @@ MIN_SPREADS: Final = 4.0
 
 CHIP_SPREAD: Final = 0.012
 CHIP_VALUES: Final = 4
-"""Usual deviation between the computing of healthy chips, and how many values it is worth beside those of stages of
-two to four ranks: a few that happen to be alike do not show that chips differ by nothing."""
+"""Usual deviation between the computing of healthy chips, and how many values it is worth beside those of ranks: a
+few that happen to be alike do not show that chips differ by nothing."""
 
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
@@ -192,7 +192,7 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int, c
     chance = 1 + 2 * MAD_NOISE / np.sqrt(max(len(spreads), 1))
     spread = spread if spread**2 > chance * typical**2 else typical
     usual, count = spread, len(spreads)
-    if chips and np.bincount(alike).max() in OF_FEW:
+    if chips:
         usual = max(usual, float(np.sqrt((count * spread**2 + CHIP_VALUES * chips**2) / (count + CHIP_VALUES))))
     return _Excess(share, error, freedom, spread, MIN_SPREADS * usual)
 

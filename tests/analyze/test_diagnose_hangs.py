@@ -578,6 +578,18 @@ def test_hung_is_about_dumps() -> None:
     assert (done.exit_code, "--hung needs --flight-recorder" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(("fresh", "kind"), [(0, "hang"), (1, "hang"), (3, "unknown")])
+def test_what_ended_since_the_watchdog_looked_shows_that_the_job_ran(fresh: int, kind: str) -> None:
+    """A single such dump may have been written before those of the others."""
+    parts = []
+    for rank in range(WORLD):
+        ended = [entry(1), entry(2, retired=rank >= fresh)]
+        parts.append((rank, dump(ended if rank == 2 else [*ended, entry(3, ended=False)])))
+    hang = hang_of(*parts)
+
+    assert (hang.kind, hang.ranks, hang.likely) == (kind, *(((2,), ()) if kind == "hang" else ((), (2,))))
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_simulated_running_jobs_accuse_nobody(seed: int) -> None:
     for number in range(12):

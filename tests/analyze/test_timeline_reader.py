@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.diagnose.timeline_files import counted_steps
 from ingero_fleet.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -176,3 +177,18 @@ def test_rows_with_too_few_values_and_a_cut_last_one_are_counted(tmp_path: Path)
     assert answer["problems"]["count"] == 3
     assert f"{file}, row 51, column kind: 'idle'" in done.stderr
     assert f"{file}, row 41: " in done.stderr
+
+
+def test_steps_are_counted_whole_where_computing_divides_the_run_that_ends_them() -> None:
+    step = ["compute"] * 3 + ["all_reduce", "compute"] * 3 + ["compute"]
+    names = step * 12
+    op = np.array([name == "all_reduce" for name in names], np.int64)
+    start = np.arange(len(names), dtype=float)
+    rank = np.repeat([0, 1], len(names))
+
+    found = counted_steps(rank, np.tile(op, 2), np.full(2 * len(names), -1), np.tile(start, 2), np.tile(op == 1, 2))
+
+    # What follows the last exchange of a step cannot be told from the beginning of the next one.
+    known = np.tile(np.repeat(np.arange(12), len(step)), 2)
+    later = np.tile(np.isin(np.arange(len(names)) % len(step), (8, 9)), 2)
+    assert (found[~later] == known[~later]).all() and (found[later] == known[later] + 1).all()

@@ -275,6 +275,22 @@ def test_a_slow_chip_shows_in_steady_operations_where_the_tokens_of_experts_hide
         assert named == ({5} if slower else set())
 
 
+@pytest.mark.parametrize("slower", [0.0, 0.12])
+def test_a_slow_chip_shows_in_steady_places_of_a_step_where_all_that_computes_has_one_name(slower: float) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        chip = (1 + slower * (np.arange(16) == 5))[:, None] * (1 + 0.01 * rng.normal(size=(4, 16, 24)))
+        load = np.exp(0.2 * rng.normal(size=(2, 16, 24)))
+        ops = {f"{place}": 0.2 * chip[place] * (load[place // 2] if place % 2 else 1) for place in range(4)}
+        table = one_barrier(ops, np.arange(16))
+        table.columns["op"] = [np.where(np.isin(name, list(ops)), "compute", name) for name in table.columns["op"]]
+
+        found = diagnose(as_timeline(table))
+
+        named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
+        assert named == ({5} if slower else set())
+
+
 @pytest.mark.parametrize("around", [2, 4])
 @pytest.mark.parametrize("slower", [0.0, 0.15])
 def test_a_slow_chip_is_compared_with_ranks_that_share_its_sequences(around: int, slower: float) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that stand still together while all others wait, such as those of a host that is a pipeline stage."""
+"""Ranks that stand still, alone or together, while all others wait, such as those of a host that is a stage."""
 
 import sys
 from pathlib import Path
@@ -98,3 +98,49 @@ def test_a_stage_that_becomes_slower_is_named_and_one_that_always_was_is_uneven(
         assert (str(uneven.cause), uneven.ranks) == ("stage_imbalance", ())
         assert uneven.evidence["stage_ranks"] == [4, 5, 6, 7]
         assert uneven.evidence["operations_over_others"] == 1.0
+
+
+def experts(idle: npt.NDArray[np.float64], rng: np.random.Generator) -> Table:
+    """Ranks that pause for `idle` seconds by (rank, step), compute for uneven numbers of tokens, and then meet."""
+    ranks, steps = idle.shape
+    table, now, rank = Table(), np.zeros(ranks), np.arange(ranks)
+    for step in range(steps):
+        now = now + idle[:, step]
+        for name, seconds in (("attention", 0.4 + 0.004 * rng.normal(size=ranks)),
+                              ("experts", 0.5 * np.exp(0.15 * rng.normal(size=ranks)))):  # fmt: skip
+            table.add(rank=rank, op=name, kind="compute", start=now, duration=seconds, step=step, group="", seq="")
+            now = now + seconds
+        end = now.max() + 0.02
+        table.add(rank=rank, op="all_to_all", kind="collective", start=now, duration=end - now, step=step,
+                  group="all", seq=step)  # fmt: skip
+        now = np.full(ranks, end)
+    return table
+
+
+@pytest.mark.parametrize("often", [0.4, 1.0])
+def test_a_rank_that_waits_for_its_data_is_named_although_uneven_tokens_hide_it(often: float) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        idle = np.zeros((16, 40))
+        idle[5] = 0.25 * (rng.random(40) < often) * rng.uniform(0.8, 1.2, 40)
+        found = diagnose(as_timeline(experts(idle, rng)))
+
+        named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
+        assert named == {5}
+
+
+def test_uneven_tokens_and_pauses_of_any_rank_name_nobody() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        idle = np.where(rng.random((16, 40)) < 0.02, 0.3, 0.0)
+
+        assert not diagnose(as_timeline(experts(idle, rng))).ranks
+
+
+def test_where_only_collectives_are_recorded_the_rest_is_no_pause() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        columns = experts(np.zeros((16, 40)), rng).arrays()
+        kept = columns["kind"] == "collective"
+
+        assert not diagnose(as_timeline(Table({name: [column[kept]] for name, column in columns.items()}))).ranks

@@ -4,9 +4,9 @@ A dump is one moment. In a running job, too, everybody waits for one rank for a 
 is taken at their word unless the dumps contradict: their files were written just after the last sign of life.
 
 A copy of a file may be younger than the dump, so the times of files only prove that the job was quiet for a short
-time. That it hung is proven by entries: the recorder looks at what is under way when it writes a dump, so the time at
-which it found a kernel started that has not ended is that of the dump (`FlightRecorder::dump_entries` and
-`update_state` of PyTorch).
+time. So does what ended after the watchdog had looked last, which it does ten times a second. That it hung is proven
+by entries: the recorder looks at what is under way when it writes a dump, so the time at which it found a kernel
+started that has not ended is that of the dump (`FlightRecorder::dump_entries` and `update_state` of PyTorch).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +16,9 @@ from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump
 
 HANGS: Final = 30.0
 """Seconds without a sign of life from which a job hangs; fewer where its own timeout is shorter."""
+
+ALIVE: Final = 0.25
+"""Share of the dumps, a few of which may be early ones of a job that hangs, above which such ends are its life."""
 
 CLOCKS: Final = 30.0
 """Seconds by which a file may be older than what it contains because clocks differ; beyond that nothing is known."""
@@ -30,6 +33,8 @@ def quiet_seconds(dumps: Sequence[Dump]) -> float | None:
     limit = min([HANGS, *(call.timeout for _, call in pending if call.timeout > 0)])
     if any(dump.taken_ns - call.created_ns >= limit * 1e9 for dump, call in pending):
         return None
+    if sum(dump.fresh > 0 and dump.retired > 0 for dump in dumps) > ALIVE * len(dumps):
+        return 0.0
     quiet = [dump.written - dump.active_ns / 1e9 for dump in dumps if dump.written > 0 and dump.active_ns > 0]
     if not quiet or max(quiet) >= limit or min(quiet) < -CLOCKS:
         return None

@@ -105,6 +105,9 @@ class Dump:
     """When the dump was taken, by the rank's clock, or earlier; 0 if no entry shows it."""
     written: float = 0.0
     """Unix seconds at which the file was last written; 0 if not known. A copy may be younger than the dump."""
+    retired: int = 0
+    fresh: int = 0
+    """How many entries the watchdog has retired, and how many have ended since it looked last."""
     communicators: frozenset[str] = frozenset()
     last: Call | None = None
     """The last call."""
@@ -234,6 +237,8 @@ def _take(
         dump.last_ns = max(created, dump.last_ns)
     began, done = (whole(entry.get(f"time_discovered_{what}_ns")) or 0 for what in ("started", "completed"))
     dump.active_ns = max(created, done, dump.active_ns)
+    dump.retired += entry.get("retired") is True
+    dump.fresh += entry.get("retired") is False and entry.get("state") == "completed"
     if entry.get("retired") is not True:
         dump.taken_ns = max(done, 0 if ended else began, dump.taken_ns)
     if two or entry.get("is_p2p") is True:

@@ -14,6 +14,7 @@ from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call
 from ingero_analyze.diagnose.like_groups import ranks_unlike_others
+from ingero_analyze.diagnose.peer_programs import unlike_its_peers
 from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
 from ingero_analyze.diagnose.program_changes import changed_rank
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
@@ -54,10 +55,13 @@ class Why(StrEnum):
         "it alone called two operations in another order than all others that wait for it, and than it did before"
     )
     ONE_MORE = "it alone called an operation, while all others wait for nothing after one and the same call"
+    UNLIKE = (
+        "it alone, of a group whose members called the same before, came to its next collective after other calls"
+    )
     CHANGED = "it alone, of ranks that wait for each other, called more or less than in each round before"
 
 
-PROGRAM: Final = frozenset({Why.DIFFERS, Why.ALONE, Why.OUT_OF_ORDER, Why.CHANGED})
+PROGRAM: Final = frozenset({Why.DIFFERS, Why.ALONE, Why.OUT_OF_ORDER, Why.CHANGED, Why.UNLIKE})
 """Why a rank is a cause although its host and its GPU work: its program calls something else."""
 
 
@@ -90,6 +94,8 @@ def find_causes(state: JobState) -> Causes:
             alone, why = _out_of_order(state, cycle), Why.OUT_OF_ORDER
         if alone is None:
             alone, why = changed_rank(state, cycle), Why.CHANGED
+        if alone is None:
+            alone, why = unlike_its_peers(state, cycle), Why.UNLIKE
         if alone is None:
             found.cycle = cycle
             found.possible |= dict.fromkeys(cycle, Why.CYCLE)

@@ -294,7 +294,7 @@ def _kind(hang: Hang, causes: Causes, state: JobState) -> HangKind:
         return HangKind.MISMATCH if reasons == {Why.DIFFERS} else HangKind.UNKNOWN
     if causes.certain:
         found = set(causes.certain.values())
-        if found & {Why.ALONE, Why.OUT_OF_ORDER, Why.CHANGED}:
+        if found & {Why.ALONE, Why.OUT_OF_ORDER, Why.CHANGED, Why.UNLIKE}:
             return HangKind.ORDER
         if found == {Why.NO_DUMP}:
             return HangKind.NO_DUMP

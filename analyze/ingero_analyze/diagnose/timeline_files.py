@@ -177,6 +177,11 @@ RING_SPREAD: Final = 0.02
 """Ranks that a ring of sends has at least, and by which share some may have more sends than others."""
 
 
+MOST_PARTS: Final = 64
+REPEATED: Final = 0.9
+"""Parts of a step at most, and which share of them must repeat."""
+
+
 def occurrence(*keys: Ints, start: Floats) -> Ints:
     """For every row, how many rows with the same keys came before it on its rank's own clock."""
     order = np.lexsort((np.arange(len(start)), start, *reversed(keys)))
@@ -209,9 +214,24 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     ends &= name == last
     before: Ints = np.cumsum(ends) - ends
     first = np.searchsorted(own, np.arange(int(own[-1]) + 1))
+    part = before - before[first][own]
     found = np.empty(len(start), np.int64)
-    found[order] = before - before[first][own]
+    found[order] = part // _parts_of_step(own, part)
     return found
+
+
+def _parts_of_step(rank: Ints, part: Ints) -> int:
+    """How many parts repeat together: computing may divide the run of operations that ends a step.
+
+    The parts of most ranks have the same numbers of rows again after so many.
+    """
+    ranks, parts = int(rank.max()) + 1, int(part.max()) + 1
+    rows = np.bincount(rank * parts + part, minlength=ranks * parts).reshape(ranks, parts)
+    usual = np.median(rows, axis=0)[1:-1]
+    for count in range(1, min(MOST_PARTS, parts // FEWEST_STEPS) + 1):
+        if (usual[count:] == usual[:-count]).mean() >= REPEATED:
+            return count
+    return 1
 
 
 def _ends_of_runs(rank: Ints, op: Ints) -> Bools:
