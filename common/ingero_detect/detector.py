@@ -25,6 +25,7 @@ from ingero_detect import (
 )  # fmt: skip
 from ingero_detect.codes import RECOVERING, is_accused
 from ingero_detect.column_store import ColumnStore, SnapshotError
+from ingero_detect.coming_up import wait_for_rising
 from ingero_detect.digest import DigestChain
 from ingero_detect.grouped import Bools, Floats, Groups, Ints
 from ingero_detect.lost_advantage import forgive_lost_advantage
@@ -106,6 +107,7 @@ class Detector:
         nodes = residuals.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
+        wait_for_rising(memory, parameters, now, nodes)
         levels = calibration.alarm_levels(memory, parameters, self.ticks, nodes)
         bounds = sequential_tests.compute_bounds(memory, parameters, nodes, *levels)
         own = sequential_tests.against_own_history(memory, now, nodes, bounds)

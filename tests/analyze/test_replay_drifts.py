@@ -95,3 +95,31 @@ def test_a_drift_is_told_in_the_text_and_in_json_and_nobody_is_accused(tmp_path:
     assert found["episodes"] == []
     assert (drift["node"], drift["severity"]) == ("n3", pytest.approx(0.1, abs=0.02))
     assert "n3 lost 10 % against its peers between" in text
+
+
+def two_kinds(seed: int) -> Floats:
+    """Five of twelve nodes do more than twice as much as the others."""
+    rates = fleet(seed)
+    rates[:, :5] *= 2.2
+    return rates
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("node", [3, 9])
+def test_a_node_of_either_kind_that_falls_behind_its_like_is_found(seed: int, node: int) -> None:
+    rates = falling(two_kinds(seed), node, 0.15)
+
+    (drift,) = drifts(rates)
+
+    assert (drift.node, drift.lost) == (node, pytest.approx(0.15, abs=0.03))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nodes_of_another_kind_that_join_or_leave_make_no_drift(seed: int) -> None:
+    joining, leaving, slower = (two_kinds(seed) for _ in range(3))
+    joining[:900, :5] = joining[:900, 8] = np.nan
+    leaving[1500:, 5:] = np.nan
+    slower[:900, 4:] = np.nan
+
+    for rates in (joining, leaving, slower, joining[:, ::-1]):
+        assert drifts(rates) == []

@@ -969,3 +969,46 @@ def test_nodes_that_follow_a_move_of_all_by_a_few_percent_more_or_less_are_not_a
         accused += play(rates).accused()
 
     assert len(accused) <= 1
+
+
+@pytest.mark.parametrize("missed", [0, 1, 2])
+def test_a_node_that_comes_up_over_some_ticks_after_a_short_restart_is_not_accused(missed: int) -> None:
+    rates = healthy(240, 8, seed=3, noise=0.02)
+    for start in range(60, 240, 60):
+        up = start + missed
+        rates[start:up, 3] = np.nan
+        rates[up : up + 5, 3] *= [0.2, 0.4, 0.6, 0.8, 0.9]
+
+    assert play(rates).accused() == []
+
+
+@pytest.mark.parametrize("missed", [0, 1, 2])
+def test_a_node_that_comes_up_to_half_of_its_rate_only_is_named_when_it_no_longer_rises(missed: int) -> None:
+    rates = healthy(130, 8, seed=3, noise=0.02)
+    rates[100 - missed : 100, 3] = np.nan
+    rates[100:, 3] *= 0.5
+    rates[100:102, 3] *= [0.3, 0.7]
+
+    ((tick, node),) = play(rates).accused()
+
+    assert (node, tick <= 104) == ("n3", True)
+
+
+@pytest.mark.parametrize("left", [0.1, 0.45, 0.7])
+def test_a_loss_that_begins_with_a_missed_report_and_stays_is_named_on_its_second_tick(left: float) -> None:
+    rates = healthy(130, 8, seed=3, noise=0.02)
+    rates[99, 3] = np.nan
+    rates[100:, 3] *= left
+
+    assert play(rates).accused() == [(101, "n3")]
+
+
+@pytest.mark.parametrize(("lower", "higher"), [(0.2, 0.6), (0.3, 0.85), (0.6, 0.85)])
+def test_a_loss_that_falls_and_rises_by_turns_is_named(lower: float, higher: float) -> None:
+    rates = healthy(130, 8, seed=3, noise=0.02)
+    rates[100::2, 3] *= lower
+    rates[101::2, 3] *= higher
+
+    (tick, node), *_ = play(rates).accused()
+
+    assert (node, tick <= 108) == ("n3", True)

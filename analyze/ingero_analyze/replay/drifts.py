@@ -30,7 +30,10 @@ MOST_BLOCKS: Final = 512
 """Blocks that are kept; then two become one."""
 
 LARGEST: Final = 0.5
-"""A distance from the peers counts as at most this, log units: stops and stalls are no drift."""
+"""What a tick is off the usual distance from the peers counts as at most this, log units: stops are no drift."""
+
+FEWEST_ALIKE: Final = 3
+"""Nodes that were as fast as one at first, and show whether it is behind. Where they are fewer, all nodes do."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,15 @@ class Drift:
 
 
 class Drifts:
-    """Distances of nodes from the median of their cohort, averaged over blocks of time."""
+    """Distances of nodes from the common level of their cohort, averaged over blocks of time.
+
+    The level is what the nodes move by together: it stays where it is when nodes of another kind join or leave.
+    """
 
     def __init__(self, tick_seconds: float) -> None:
         self._ticks = max(BLOCK_TICKS, round(BLOCK_SECONDS / tick_seconds))
         self._pairs: dict[tuple[int, int], int] = {}
-        self._sum, self._count = np.zeros(0), np.zeros(0)
+        self._sum, self._count, self._usual = np.zeros(0), np.zeros(0), np.zeros(0)
         self._total, self._ticks_of, self._first = np.zeros(0), np.zeros(0), np.zeros(0)
         self._blocks: list[tuple[float, Floats]] = []
         self._tick, self._begun = 0, 0.0
@@ -63,16 +69,26 @@ class Drifts:
         if len(logs):
             middle = grouped_median(logs, cohort, int(cohort.max()) + 1)[1]
             place = self._places(node, cohort)
-            distance = np.clip(logs - middle[cohort], -LARGEST, LARGEST)
-            self._sum[place] += distance
-            self._count[place] += 1
-            self._total[place] += distance
+            self._total[place] += np.clip(logs - middle[cohort], -LARGEST, LARGEST)
             self._ticks_of[place] += 1
+            self._sum[place] += self._distances(place, cohort, logs, middle)
+            self._count[place] += 1
             self._first[place] = np.fmin(self._first[place], now)
         self._begun = self._begun if self._tick else now
         self._tick += 1
         if self._tick == self._ticks:
             self._close(now)
+
+    def _distances(self, place: Ints, cohort: Ints, logs: Floats, middle: Floats) -> Floats:
+        """From the common level, which is `middle` where no node is known yet; follows the usual distances."""
+        off = logs - self._usual[place]
+        known = np.isfinite(off)
+        moved = grouped_median(off[known], cohort[known], len(middle))[1]
+        level = np.where(np.isfinite(moved), moved, middle)[cohort]
+        usual = np.where(known, self._usual[place], logs - level)
+        off = np.clip(logs - level - usual, -LARGEST, LARGEST)
+        self._usual[place] = usual + off / np.minimum(self._ticks_of[place], self._ticks)
+        return usual + off
 
     def found(self) -> list[Drift]:
         """Nodes that lost more than their peers, by number."""
@@ -117,7 +133,7 @@ class Drifts:
             self._sum, self._count, self._total, self._ticks_of = (
                 _longer(each, len(self._pairs), 0.0) for each in (self._sum, self._count, self._total, self._ticks_of)
             )
-            self._first = _longer(self._first, len(self._pairs))
+            self._first, self._usual = (_longer(each, len(self._pairs)) for each in (self._first, self._usual))
             self._last = key, found
         return self._last[1]
 
@@ -138,7 +154,11 @@ def _of_cohort(nodes: Ints, cohort: int, table: Floats, times: Floats) -> list[D
     deviation = max(LEAST_DEVIATION, robust_spread(change))
     lost = usual - change
     found = []
-    for row in np.flatnonzero((lost > max(LEAST, OUTLYING * deviation)) & (last < -LEAST)).tolist():
+    for row in np.flatnonzero(lost > max(LEAST, OUTLYING * deviation)).tolist():
+        alike = np.abs(first - first[row]) < LEAST
+        peers = alike if np.count_nonzero(alike) > FEWEST_ALIKE else np.ones(len(nodes), np.bool_)
+        if last[row] > np.median(last[peers]) - LEAST:
+            continue
         high = np.flatnonzero(table[row] > first[row] - 0.2 * lost[row])
         low = np.flatnonzero(table[row] < first[row] - 0.8 * lost[row])
         since = times[high[high < low[0]][-1]] if len(low) and (high < low[0]).any() else times[0]
