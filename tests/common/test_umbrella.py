@@ -55,7 +55,7 @@ def test_a_command_whose_libraries_are_missing_says_how_to_install_them(monkeypa
     listed, used = (CliRunner().invoke(group, words) for words in (["--help"], ["echo", "serve", "--config", "x"]))
 
     assert listed.exit_code == 0 and "not installed (no module" in " ".join(listed.output.split())
-    assert used.exit_code == 1 and "pip install" in used.output and "'duckdb>=1.4'" in used.output
+    assert used.exit_code == 1 and "pip install" in used.output and "'pyarrow>=18'" in used.output
 
 
 def test_a_command_that_misses_a_library_while_it_runs_says_how_to_install_it() -> None:
