@@ -1,6 +1,6 @@
-"""Flags that several commands have: output as JSON or for people, a plot, and files or folders of them."""
+"""Flags that several commands have: output as JSON or for people, a plot, columns, and files or folders of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -35,6 +35,23 @@ def json_flag(declaration: str, text: str) -> Callable[[Command], Command]:
         )(command)
 
     return decorate
+
+
+def chosen_columns(
+    given: Iterable[str], roles: Sequence[str], *, once: Collection[str] = (), empty: bool = False
+) -> list[tuple[str, str]]:
+    """Roles and columns of the flag `--column ROLE=COLUMN`; raises `click.UsageError`.
+
+    `once`: roles that may be given once; `empty`: whether the column may be left out.
+    """
+    found: list[tuple[str, str]] = []
+    for one in given:
+        role, equal, name = one.partition("=")
+        again = role in once and any(role == other for other, _ in found)
+        if not equal or role not in roles or again or not (name or empty):
+            raise click.UsageError(f"--column {one}: ROLE=COLUMN is needed, ROLE one of {', '.join(roles)}")
+        found.append((role, name))
+    return found
 
 
 def with_tables(_: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:

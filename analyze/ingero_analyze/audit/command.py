@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from ingero_analyze.figures import PlotError
-from ingero_analyze.flags import plot_flag, with_tables
+from ingero_analyze.flags import chosen_columns, plot_flag, with_tables
 from ingero_kit.flags import FiniteRange
 
 ROLES = (
@@ -112,7 +112,7 @@ def command(
     from ingero_analyze.audit.ledger import append
     from ingero_kit.clock import rfc3339
 
-    chosen = {role: name for role, name in columns.items() if name} | _columns(column)
+    chosen = {role: name for role, name in columns.items() if name} | dict(chosen_columns(column, ROLES))
     values = tuple(dict.fromkeys(values))
     if len(values) == 1:
         chosen["value"], values = values[0], ()
@@ -151,16 +151,6 @@ def _known(names: tuple[str, ...], ledger: Path) -> None:
         if near != [name]:
             hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             _end(2, f"--repaired {name!r}: {ledger} has no such name{hint}")
-
-
-def _columns(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for one in given:
-        role, equal, name = one.partition("=")
-        if not equal or role not in ROLES or not name:
-            raise click.UsageError(f"--column {one}: ROLE=COLUMN is needed, ROLE one of {', '.join(ROLES)}")
-        found[role] = name
-    return found
 
 
 def _time(text: str | None) -> float | None:

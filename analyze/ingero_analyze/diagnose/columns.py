@@ -68,7 +68,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time."""
 
-SECONDS_OF: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+SECONDS_OF: Final = {unit: SECONDS[unit] for unit in ("s", "ms", "us", "ns")}
 """Seconds of the units that times may be in."""
 
 _SINCE_1970: Final = {"s": (1e9, 1e10), "ms": (1e12, 1e13), "us": (1e15, 1e16), "ns": (1e18, 1e19)}

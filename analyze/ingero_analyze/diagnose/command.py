@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from ingero_analyze.figures import PlotError
-from ingero_analyze.flags import json_flag, plot_flag
+from ingero_analyze.flags import chosen_columns, json_flag, plot_flag
 from ingero_analyze.terminal import plain
 from ingero_kit.flags import FiniteRange
 
@@ -112,11 +112,9 @@ def command(
     from ingero_kit.ras_client import is_address
 
     files, taken = _by_kind(files)
-    flight_recorder += taken.get("--flight-recorder", ())
-    nccl_inspector += taken.get("--nccl-inspector", ())
-    kineto, ras, dcgm = (
-        own + taken.get(flag, ()) for own, flag in ((kineto, "--kineto"), (ras, "--ras"), (dcgm, "--dcgm"))
-    )
+    own = {"--flight-recorder": flight_recorder, "--nccl-inspector": nccl_inspector, "--kineto": kineto, "--ras": ras,
+           "--dcgm": dcgm}  # fmt: skip
+    flight_recorder, nccl_inspector, kineto, ras, dcgm = (paths + taken.get(flag, ()) for flag, paths in own.items())
     given = {"FILE": files, "--flight-recorder": flight_recorder, "--nccl-inspector": nccl_inspector,
              "--kineto": kineto, "--ras": ras}  # fmt: skip
     used = [name for name, paths in given.items() if paths]
@@ -195,13 +193,7 @@ def _by_kind(files: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[s
 def _columns(given: tuple[str, ...]) -> dict[str, str]:
     from ingero_analyze.diagnose.columns import ROLES
 
-    found: dict[str, str] = {}
-    for one in given:
-        role, _, name = one.partition("=")
-        if not name or role not in ROLES or role in found:
-            raise click.UsageError(f"--column {one}: ROLE=COLUMN is needed, ROLE one of {', '.join(ROLES)}")
-        found[role] = name
-    return found
+    return dict(chosen_columns(given, ROLES, once=ROLES))
 
 
 def _timeline(

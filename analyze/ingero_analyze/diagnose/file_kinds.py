@@ -1,13 +1,11 @@
 """Which tool wrote a file, by how it begins, so that it may be given without a flag."""
 
-import gzip
-import zlib
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from ingero_analyze.diagnose.sources import SourceError
+from ingero_analyze.diagnose.sources import SourceError, read_begin
 from ingero_analyze.folders import files_in
 
 BEGIN: Final = 1 << 16
@@ -18,7 +16,6 @@ LOOKED_AT: Final = 8
 
 _PICKLE: Final = b"\x80"
 _PROTOCOLS: Final = range(2, 6)
-_PACKED: Final = b"\x1f\x8b"
 _MARKS: Final = (
     ("--kineto", (b'"traceEvents"',)),
     ("--kineto", (b'"deviceProperties"', b'"distributedInfo"')),
@@ -62,12 +59,6 @@ def _some_of(path: str) -> Iterable[Path]:
 def _begin(file: Path) -> bytes:
     """The first bytes of a file, unpacked; none if it cannot be read."""
     try:
-        with file.open("rb") as stream:
-            if stream.read(2) != _PACKED:
-                stream.seek(0)
-                return stream.read(BEGIN)
-            stream.seek(0)
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                return unpacked.read(BEGIN)
-    except (OSError, EOFError, zlib.error):
+        return read_begin(file, BEGIN)
+    except SourceError:
         return b""

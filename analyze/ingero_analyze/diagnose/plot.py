@@ -9,6 +9,7 @@ import numpy as np
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_detect.grouped import Floats
+from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.timeline import Timeline, most_common_by_rank, step_period, sum_by_rank_and_step
 from ingero_detect.wait_attribution import with_exposed_waits
 
@@ -35,10 +36,7 @@ def excesses(line: Timeline, by_stage: bool = True) -> tuple[Floats, Floats]:
     computed = sum_by_rank_and_step(line, ~line.collective, line.duration)
     blocked = sum_by_rank_and_step(exposed, exposed.collective, exposed.duration)
     stage = most_common_by_rank(line, line.stage) if by_stage else np.zeros(line.ranks, np.int64)
-    for one in np.unique(stage).tolist():
-        peers = stage == one
-        computed[peers] -= _median(computed[peers])
-        blocked[peers] -= _median(blocked[peers])
+    computed, blocked = (residuals_by_step(table, stage, fewest=1) for table in (computed, blocked))
     return 100 * computed / period, -100 * blocked / period
 
 
@@ -95,11 +93,3 @@ def _label(axis: Any, ranks: Sequence[Any], marked: Sequence[int]) -> None:
     for place, label in zip(places, axis.get_yticklabels(), strict=True):
         if place in marked:
             label.set(color="tab:red", fontweight="bold")
-
-
-def _median(matrix: Floats) -> Floats:
-    """The median over rows, of what is there; NaN where nothing is."""
-    there = np.isfinite(matrix).any(axis=0)
-    found = np.full(matrix.shape[1], np.nan)
-    found[there] = np.nanmedian(matrix[:, there], axis=0)
-    return found

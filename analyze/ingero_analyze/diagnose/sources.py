@@ -169,22 +169,26 @@ def read_json(data: bytes) -> Any:
 
 def read_content(file: Path) -> bytes:
     """All of a file, unpacked when it is gzip. Raises `SourceError` when it is too large, damaged or unreadable."""
+    data = read_begin(file, MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise SourceError(f"larger than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def read_begin(file: Path, most: int) -> bytes:
+    """The first bytes of a file, unpacked when it is gzip. Raises `SourceError` when it is damaged or unreadable."""
     try:
         with file.open("rb") as stream:
             packed = stream.read(2) == _PACKED
             stream.seek(0)
-            if packed:
-                with gzip.GzipFile(fileobj=stream) as unpacked:
-                    data = unpacked.read(MAX_FILE_BYTES + 1)
-            else:
-                data = stream.read(MAX_FILE_BYTES + 1)
+            if not packed:
+                return stream.read(most)
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                return unpacked.read(most)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise SourceError(f"not gzip, or cut off: {error}") from None
     except OSError as error:
         raise SourceError(error.strerror or str(error)) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise SourceError(f"larger than {MAX_FILE_BYTES} bytes")
-    return data
 
 
 def rank_of(file: Path) -> Rank | None:

@@ -14,6 +14,9 @@ from ingero_detect.grouped import Floats, Ints
 FEWEST: Final = 2
 """Columns of times from which they are those of operations: the time of a whole step alone says nothing of ranks."""
 
+NOT_DONE: Final = ("", "nan", "none", "null", "n/a", "-")
+"""Texts of a cell whose operation was not done in this step."""
+
 STEP: Final = "step of the rank"
 """Name of the number of a row among those of its rank."""
 
@@ -93,16 +96,11 @@ def _durations(seconds: Floats, texts: Sequence[Any], row: Ints, operation: Ints
 
 
 def _given(column: Any) -> Any:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     words = pc.utf8_lower(pc.utf8_trim_whitespace(column))
-    return ~np.asarray(pc.is_in(words, value_set=_missing()))
-
-
-def _missing() -> Any:
-    import pyarrow as pa
-
-    return pa.array(["", "nan", "none", "null", "n/a", "-"])
+    return ~np.asarray(pc.is_in(words, value_set=pa.array(NOT_DONE)))
 
 
 def _begins(ranks: Ints, lasting: Floats, ended: dict[int, tuple[float, int]]) -> tuple[Floats, Ints]:

@@ -99,8 +99,9 @@ SHORTEST_OPERATION: Final = 0.1
 
 def _unit_note(recorded: RecordedTimeline, period: float | None) -> str:
     """What to say where steps and all operations last so long that the times are hardly seconds."""
-    shortest = float(np.quantile(recorded.line.duration, 0.05))
-    if period is None or period < LONGEST_STEP or shortest < SHORTEST_OPERATION:
+    if period is None or period < LONGEST_STEP:
+        return ""
+    if float(np.quantile(recorded.line.duration, 0.05)) < SHORTEST_OPERATION:
         return ""
     unit = recorded.read.get("units", {}).get("duration", "s")
     flag = "; if these are milliseconds, say --unit ms" if recorded.read else "; are these milliseconds?"

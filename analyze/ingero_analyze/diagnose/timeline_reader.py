@@ -99,7 +99,10 @@ class _Table:
 
     def timeline(self, files: str) -> RecordedTimeline:
         """The timeline of what can be used."""
-        units = [self._in_seconds(reading) for reading in dict.fromkeys(self.readings)]
+        parts: dict[FileReading, list[int]] = {}
+        for place, reading in enumerate(self.readings):
+            parts.setdefault(reading, []).append(place)
+        units = [self._in_seconds(reading, at) for reading, at in parts.items()]
         columns = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
         lost = np.concatenate(self.lost)
         self._lose_too_long(columns, lost)
@@ -127,16 +130,15 @@ class _Table:
         found = assemble(vocabulary, columns, len(columns["rank"]), counted)
         return replace(found, read=_how_read(self.readings[0], units[0], found))
 
-    def _in_seconds(self, reading: FileReading) -> tuple[str, str]:
-        """Convert the times of a file; the units of its starts and durations."""
-        at = [place for place, other in enumerate(self.readings) if other is reading]
+    def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[str, str]:
+        """Convert the times of the parts of a file; the units of its starts and durations."""
+        if reading.columns.operations:
+            return "s", "s"
         sound = [~self.lost[place] for place in at]
         rank, start, duration = (
             np.concatenate([self.parts[place][name][rows] for place, rows in zip(at, sound, strict=True)])
             for name in ("rank", "start", "duration")
         )
-        if reading.columns.operations:
-            return "s", "s"
         units = units_of_times(reading.columns, self.unit, *_times_of_a_rank(rank, start, duration))
         for place in at:
             for name, unit in zip(("start", "duration"), units, strict=True):

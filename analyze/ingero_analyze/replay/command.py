@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from ingero_analyze.figures import PlotError
-from ingero_analyze.flags import json_flag, plot_flag, with_tables
+from ingero_analyze.flags import chosen_columns, json_flag, plot_flag, with_tables
 from ingero_detect.parameters import Parameters
 from ingero_kit.flags import FiniteRange
 
@@ -32,10 +32,8 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
     from ingero_analyze.replay.columns import LABELS, ROLES
 
     found: dict[str, list[str]] = {}
-    for one in given:
-        role, equal, name = one.partition("=")
-        if not equal or role not in ROLES or (role in found and role not in LABELS):
-            raise click.UsageError(f"--column {one}: ROLE=COLUMN is needed, ROLE one of {', '.join(ROLES)}")
+    once = [role for role in ROLES if role not in LABELS]
+    for role, name in chosen_columns(given, ROLES, once=once, empty=True):
         found.setdefault(role, []).extend([name] if name else [])
     return found
 
