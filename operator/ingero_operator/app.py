@@ -109,8 +109,8 @@ class Operator:
         return not self.config.leader_election or self.elector.leads(self.config.lease_duration * 8 / 15)
 
     def healthy(self) -> bool:
-        """Whether the event loop runs and the watches keep up."""
-        return time.monotonic() - self._last_beat < 30 and self.resync.behind == 0
+        """Whether the event loop runs. Dead watches end the process by themselves."""
+        return time.monotonic() - self._last_beat < 30
 
     def blocked_reason(self) -> str:
         """Why this replica neither leads nor could take over; empty when it does or could."""
@@ -233,7 +233,7 @@ class Operator:
             await asyncio.sleep(self.resync.pause())
             try:
                 await self._platform()
-                if not await self.resync.run():
+                if not await self.resync.run(time.monotonic()):
                     raise RestartRequired("the watches miss what the API server has; starting anew")
                 trim_heap()
             except ApiError as error:

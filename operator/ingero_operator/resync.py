@@ -2,26 +2,30 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Final
 
 from ingero_kit.logs import get
 from ingero_operator.api_client import ApiClient
-from ingero_operator.cache import key_of
+from ingero_operator.cache import ObjectKey, key_of
 from ingero_operator.informer import RESOURCES, Informer
 from ingero_operator.kinds import CACHED, CHILDREN, NODE, OURS, ResourceKind
 
 log = get(__name__)
 
+DEAD_AFTER: Final = 30.0
+"""Seconds. On a busy machine a watch may be late by some of them; a dead one delivers nothing at all."""
+
 
 @dataclass
 class Resync:
-    """Lists every kind that is cached. Watches that miss the same object twice in a row count as dead."""
+    """Lists every kind that is cached. Watches that miss an object in all comparisons of 30 seconds count as dead."""
 
     api: ApiClient
     informer: Informer
     every: float
     rounds: int = 0
-    behind: int = 0
-    _suspects: set[tuple[str, str, str]] = field(default_factory=set)
+    _missed_since: dict[ObjectKey, float] = field(default_factory=dict)
+    """Objects that the last comparison missed, and since when every comparison has; monotonic seconds."""
 
     async def list_all(self) -> None:
         """Fill the cache before anything is planned; nodes are listed by `NodeWatch`."""
@@ -32,22 +36,21 @@ class Resync:
                 self.informer.on_event(kind.name, None, body)
         log.info("listed", objects=len(self.informer.cache), nodes=len(self.informer.nodes))
 
-    async def run(self) -> bool:
+    async def run(self, now: float) -> bool:
         """Drop deleted objects, store missed ones, reconcile every resource; false when the watches are dead."""
-        lagging: set[tuple[str, str, str]] = set()
+        lagging: set[ObjectKey] = set()
         for kind in CACHED:
             lagging |= await self._compare(kind)
         self.rounds += 1
-        twice = lagging & self._suspects
-        self._suspects = lagging
+        self._missed_since = {key: self._missed_since.get(key, now) for key in lagging}
+        longest = now - min(self._missed_since.values(), default=now)
         if lagging:
-            log.warning("cache_behind", objects=len(lagging), twice=len(twice))
-        self.behind = self.behind + 1 if twice else 0
+            log.warning("cache_behind", objects=len(lagging), seconds=round(longest, 1))
         for name in RESOURCES:
             self.informer.requeue(name)
-        return self.behind < 2
+        return longest < DEAD_AFTER
 
-    async def _compare(self, kind: ResourceKind) -> set[tuple[str, str, str]]:
+    async def _compare(self, kind: ResourceKind) -> set[ObjectKey]:
         before = self._known(kind)
         seen, lagging = {}, set()
         async for item in self.api.every(kind, selector=_selector(kind), metadata_only=True):
@@ -71,14 +74,14 @@ class Resync:
                 self.informer.on_event(kind.name, "MODIFIED", live)
         return still
 
-    def _known(self, kind: ResourceKind) -> dict[tuple[str, str, str], tuple[str, int]]:
+    def _known(self, kind: ResourceKind) -> dict[ObjectKey, tuple[str, int]]:
         if kind is NODE:
             return {
                 ("Node", "", name): (node.uid, int(node.version or 0)) for name, node in self.informer.nodes.items()
             }
         return self.informer.cache.versions(kind.name)
 
-    def _lags(self, kind: ResourceKind, key: tuple[str, str, str], seen: tuple[str, int]) -> bool:
+    def _lags(self, kind: ResourceKind, key: ObjectKey, seen: tuple[str, int]) -> bool:
         now = self._known(kind).get(key)
         return now is None or now[0] != seen[0] or now[1] < seen[1]
 
