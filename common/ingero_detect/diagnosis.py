@@ -40,7 +40,7 @@ from ingero_detect.rank_outliers import (
     upper_quantile,
     usual_excess,
 )
-from ingero_detect.recorded_parts import recorded_parts, with_those_that_act_alike
+from ingero_detect.recorded_parts import recorded_parts, some_meet, with_those_that_act_alike
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.stalls import late_together, stalling_rank
@@ -104,20 +104,27 @@ def diagnose(line: Timeline) -> Diagnosis:
         if not any(item.cause is Cause.STAGE for item in found):
             doubted = any(item.cause is Cause.UNKNOWN for item in found)
             found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
-    if lags is not None and not single.all():
+    judged = lags is not None and not single.all()
+    if judged:
         found = [_supported(item, late) for item in found]
+    # Stages hand each other tensors: where no row shows that, a rank that does nothing may wait for another stage.
+    staged = len(np.unique(_like(stage))) > 1
+    together = None
+    if not staged or some_meet(recorded):
         together = idle_ranks(recorded, line, late, _like(stage), period)
-        if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
-            # What waits show of some of them, they show of all; and no data makes ranks do nothing.
-            found = [item for item in found if not _is_about(item, together.ranks)]
-            found.append(with_those_that_act_alike(together, late, part))
-        elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
+    if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
+        # What waits show of some of them, they show of all; and no data makes ranks do nothing.
+        found = [item for item in found if not _is_about(item, together.ranks)]
+        found.append(with_those_that_act_alike(together, late, part))
+    elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
+        stalls = None
+        if judged:
             waits = None if free is None else blocked_seconds(line, _like(stage))
             stalls = stalling_rank(late, period, {rank for item in found for rank in item.ranks}, waits)
-            if stalls is None and not found:
-                # Otherwise they may be those that wait for a rank that is known.
-                stalls = together or late_together(late, period)
-            found += [with_those_that_act_alike(stalls, late, part)] if stalls is not None else []
+        if stalls is None and not found:
+            # Otherwise they may be those that wait for a rank that is known.
+            stalls = together or (late_together(late, period) if judged else None)
+        found += [with_those_that_act_alike(stalls, late, part)] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(
             Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": uneven_by}

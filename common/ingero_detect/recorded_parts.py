@@ -41,6 +41,15 @@ def recorded_parts(line: Timeline, period: float) -> Ints:
     return connected(several, line.ranks)
 
 
+def some_meet(line: Timeline) -> bool:
+    """Whether any operation between some of the ranks was recorded, and not only those of all."""
+    if line.group is None:
+        return False
+    rows = line.collective & (line.group >= 0)
+    pairs = np.unique(np.stack([line.group[rows], line.rank[rows]]), axis=1)
+    return bool((np.unique(pairs[0], return_counts=True)[1] < line.ranks).any())
+
+
 def connected(pairs: Ints, ranks: int) -> Ints:
     """By rank, the lowest one that groups connect it with; each column of `pairs` is a group and one of its ranks."""
     label = np.arange(ranks)
