@@ -40,6 +40,7 @@ from ingero_detect.rank_outliers import (
     upper_quantile,
     usual_excess,
 )
+from ingero_detect.recorded_parts import recorded_parts, some_meet, with_those_that_act_alike
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.stalls import late_together, stalling_rank
@@ -87,6 +88,8 @@ def diagnose(line: Timeline) -> Diagnosis:
         found += _from_compute(line, compute, known, stage, replica, doubts, period, facts)
     single = _alone(stage)
     free = _free(line, stage, period) if lags is not None and not single.all() else None
+    late = free * period if free is not None else lags if lags is not None else np.zeros((line.ranks, 0))
+    part = recorded_parts(recorded, period)
     if lags is not None and not single.all() and not any(item.cause is Cause.NODE for item in found):
         in_all = free if blame is not None else None
         suspects = _from_freedom(in_all, stage, doubts, period) if in_all is not None else []
@@ -97,23 +100,31 @@ def diagnose(line: Timeline) -> Diagnosis:
             suspects = without_usual_chips(
                 suspects, *usual_excess(relative, _like(stage), CHIP_SPREAD * _share(relative))
             )
+        suspects = [with_those_that_act_alike(item, late, part) for item in suspects]
         if not any(item.cause is Cause.STAGE for item in found):
             doubted = any(item.cause is Cause.UNKNOWN for item in found)
             found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
-    if lags is not None and not single.all():
-        late = lags if free is None else free * period
+    judged = lags is not None and not single.all()
+    if judged:
         found = [_supported(item, late) for item in found]
+    # Stages hand each other tensors: where no row shows that, a rank that does nothing may wait for another stage.
+    staged = len(np.unique(_like(stage))) > 1
+    together = None
+    if not staged or some_meet(recorded):
         together = idle_ranks(recorded, line, late, _like(stage), period)
-        if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
-            # What waits show of some of them, they show of all; and no data makes ranks do nothing.
-            found = [item for item in found if not _is_about(item, together.ranks)] + [together]
-        elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
+    if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
+        # What waits show of some of them, they show of all; and no data makes ranks do nothing.
+        found = [item for item in found if not _is_about(item, together.ranks)]
+        found.append(with_those_that_act_alike(together, late, part))
+    elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
+        stalls = None
+        if judged:
             waits = None if free is None else blocked_seconds(line, _like(stage))
             stalls = stalling_rank(late, period, {rank for item in found for rank in item.ranks}, waits)
-            if stalls is None and not found:
-                # Otherwise they may be those that wait for a rank that is known.
-                stalls = together or late_together(late, period)
-            found += [stalls] if stalls is not None else []
+        if stalls is None and not found:
+            # Otherwise they may be those that wait for a rank that is known.
+            stalls = together or (late_together(late, period) if judged else None)
+        found += [with_those_that_act_alike(stalls, late, part)] if stalls is not None else []
     if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
         uneven = Diagnosis(
             Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": uneven_by}

@@ -68,9 +68,11 @@ def _in_the_same_steps(idle: Floats, blocked: Floats, period: float) -> Diagnosi
     if not 1 <= together.sum() <= LARGEST_SHARE * len(together):
         return None
     seconds = np.median(idle[together], axis=0)
-    if not _others_wait(blocked, together, seconds):
+    # Steps in which others pause too, as at the begin of an epoch, do not tell who waits for these.
+    alone = ~far[~together].any(axis=0)
+    if not _others_wait(blocked[:, alone], together, seconds[alone]):
         return None
-    caused = far[together].all(axis=0) & ~far[~together].any(axis=0)
+    caused = far[together].all(axis=0) & alone
     return _verdict(together, caused, int(far.any(axis=0).sum()), seconds, period)
 
 
@@ -79,6 +81,8 @@ def _lastingly(idle: Floats, late: Floats, alike: Ints, period: float) -> Diagno
 
     A rank that is late without it may be the one for which these wait, in an operation that is not recorded.
     """
+    if not late.shape[1]:
+        return None
     found, excess = straggler_ranks(idle / period, alike)
     lateness = np.nanmean(late, axis=1) / period
     guilty = lateness > WAITING * excess[found].min(initial=np.inf)
@@ -106,7 +110,7 @@ def _others_wait(blocked: Floats, together: Bools, seconds: Floats) -> bool:
 
     One that is not blocked longer may compute longer, while these wait for it in an operation that is not recorded.
     """
-    apart = seconds - seconds.mean()
+    apart = seconds - seconds.sum() / max(len(seconds), 1)
     power = float(apart @ apart)
     if not power > 0:
         return False

@@ -26,10 +26,11 @@ def pipeline(
     `idle`: seconds by (rank, step) in which a rank does nothing before it computes; `slower`: factors of its compute.
     Without `recorded` there are no rows of the exchanges between stages.
     """
-    table, now, stage = Table(), np.zeros(RANKS), np.arange(RANKS) // WIDTH
+    ranks, width = len(idle), len(idle) // STAGES
+    table, now, stage = Table(), np.zeros(ranks), np.arange(ranks) // width
     for step in range(idle.shape[1]):
         for op, order in (("forward", range(STAGES)), ("backward", range(STAGES - 1, -1, -1))):
-            ready = np.zeros(WIDTH)
+            ready = np.zeros(width)
             for place, at in enumerate(order):
                 own = np.flatnonzero(stage == at)
                 if place and recorded:
@@ -40,15 +41,15 @@ def pipeline(
                     now[own] = np.maximum(now[own] + 1e-4, ready)
                 if op == "forward":
                     now[own] += idle[own, step]
-                seconds = 0.02 * slower[own, step] * (1 + 0.02 * rng.normal(size=WIDTH))
+                seconds = 0.02 * slower[own, step] * (1 + 0.02 * rng.normal(size=width))
                 table.add(rank=own, op=op, kind="compute", start=now[own], duration=seconds, step=step,
                           stage=stage[own], group="", seq="")  # fmt: skip
                 now[own] += seconds
                 ready = now[own].copy()
         end = now.max() + 1e-3
-        table.add(rank=np.arange(RANKS), op="norm", kind="collective", start=now, duration=end - now, step=step,
+        table.add(rank=np.arange(ranks), op="norm", kind="collective", start=now, duration=end - now, step=step,
                   stage=stage, group="all", seq=step)  # fmt: skip
-        now = np.full(RANKS, end)
+        now = np.full(ranks, end)
     return diagnose(as_timeline(table))
 
 
@@ -66,6 +67,34 @@ def test_a_stage_that_stands_still_while_all_others_wait_is_named(ranks: list[in
         found = pipeline(rng, of_stage(rng, 24, ranks), np.ones((RANKS, 24)))
 
         assert (sorted(found.ranks), found.evidence["by"]) == (ranks, "idle_together")
+
+
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_a_rank_alone_in_its_stage_that_stands_still_in_some_steps_is_named(rank: int) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        idle = np.zeros((STAGES, 60))
+        idle[rank] = 0.05 * (rng.random(60) < 0.4) * rng.uniform(0.8, 1.2, 60)
+        found = pipeline(rng, idle, np.ones((STAGES, 60)))
+
+        assert (found.ranks, found.evidence["by"]) == ((rank,), "idle")
+
+
+def test_uneven_or_slower_stages_of_one_rank_that_pause_in_turn_are_not_named() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        idle = np.where(rng.random((STAGES, 60)) < 0.1, 0.05, 0.0)
+
+        assert not pipeline(rng, idle, np.repeat([[1.0], [1.0], [1.2], [1.4]], 60, axis=1)).ranks
+
+
+def test_the_begin_of_an_epoch_at_which_all_pause_hides_nobody() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        idle = of_stage(rng, 40, [8, 9, 10, 11])
+        idle[:, [13, 27]] += 0.5
+
+        assert sorted(pipeline(rng, idle, np.ones((RANKS, 40))).ranks) == [8, 9, 10, 11]
 
 
 def test_hosts_that_stand_still_in_turn_are_not_named() -> None:
@@ -127,6 +156,17 @@ def test_a_rank_that_waits_for_its_data_is_named_although_uneven_tokens_hide_it(
 
         named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
         assert named == {5}
+
+
+def test_a_rank_that_does_nothing_is_not_named_where_no_exchange_between_stages_is_recorded() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        idle = np.zeros((16, 40))
+        idle[5] = 0.25 * (rng.random(40) < 0.4) * rng.uniform(0.8, 1.2, 40)
+        columns = experts(idle, rng).arrays()
+        columns["stage"] = columns["rank"] // 4
+
+        assert not diagnose(as_timeline(Table({name: [column] for name, column in columns.items()}))).ranks
 
 
 def test_uneven_tokens_and_pauses_of_any_rank_name_nobody() -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.recorded_parts import connected
 from ingero_detect.timeline import FEWEST_STEPS, Timeline
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
@@ -295,11 +296,11 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
     pairs = np.unique(np.stack([group[inside], rank[inside]]), axis=1)
     sending = np.unique([group[between], rank[between]], axis=1)
     across = np.isin(pairs[0], _across_stages(pairs, sending))
-    stage = _connected(pairs[:, ~across], ranks)
+    stage = connected(pairs[:, ~across], ranks)
     if not between.any() or len(np.unique(stage)) < 2:
         return unknown
     # Replicas of a pipeline sum gradients stage by stage. Those that only meet as a whole are no pipelines.
-    replica = _connected(np.concatenate([pairs[:, ~across], sending], axis=1), ranks)
+    replica = connected(np.concatenate([pairs[:, ~across], sending], axis=1), ranks)
     met = replica[pairs[1, across]]
     if any(len(np.unique(met[pairs[0, across] == one])) > 1 for one in np.unique(pairs[0, across]).tolist()):
         return unknown
@@ -315,7 +316,7 @@ def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:
     for one in np.unique(op).tolist():
         rows = op == one
         ranks, index, times = np.unique(rank[rows], return_inverse=True, return_counts=True)
-        ring = _connected(np.stack([group[rows], index]), len(ranks))
+        ring = connected(np.stack([group[rows], index]), len(ranks))
         size, first = np.bincount(ring), np.unique(ring)
         fewest, most = np.full(len(ranks), times.max()), np.zeros(len(ranks), np.int64)
         np.minimum.at(fewest, ring, times)
@@ -323,16 +324,3 @@ def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:
         if (size[first] >= SMALLEST_RING).all() and (most[first] <= (1 + RING_SPREAD) * fewest[first]).all():
             found.append(one)
     return np.array(found, np.int64)
-
-
-def _connected(pairs: Ints, ranks: int) -> Ints:
-    """By rank, the lowest one that groups connect it with; each column of `pairs` is a group and one of its ranks."""
-    label = np.arange(ranks)
-    while True:
-        lowest = np.full(int(pairs[0].max(initial=0)) + 1, ranks)
-        np.minimum.at(lowest, pairs[0], label[pairs[1]])
-        joined = label.copy()
-        np.minimum.at(joined, pairs[1], lowest[pairs[0]])
-        if (joined == label).all():
-            return label
-        label = joined
