@@ -64,6 +64,18 @@ def test_a_node_whose_steps_are_long_from_the_first_row_is_named(tmp_path: Path,
     assert accused(judged(tmp_path, "step_time", steps(seed, 6.0, "step_time", since=0))) == {"n3"}
 
 
+def test_a_replica_that_happens_to_come_back_with_a_rate_that_fits_ends_no_long_step() -> None:
+    """Of 8 absences of 12 ticks, one ends with a twelfth of the usual rate, and the others with half of it."""
+    tick, source = np.tile(np.arange(100.0), 8), np.repeat(np.arange(8), 100)
+    time, rate = tick + np.where(tick >= 50, 12.0, 0.0), np.ones(800)
+    back = np.flatnonzero(tick == 50)
+    rate[back] = [1 / 12, *[0.5] * 7]
+
+    assert not slow_steps(time, source, rate, NOBODY).any()
+    rate[back] = 1 / 12
+    assert np.flatnonzero(slow_steps(time, source, rate, NOBODY)).tolist() == back.tolist()
+
+
 def test_rows_after_an_outage_are_no_long_steps() -> None:
     time = np.concatenate((np.arange(0, 100, 10.0), np.arange(200, 300, 10.0)))
     rate = np.ones(20)

@@ -12,9 +12,12 @@ import numpy.typing as npt
 from ingero_analyze.replay.costs import HOUR, Presences
 from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
-from ingero_analyze.replay.reading import LOCKSTEP
+from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
+from ingero_analyze.replay.shared_losses import SharedLosses
 from ingero_analyze.replay.silences import Silence, Silences
+from ingero_analyze.replay.slowdowns import Slowdowns
+from ingero_analyze.replay.starts import Start, Starts
 from ingero_analyze.replay.subjects import NOBODY
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.column_store import ColumnStore
@@ -178,6 +181,14 @@ class Replay:
     watch: Watch | None
     drained: list[Silence]
     """Nodes that were accused while their load fell to nothing, after which they were silent."""
+    came_up: list[tuple[Episode, Start]]
+    """Accusations of nodes that came up after they had done nothing, and were soon as fast as usual."""
+    shared: list[Episode]
+    """Accusations of losses that half of the peers have had as well, as deep and as long."""
+    uneven: list[Episode]
+    """Accusations of several nodes in one slowdown of their whole cohort, which were well when it had ended."""
+    different_work: list[NodeKey]
+    """Nodes that nobody can judge, because most of their cohort change what they do, each at its own time."""
 
     def lasted(self, episode: Episode) -> float:
         """Seconds that an episode lasted, until the last report of its node if it has not ended."""
@@ -208,6 +219,10 @@ class Replay:
             "drifts": self._drifts(),
             "behind": self._behind(),
             "drained": [_silence(one) for one in self.drained],
+            "came_up": [_excused(episode) | {"since": start.resumed} for episode, start in self.came_up],
+            "shared": [_excused(episode) for episode in self.shared],
+            "uneven": [_excused(episode) for episode in self.uneven],
+            "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
                 for node, run in self.history.stuck()
@@ -263,6 +278,11 @@ def _silence(one: Silence) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _excused(episode: Episode) -> dict[str, Any]:
+    first = episode.first
+    return {"cluster": first.cluster, "node": first.node, "since": first.since, "until": episode.end}
+
+
 def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None = None) -> Replay:
     """Judge a whole history; the tick is the history's. `TableError` when nothing of it can be used."""
     try:
@@ -274,6 +294,8 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
 def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None) -> Replay:
     judge: Judge | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
+    starts, shared = Starts(parameters.silent_ticks), SharedLosses()
+    slowdowns = Slowdowns(parameters.tick_seconds)
     presences = Presences(silences, parameters.tick_seconds)
     ticks, last = 0, 0.0
     for moment in history.ticks():
@@ -285,10 +307,14 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
                 judge.states = RecordedStates.read(history.files)
             else:
                 judge = PublishedRuleJudge(history.reading.measure, history.tick_seconds, parameters.warmup)
-            presences = Presences(silences, history.tick_seconds)
+            presences, slowdowns = Presences(silences, history.tick_seconds), Slowdowns(history.tick_seconds)
         edges = judge.tick(moment)
         episodes.add(edges)
         silences.note(moment.now, moment.seen)
+        starts.note(moment.now, moment.seen)
+        if isinstance(judge, DetectorJudge):
+            shared.note(moment.now, judge.detector.memory, edges)
+            slowdowns.note(moment.now, judge.detector.memory, edges)
         presences.note(moment.now, edges)
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())
@@ -299,8 +325,26 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
         history.reading.doubt(LOCKSTEP)
     nodes = len(history.subjects.nodes) - 1
     tick = history.tick_seconds
-    found = [(episode, drained(episode, silences, tick)) for episode in episodes.all()]
-    kept = [episode for episode, gone in found if gone is None]
-    return Replay(
-        history, judge, kept, ticks, nodes, last, silences, presences, watch, [gone for _, gone in found if gone]
+    different_work = history.different_work()
+    if different_work:
+        history.reading.doubt(DIFFERENT_WORK)
+    kept: list[Episode] = []
+    done = Replay(
+        history, judge, kept, ticks, nodes, last, silences, presences, watch, [], [], [], [], sorted(different_work)
     )
+    uneven = slowdowns.explained(episodes.all())
+    for episode in episodes.all():
+        node = node_key(episode.first.cluster, episode.first.node)
+        if node in different_work:
+            continue
+        if gone := drained(episode, silences, tick):
+            done.drained.append(gone)
+        elif start := starts.came_up(episode, tick):
+            done.came_up.append((episode, start))
+        elif (node, episode.first.since or 0.0) in uneven:
+            done.uneven.append(episode)
+        elif shared.shared(episode):
+            done.shared.append(episode)
+        else:
+            kept.append(episode)
+    return done

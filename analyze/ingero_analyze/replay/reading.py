@@ -42,6 +42,10 @@ LOCKSTEP: Final = (
     "slows all: judge what each does by itself, such as its time of computing without waits, or use "
     "`ingero-fleet diagnose`"
 )
+DIFFERENT_WORK: Final = (
+    "most nodes change what they do by more than half, again and again and each at its own time, as nodes of several "
+    "jobs do, and nobody among them is accused: add a column 'job_id'"
+)
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"

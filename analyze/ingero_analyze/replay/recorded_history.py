@@ -13,6 +13,7 @@ from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.behind import Behind
 from ingero_analyze.replay.columns import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
+from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.lockstep import Lockstep
@@ -106,6 +107,7 @@ class RecordedHistory:
         self._irregularities = Irregularities()
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
+        self._work = DifferentWork()
 
     @property
     def reading(self) -> Reading:
@@ -126,6 +128,11 @@ class RecordedHistory:
         """Nodes that are behind their peers in job after job."""
         names = list(self.subjects.nodes)
         return [(names[one.node], one) for one in (self._drifts.behind() if self._drifts else ())]
+
+    def different_work(self) -> set[NodeKey]:
+        """Nodes of cohorts that do different work at different times."""
+        names = list(self.subjects.nodes)
+        return {names[node] for node in self._work.found()}
 
     def stuck(self) -> list[tuple[NodeKey, Stuck]]:
         """Nodes that repeated a value as an exporter that hangs does; these rows count as no reports."""
@@ -257,6 +264,7 @@ class RecordedHistory:
         self._drifts = self._drifts or Drifts(self.tick_seconds)
         working = state == ACTIVE
         self._drifts.note(now, node[working], cohort[working], value[working])
+        self._work.note(node[working], cohort[working], value[working])
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

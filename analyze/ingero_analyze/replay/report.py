@@ -19,6 +19,7 @@ from ingero_kit.clock import rfc3339
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
 SILENCE_TIMES: Final = ("last_report", "since", "until")
+EXCUSED: Final = ("came_up", "uneven", "shared")
 MEASURED: Final = ("named", "lasted", "lost", "cost")
 """Columns of the table that are numbers."""
 
@@ -48,7 +49,7 @@ def to_json(done: Replay) -> dict[str, Any]:
     summary = done.summary()
     for job in summary.get("job_slow", ()):
         job["since"] = moment(job["since"], calendar)
-    for found in (*summary["drifts"], *summary["stuck"]):
+    for found in (*summary["drifts"], *summary["stuck"], *(one for name in EXCUSED for one in summary[name])):
         found |= {name: moment(found[name], calendar) for name in ("since", "until")}
     for one in summary["behind"]:
         one["since"] = moment(one["since"], calendar)

@@ -24,6 +24,10 @@ LONG: Final = 2.0
 SAME_WORK: Final = float(np.log(1.5))
 """Log units by which the work of a row may differ from the usual one."""
 
+SHARE: Final = 0.25
+"""Share of the long intervals of a cohort that hold this work where rows are written after it. Where fewer do, nodes
+are absent, as replicas that a fleet does not need, and some happen to come back at a rate that fits."""
+
 MOST_TICKS: Final = 10_000
 """Ticks that one row stands for at most."""
 
@@ -67,8 +71,10 @@ def slow_steps(time: Floats, source: Ints, rate: Floats, cohort: Ints) -> Bools:
     if not there.any():
         return found
     usual_work, usual_gap = (_of_cohorts(values[there], of[there], cohort) for values in (work, length))
-    long = there & (length > usual_gap[of] + np.log(LONG)) & (np.abs(work - usual_work[of]) < SAME_WORK)
-    found[1:] = long
+    long = there & (length > usual_gap[of] + np.log(LONG))
+    same = long & (np.abs(work - usual_work[of]) < SAME_WORK)
+    all_long, all_same = (np.bincount(cohort[of[some]], minlength=int(cohort.max()) + 1) for some in (long, same))
+    found[1:] = same & (all_same >= SHARE * all_long)[cohort[of]]
     return found
 
 

@@ -13,6 +13,19 @@ from ingero_analyze.terminal import listed, plain
 MOST_NAMES: Final = 10
 """Most nodes, columns and cohorts that are named; JSON has all of them."""
 
+CAME_UP: Final = (
+    "a node that had done nothing came up later or more slowly than its peers, and then had its usual rate: Fleet "
+    "names it meanwhile"
+)
+UNEVEN: Final = (
+    "a node lost more than most in a slowdown of its whole cohort, as others did, or came back last, and was well "
+    "when that had ended: Fleet names it meanwhile"
+)
+SHARED: Final = (
+    "a node lost no more, and for no longer, than half of its peers have at some time without being accused: Fleet "
+    "names it"
+)
+
 
 def below(done: Replay) -> Iterator[str]:
     """The sentences, in order."""
@@ -38,6 +51,9 @@ def below(done: Replay) -> Iterator[str]:
     yield from _behind(about["behind"], calendar)
     yield from _slow_jobs(about, calendar)
     yield from _drained(about["drained"], calendar)
+    yield from _excused(about["came_up"], CAME_UP, calendar)
+    yield from _excused(about["uneven"], UNEVEN, calendar)
+    yield from _excused(about["shared"], SHARED, calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)
@@ -102,6 +118,17 @@ def _drained(drained: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
             "is drained does: Fleet names it while it falls, but it was no slow node: "
             f"{listed(shown, len(drained))}"
         )
+
+
+def _excused(excused: list[dict[str, Any]], what: str, calendar: bool) -> Iterator[str]:
+    """Accusations that what followed, or what peers did, explains."""
+    if excused:
+        shown = [
+            plain("/".join(filter(None, (one["cluster"], one["node"]))))
+            + f" from {short_time(one['since'], calendar)} to {short_time(one['until'], calendar)}"
+            for one in excused[:MOST_NAMES]
+        ]
+        yield f"{_counted(len(excused), 'time')}, {what}, but it was no slow node: {listed(shown, len(excused))}"
 
 
 def _limits(about: dict[str, Any]) -> Iterator[str]:

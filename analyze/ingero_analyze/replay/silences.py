@@ -11,7 +11,10 @@ from ingero_contract.identifiers import NodeKey
 from ingero_detect.observation import ABSENT, Observation
 
 MOST_SPELLS: Final = 1000
-"""Spells of silence that ended and are kept; all are counted."""
+"""Spells of silence that ended and are listed; all are counted."""
+
+MOST_FOUND: Final = 200_000
+"""Spells of silence that ended and can be found by their node."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -39,6 +42,7 @@ class Silences:
         self._ticks = ticks
         self._tick = 0
         self._numbers: dict[NodeKey, int] = {}
+        self._names: list[NodeKey] = []
         self._known: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
         self._last_tick = np.zeros(0, np.int64)
         self._last, self._since, self._value = np.zeros(0), np.zeros(0), np.zeros(0)
@@ -76,8 +80,7 @@ class Silences:
     def at_end(self) -> list[Silence]:
         """The nodes that are silent now, longest first."""
         gone = np.flatnonzero(self._silent())
-        names = list(self._numbers)
-        found = [self._spell(names, place, None) for place in gone.tolist()]
+        found = [self._spell(self._names, place, None) for place in gone.tolist()]
         return sorted(found, key=lambda silence: (silence.since, silence.node))
 
     def after(self, node: NodeKey, since: float, until: float) -> Silence | None:
@@ -91,10 +94,12 @@ class Silences:
 
     def _end(self, place: int, now: float) -> None:
         self.count += 1
+        if self.count > MOST_FOUND:
+            return
+        spell = self._spell(self._names, place, now)
+        self._by_node.setdefault(spell.node, []).append(spell)
         if len(self.ended) < MOST_SPELLS:
-            spell = self._spell(list(self._numbers), place, now)
             self.ended.append(spell)
-            self._by_node.setdefault(spell.node, []).append(spell)
 
     def _spell(self, names: Sequence[NodeKey] | Mapping[int, NodeKey], place: int, until: float | None) -> Silence:
         return Silence(
@@ -115,5 +120,6 @@ class Silences:
             self._last, self._since, self._value = (
                 np.append(each, np.zeros(more)) for each in (self._last, self._since, self._value)
             )
+            self._names = list(self._numbers)
             self._known = names, np.array(places, np.int64)
         return self._known[1]

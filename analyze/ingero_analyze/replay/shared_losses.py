@@ -1,0 +1,134 @@
+"""Tells accusations of losses that peers have as well, as deep and as long, from those of stragglers. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_contract.identifiers import NodeKey, node_key
+from ingero_detect.codes import is_accused
+from ingero_detect.column_store import ColumnStore
+from ingero_detect.episodes import Episode
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.observation import Edge
+from ingero_detect.verdicts import Axis
+
+LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Ticks over which losses are averaged."""
+
+SHARE: Final = 0.5
+FEWEST: Final = 2
+"""Share of its peers, and peers, that have had such a loss when it tells nothing about a node."""
+
+CALM_TICKS: Final = 60
+"""Ticks after a common move of a cohort before its losses count: a job that starts shows nothing about others."""
+
+MOST_NODES: Final = 20_000
+"""Nodes up to which losses are followed: 3 KiB each."""
+
+
+@dataclass
+class _Accusation:
+    """Number and group of a node, since which tick, and the sum of its residuals over so many ticks."""
+
+    place: int
+    group: int
+    total: float = 0.0
+    ticks: int = 0
+
+
+class SharedLosses:
+    """The worst mean residual of every node over some ticks, in which it worked and was not accused."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[NodeKey, int] = {}
+        self._roster: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
+        self._past = np.zeros((0, LENGTHS[-1]), np.float32)
+        self._when = np.zeros((0, LENGTHS[-1]))
+        self._sums, self._worst = np.zeros((len(LENGTHS), 0)), np.zeros((len(LENGTHS), 0))
+        self._count, self._group = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._since_move = np.zeros(0, np.int64)
+        self._open: dict[NodeKey, tuple[float, _Accusation]] = {}
+        self._done: dict[tuple[NodeKey, float], _Accusation] = {}
+
+    def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
+        """Add a tick that the detector has judged."""
+        if len(memory.names) > MOST_NODES:
+            return
+        place = self._places(memory.roster())
+        judged = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("grace") <= 0)
+        judged &= (memory.node("group") >= 0) & np.isfinite(memory.node("residual"))
+        residual = memory.node("residual").astype(np.float64)
+        calm = self._calm(memory)[memory.node("group")]
+        free = np.flatnonzero(judged & calm & ~is_accused(memory.node("state")))
+        self._follow(now, place[free], residual[free])
+        self._group[place] = memory.node("group")
+        for node, (_, accusation) in self._open.items():
+            slot = memory.slot(node)
+            if slot is not None and judged[slot]:
+                accusation.total += float(residual[slot])
+                accusation.ticks += 1
+        for edge in edges:
+            verdict = edge.verdict
+            node, slot = node_key(verdict.cluster, verdict.node), memory.slot(node_key(verdict.cluster, verdict.node))
+            if edge.what == "accused" and slot is not None:
+                since = now if verdict.since is None else verdict.since
+                self._open[node] = since, self._begun(int(place[slot]), since, float(residual[slot]))
+            elif edge.what == "cleared" and node in self._open:
+                since, accusation = self._open.pop(node)
+                self._done[node, since] = accusation
+
+    def shared(self, episode: Episode) -> bool:
+        """Whether half of the peers of an accused node have had such a loss without being accused."""
+        first = episode.first
+        node, since = node_key(first.cluster, first.node), first.since or 0.0
+        found = self._done.get((node, since)) or self._open.get(node, (0.0, None))[1]
+        if first.axis is not Axis.OWN or found is None or not 0 < found.ticks < 2 * LENGTHS[-1]:
+            return False
+        row = int(np.searchsorted(LENGTHS, found.ticks, side="right")) - 1
+        peers = np.flatnonzero((self._group == found.group) & (self._count >= 2 * LENGTHS[row]))
+        peers = peers[peers != found.place]
+        alike = np.count_nonzero(self._worst[row, peers] <= found.total / found.ticks)
+        return bool(alike >= max(FEWEST, SHARE * len(peers)))
+
+    def _begun(self, place: int, since: float, residual: float) -> _Accusation:
+        """A new accusation, with what the node has lost since its onset, this tick included."""
+        before = self._past[place, self._when[place] >= since]
+        return _Accusation(place, int(self._group[place]), float(before.sum()) + residual, len(before) + 1)
+
+    def _calm(self, memory: ColumnStore) -> Bools:
+        """By group: whether it made no common move lately."""
+        moved = memory.group("moved") != 0
+        if len(self._since_move) != len(moved):
+            self._since_move = np.full(len(moved), CALM_TICKS)
+        self._since_move = np.where(moved, 0, self._since_move + 1)
+        calm: Bools = self._since_move > CALM_TICKS
+        return calm
+
+    def _follow(self, now: float, place: Ints, residual: Floats) -> None:
+        """Add the residuals of a tick to the means over the last ticks of their nodes."""
+        count, longest = self._count[place], LENGTHS[-1]
+        for row, length in enumerate(LENGTHS):
+            left = np.where(count >= length, self._past[place, (count - length) % longest], np.float32(0))
+            self._sums[row, place] += np.float32(residual) - left.astype(np.float64)
+            mean = np.where(count + 1 >= length, self._sums[row, place] / length, 0.0)
+            self._worst[row, place] = np.minimum(self._worst[row, place], mean)
+        self._past[place, count % longest] = residual
+        self._when[place, count % longest] = now
+        self._count[place] += 1
+
+    def _places(self, names: Sequence[NodeKey]) -> Ints:
+        """Numbers of nodes by slot, entering new ones."""
+        if names is not self._roster[0]:
+            places = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+            more = len(self._numbers) - len(self._count)
+            self._past = np.vstack((self._past, np.zeros((more, LENGTHS[-1]), np.float32)))
+            self._when = np.vstack((self._when, np.full((more, LENGTHS[-1]), -np.inf)))
+            self._sums, self._worst = (
+                np.hstack((each, np.zeros((len(LENGTHS), more)))) for each in (self._sums, self._worst)
+            )
+            self._count = np.append(self._count, np.zeros(more, np.int64))
+            self._group = np.append(self._group, np.full(more, -1))
+            self._roster = names, np.array(places, np.int64)
+        return self._roster[1]

@@ -1,0 +1,91 @@
+"""Tells nodes that came up after they did nothing from slow ones: what followed says which they were. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_contract.identifiers import NodeKey, node_key
+from ingero_detect.cohort_assignment import RESUME_TICKS
+from ingero_detect.episodes import Episode
+from ingero_detect.observation import ABSENT, ACTIVE, Observation
+
+LONGEST: Final = 1800.0
+"""Seconds, or `RESUME_TICKS` if these are longer, in which a node comes up."""
+
+FEWEST_TICKS: Final = 2
+"""Ticks without work that are a stop, where the node reports in one of them; silence takes longer."""
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A node did nothing from `stopped`, and has worked since `resumed`, seconds. `silent`: it reported nothing."""
+
+    stopped: float
+    resumed: float
+    silent: bool
+
+
+class Starts:
+    """When nodes began to work, after they did nothing or were silent for more than so many `ticks`."""
+
+    def __init__(self, ticks: int) -> None:
+        self._ticks = ticks
+        self._tick = 0
+        self._by_node: dict[NodeKey, list[Start]] = {}
+        self._numbers: dict[NodeKey, int] = {}
+        self._names: list[NodeKey] = []
+        self._known: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
+        self._worked, self._reported = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._stopped = np.zeros(0)
+
+    def note(self, now: float, seen: Observation) -> None:
+        """Add a tick. One without any node is nobody's."""
+        state, value = np.asarray(seen.state), np.asarray(seen.value, np.float64)
+        reported = state != ABSENT
+        if not reported.any():
+            return
+        self._tick += 1
+        places = self._places(seen.names)
+        works = places[reported & (state == ACTIVE) & (value > 0)]
+        idle = self._tick - 1 - self._worked
+        stood = self._reported > self._worked
+        begins = (idle > self._ticks) | (stood & (idle >= FEWEST_TICKS))
+        for place in works[begins[works]].tolist():
+            name = self._names[place]
+            self._by_node.setdefault(name, []).append(Start(float(self._stopped[place]), now, not stood[place]))
+        self._stopped[self._worked == self._tick - 1] = now
+        self._reported[places[reported]] = self._tick
+        self._worked[works] = self._tick
+
+    def came_up(self, episode: Episode, tick_seconds: float) -> Start | None:
+        """The start that explains an episode: the node did nothing before it fell behind, and soon was well.
+
+        A node that stopped by itself, and said so, did it when the episode began, and not before.
+        """
+        since, end = episode.first.since, episode.last.recovered
+        if since is None or end is None or end - since > max(LONGEST, RESUME_TICKS * tick_seconds):
+            return None
+        first, some = since - (RESUME_TICKS + 0.5) * tick_seconds, 1.5 * tick_seconds
+        for one in self._by_node.get(node_key(episode.first.cluster, episode.first.node), ()):
+            before = one.stopped < (since + some if one.silent else since - some)
+            if before and first <= one.resumed <= end:
+                return one
+        return None
+
+    def _places(self, names: Sequence[NodeKey]) -> Ints:
+        """Numbers of nodes, entering new ones, which did nothing before."""
+        if names is not self._known[0]:
+            places = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
+            more = len(self._numbers) - len(self._worked)
+            self._worked, self._reported = (
+                np.append(each, np.zeros(more, np.int64)) for each in (self._worked, self._reported)
+            )
+            self._stopped = np.append(self._stopped, np.full(more, -np.inf))
+            self._names = list(self._numbers)
+            self._known = names, np.array(places, np.int64)
+        return self._known[1]

@@ -1,0 +1,144 @@
+"""Accusations that the rest of the history explains: nodes that come up, slowdowns of all, losses that all have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner
+
+from ingero_fleet.cli import main
+
+Rates = npt.NDArray[np.float64]
+
+
+def healthy(ticks: int = 300, nodes: int = 12, seed: int = 1) -> Rates:
+    return np.asarray(100 * np.exp(0.015 * np.random.default_rng(seed).normal(size=(ticks, nodes))))
+
+
+def judged(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = None) -> dict[str, Any]:
+    """Rows a minute apart of nodes n0, n1, ...; without a number there is no row."""
+    lines = [
+        f"{60 * tick},n{node},{rates[tick, node]:.4f}" + ("" if jobs is None else f",{jobs[tick, node]}") + "\n"
+        for tick, node in np.argwhere(np.isfinite(rates)).tolist()
+    ]
+    head = "time,node,rate" + ("" if jobs is None else ",job_id")
+    (folder / "history.csv").write_text(head + "\n" + "".join(lines))
+    done = CliRunner().invoke(main, ["replay", str(folder / "history.csv"), "--json"])
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def named(found: dict[str, Any], what: str = "") -> list[str]:
+    return sorted({one["node"] for one in (found["summary"][what] if what else found["episodes"])})
+
+
+def restarted(late: int) -> Rates:
+    """All nodes do nothing from tick 150 to 165; n3 goes on doing nothing until `late`, and comes up in ten ticks."""
+    rates = healthy()
+    rates[150:165] = 0
+    rates[165:late, 3] = 0
+    rates[late : late + 10, 3] *= np.linspace(0.1, 0.9, 10)
+    return rates
+
+
+def test_a_node_that_comes_up_later_than_its_peers_is_said_and_not_accused(tmp_path: Path) -> None:
+    found = judged(tmp_path, restarted(180))
+
+    assert (named(found), named(found, "came_up")) == ([], ["n3"])
+    table = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=300).stdout
+    assert "nobody was accused" in table and "came up later or more slowly than its peers" in table
+
+
+def test_a_node_that_starts_again_alone_has_the_same_time(tmp_path: Path) -> None:
+    rates = healthy()
+    rates[150:170, 3] = np.nan
+    rates[170:190, 3] *= 0.7
+
+    assert named(judged(tmp_path, rates)) == []
+
+
+@pytest.mark.parametrize("how", ["stops by itself", "is slow after the restart", "comes up far too late"])
+def test_a_node_that_is_no_late_starter_is_accused(tmp_path: Path, how: str) -> None:
+    rates = restarted(165)
+    if how == "stops by itself":
+        rates[220:230, 3] = 0
+    elif how == "is slow after the restart":
+        rates[165:, 3] *= 0.7
+    else:
+        rates = restarted(220)
+
+    assert named(judged(tmp_path, rates)) == ["n3"]
+
+
+def slowed(shares: dict[int, float]) -> Rates:
+    """All nodes lose a third from tick 150 to 210, some of them more."""
+    rates = healthy()
+    rates[150:210] *= 0.67
+    for node, share in shares.items():
+        rates[150:210, node] *= share
+    return rates
+
+
+def test_nodes_that_follow_a_slowdown_of_all_unevenly_are_not_accused(tmp_path: Path) -> None:
+    found = judged(tmp_path, slowed({2: 0.7, 3: 0.75, 7: 0.65}))
+
+    assert (named(found), named(found, "uneven")) == ([], ["n2", "n3", "n7"])
+
+
+@pytest.mark.parametrize("how", ["alone", "far worse", "goes on", "most are slow"])
+def test_a_straggler_in_a_slowdown_of_all_is_accused(tmp_path: Path, how: str) -> None:
+    rates = slowed({3: 0.6})
+    expected = ["n3"]
+    if how == "far worse":
+        rates = slowed({2: 0.75, 3: 0.3, 7: 0.75})
+    elif how == "goes on":
+        rates[210:, 3] *= 0.6
+    elif how == "most are slow":
+        rates, expected = healthy(), [f"n{node}" for node in range(7)]
+        rates[150:210, :7] *= 0.7
+
+    assert named(judged(tmp_path, rates)) == sorted(expected)
+
+
+def test_a_loss_that_half_of_the_peers_have_as_well_tells_nothing_about_a_node(tmp_path: Path) -> None:
+    """Every node pauses for three ticks at its own time."""
+    rates = healthy()
+    for node in range(12):
+        rates[60 + 17 * node : 63 + 17 * node, node] *= 0.5
+    found = judged(tmp_path, rates)
+
+    assert named(found) == [] and named(found, "shared")
+
+    rates[240:270, 5] *= 0.5
+    assert named(judged(tmp_path, rates)) == ["n5"]
+
+
+def work_of_jobs() -> tuple[Rates, npt.NDArray[np.int64]]:
+    """Jobs of four of 16 nodes that take 60 to 120 ticks, each with its own rate."""
+    random = np.random.default_rng(4)
+    rates, jobs = np.full((600, 16), np.nan), np.zeros((600, 16), np.int64)
+    free = np.zeros(16, np.int64)
+    number = 0
+    for tick in range(600):
+        idle = random.permutation(np.flatnonzero(free <= tick))
+        while len(idle) >= 4:
+            nodes, idle, number = idle[:4], idle[4:], number + 1
+            end = min(600, tick + int(random.integers(60, 120)))
+            level = np.exp(random.normal(4, 0.8))
+            rates[tick:end, nodes] = level * np.exp(0.015 * random.normal(size=(end - tick, len(nodes))))
+            jobs[tick:end, nodes] = number
+            free[nodes] = end
+    return rates, jobs
+
+
+def test_nobody_is_accused_among_nodes_of_jobs_that_no_column_tells_apart(tmp_path: Path) -> None:
+    rates, jobs = work_of_jobs()
+    without, labelled = judged(tmp_path, rates), judged(tmp_path, rates, jobs)
+
+    assert named(without) == [] and len(named(without, "different_work")) == 16
+    assert any("add a column 'job_id'" in doubt for doubt in without["summary"]["doubts"])
+    assert named(labelled) == [] and not labelled["summary"]["different_work"] and not labelled["summary"]["doubts"]
