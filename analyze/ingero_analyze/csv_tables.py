@@ -16,6 +16,9 @@ DELIMITERS: Final = ",;\t|"
 MOST_TITLES: Final = 20
 """Most lines before the header, such as the title of a sheet."""
 
+_RULE: Final = re.compile(r"[\s|+:=-]*[-=]{2}[\s|+:=-]*")
+"""A line drawn in a table, as Markdown, psql and MySQL do."""
+
 _SURELY_DECIMAL: Final = re.compile(
     r"\s*[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+|\d{1,3}(?:\.\d{3})+,\d+)(?![\d.,]).*"
 )
@@ -35,7 +38,8 @@ def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tu
         raise TableError(file, "only comments, and no table")
     for _ in range(skipped + 1):
         lines.readline()
-    reader = csv.reader(chain([header], lines), delimiter=delimiter, skipinitialspace=True)
+    drawn = ("" if _RULE.fullmatch(line) else within(line, header, delimiter) for line in chain([header], lines))
+    reader = csv.reader(drawn, delimiter=delimiter, skipinitialspace=True)
     try:
         columns = [name.strip() for name in next(reader)]
     except (csv.Error, StopIteration) as error:
@@ -57,7 +61,7 @@ def is_regular(text: str, delimiter: str, names: int) -> bool:
     `text`: the lines below the header. Where one line, or few of them, have too many or too few values, these are
     wrong.
     """
-    if delimiter == " " and "  " in text:
+    if (delimiter == " " and "  " in text) or any(map(_RULE.fullmatch, text.splitlines())):
         return False
     if any(f'{delimiter}{blank}"' in text for blank in " \t" if blank != delimiter):
         return False
@@ -69,11 +73,20 @@ def is_regular(text: str, delimiter: str, names: int) -> bool:
     return wrong < 2 or 2 * wrong <= len(sizes)
 
 
+def within(line: str, header: str, delimiter: str) -> str:
+    """A line of a table without the edges that its header has, as in `| node | gflops |`."""
+    if delimiter != "|":
+        return line
+    if header.lstrip().startswith("|"):
+        line = line.lstrip().removeprefix("|")
+    return line.rstrip().removesuffix("|") if header.rstrip().endswith("|") else line
+
+
 def header_of(text: str) -> tuple[int, str, str]:
     """How many lines are before the header, the header and the delimiter.
 
-    The header has two cells or more; before it are titles, comments and Excel's "sep=;". A comment with as many
-    delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks separate columns.
+    The header has two cells or more; before it are titles, comments, rules and "sep=;" of Excel. A comment with as
+    many delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks do.
     """
     first, given, comment = None, "", (0, "")
     for skipped, line in enumerate(io.StringIO(text, newline="")):
@@ -81,7 +94,7 @@ def header_of(text: str) -> tuple[int, str, str]:
             break
         if line.startswith("#"):
             comment = (skipped, line)
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.startswith("#") or _RULE.fullmatch(line):
             continue
         if line.lower().startswith("sep=") and len(line.strip()) == 5:
             given = line[4]

@@ -96,7 +96,7 @@ def test_one_scrape_of_an_exporter_is_no_history(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text('# TYPE rate gauge\nrate{node="n1"} 3.5\nrate{node="n2"} 3.6\n')
     done = run(tmp_path / "metrics")
     assert done.exit_code == 2
-    assert "one scrape is no history" in done.stderr
+    assert "one scrape of an exporter is no history" in done.stderr
 
 
 def zipped() -> bytes:
