@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 from ingero_analyze.json_tables import Row
@@ -86,8 +86,11 @@ def header_of(text: str) -> tuple[int, str, str]:
     """How many lines are before the header, the header and the delimiter.
 
     The header has two cells or more; before it are titles, comments, rules and "sep=;" of Excel. A comment with as
-    many delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks do.
+    many delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks do, and where
+    the cells of a line are underlined one by one.
     """
+    if underlined := _underlined(text):
+        return underlined
     first, given, comment = None, "", (0, "")
     for skipped, line in enumerate(io.StringIO(text, newline="")):
         if skipped > MOST_TITLES and first is not None:
@@ -111,6 +114,18 @@ def header_of(text: str) -> tuple[int, str, str]:
         return 0, "", ","
     many = len(first[1].split()) > 1
     return first[0], first[1].strip() if many else first[1], " " if many else max(DELIMITERS, key=first[1].count)
+
+
+def _underlined(text: str) -> tuple[int, str, str] | None:
+    """A header in columns of blanks, with a stroke under each of its names, as `header_of` returns it."""
+    above = ""
+    for number, line in enumerate(islice(io.StringIO(text, newline=""), MOST_TITLES)):
+        strokes = line.split()
+        drawn = len(strokes) > 1 and all(len(one) > 1 and set(one) <= set("-=") for one in strokes)
+        if drawn and len(above.split()) == len(strokes):
+            return number - 1, above.strip(), " "
+        above = line
+    return None
 
 
 def _with_decimal_commas(text: str, delimiter: str) -> set[int]:

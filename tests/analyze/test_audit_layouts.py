@@ -336,7 +336,20 @@ def sacct(rows: list[str]) -> list[str]:
     return ["node|gpu|run|ms|", *(f"{row.replace(' ', '')}|" for row in rows)]
 
 
-@pytest.mark.parametrize("drawn", [markdown, psql, mysql, sacct])
+def underlined(rows: list[str]) -> list[str]:
+    lines = [row.replace("|", " ").replace("**", "") for row in rows]
+    return [
+        "=" * 30,
+        "ms per GPU",
+        "  size : 1024, 2 streams",
+        "",
+        "node gpu  run   ms",
+        "---- --- ---- ----",
+        *lines,
+    ]
+
+
+@pytest.mark.parametrize("drawn", [markdown, psql, mysql, sacct, underlined])
 def test_tables_with_edges_and_rules(tmp_path: Path, drawn: Callable[[list[str]], list[str]]) -> None:
     rows = [f"n{node} | {gpu} | {run} | {value:.2f}" for (node, gpu, run), value in results(1000).items()]
     average = "**mean** | **0** | | **1000**"
