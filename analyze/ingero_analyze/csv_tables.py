@@ -16,6 +16,8 @@ DELIMITERS: Final = ",;\t|"
 MOST_TITLES: Final = 20
 """Most lines before the header, such as the title of a sheet."""
 
+NO_TABLE: Final = "only comments, and no table"
+
 _RULE: Final = re.compile(r"[\s|+:=-]*[-=]{2}[\s|+:=-]*")
 """A line drawn in a table, as Markdown, psql and MySQL do."""
 
@@ -35,7 +37,7 @@ def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tu
     lines = io.StringIO(text, newline="")
     skipped, header, delimiter = header_of(text)
     if not header:
-        raise TableError(file, "only comments, and no table")
+        raise TableError(file, NO_TABLE)
     for _ in range(skipped + 1):
         lines.readline()
     drawn = ("" if _RULE.fullmatch(line) else within(line, header, delimiter) for line in chain([header], lines))

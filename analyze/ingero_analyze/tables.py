@@ -367,6 +367,8 @@ def _csv(
         raise TableError(file, "the first row is not UTF-8 text; is this a CSV file?") from None
     text = sample.removeprefix(codecs.BOM_UTF8).decode(errors="replace")
     before, header, delimiter = csv_tables.header_of(text)
+    if not header:
+        raise TableError(file, csv_tables.NO_TABLE)
     below = "".join(text.splitlines(keepends=True)[before + 1 :])
     names = _names(file, header, delimiter)
     whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
