@@ -159,6 +159,11 @@ def test_kinds_of_several_words_are_those_of_all_of_them() -> None:
     assert [kind_of(kind) for kind in kinds] == [1, 1, 1, 0, -1, -1, 0]
 
 
+@pytest.mark.parametrize("name", ["collective_name", "coll", "Collective Type", "nccl_op"])
+def test_a_column_of_collectives_is_one_of_operations(name: str) -> None:
+    assert recognised(("", "rank", "start", "duration", name), {}).roles["op"] == name
+
+
 def test_kernels_are_no_collectives_and_collectives_are_no_kernels() -> None:
     assert [name for name in COLLECTIVES if not kind_of_operation(name)] == []
     assert [name for name in COMPUTE if kind_of_operation(name)] == []

@@ -32,6 +32,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "op": (
         "op", "operation", "optype", "op type", "op name", "operation name", "operation type", "name", "event",
         "event name", "kernel", "kernel name", "phase", "activity", "task", "function", "collective",
+        "collective name", "coll", "coll name", "coll type", "collective type", "collective op", "nccl op",
     ),
     "kind": ("kind", "type", "category", "cat", "event type", "op kind", "class"),
     "start": (*_instants(_STARTS), "timestamp", "time", "ts", "t0"),
