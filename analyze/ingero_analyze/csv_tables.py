@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 from ingero_analyze.json_tables import Row
@@ -15,6 +15,11 @@ DELIMITERS: Final = ",;\t|"
 
 MOST_TITLES: Final = 20
 """Most lines before the header, such as the title of a sheet."""
+
+NO_TABLE: Final = "only comments, and no table"
+
+_RULE: Final = re.compile(r"[\s|+:=-]*[-=]{2}[\s|+:=-]*")
+"""A line drawn in a table, as Markdown, psql and MySQL do."""
 
 _SURELY_DECIMAL: Final = re.compile(
     r"\s*[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+|\d{1,3}(?:\.\d{3})+,\d+)(?![\d.,]).*"
@@ -32,10 +37,11 @@ def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tu
     lines = io.StringIO(text, newline="")
     skipped, header, delimiter = header_of(text)
     if not header:
-        raise TableError(file, "only comments, and no table")
+        raise TableError(file, NO_TABLE)
     for _ in range(skipped + 1):
         lines.readline()
-    reader = csv.reader(chain([header], lines), delimiter=delimiter, skipinitialspace=True)
+    drawn = ("" if _RULE.fullmatch(line) else within(line, header, delimiter) for line in chain([header], lines))
+    reader = csv.reader(drawn, delimiter=delimiter, skipinitialspace=True)
     try:
         columns = [name.strip() for name in next(reader)]
     except (csv.Error, StopIteration) as error:
@@ -57,7 +63,7 @@ def is_regular(text: str, delimiter: str, names: int) -> bool:
     `text`: the lines below the header. Where one line, or few of them, have too many or too few values, these are
     wrong.
     """
-    if delimiter == " " and "  " in text:
+    if (delimiter == " " and "  " in text) or any(map(_RULE.fullmatch, text.splitlines())):
         return False
     if any(f'{delimiter}{blank}"' in text for blank in " \t" if blank != delimiter):
         return False
@@ -69,19 +75,31 @@ def is_regular(text: str, delimiter: str, names: int) -> bool:
     return wrong < 2 or 2 * wrong <= len(sizes)
 
 
+def within(line: str, header: str, delimiter: str) -> str:
+    """A line of a table without the edges that its header has, as in `| node | gflops |`."""
+    if delimiter != "|":
+        return line
+    if header.lstrip().startswith("|"):
+        line = line.lstrip().removeprefix("|")
+    return line.rstrip().removesuffix("|") if header.rstrip().endswith("|") else line
+
+
 def header_of(text: str) -> tuple[int, str, str]:
     """How many lines are before the header, the header and the delimiter.
 
-    The header has two cells or more; before it are titles, comments and Excel's "sep=;". A comment with as many
-    delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks separate columns.
+    The header has two cells or more; before it are titles, comments, rules and "sep=;" of Excel. A comment with as
+    many delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks do, and where
+    the cells of a line are underlined one by one.
     """
+    if underlined := _underlined(text):
+        return underlined
     first, given, comment = None, "", (0, "")
     for skipped, line in enumerate(io.StringIO(text, newline="")):
         if skipped > MOST_TITLES and first is not None:
             break
         if line.startswith("#"):
             comment = (skipped, line)
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.startswith("#") or _RULE.fullmatch(line):
             continue
         if line.lower().startswith("sep=") and len(line.strip()) == 5:
             given = line[4]
@@ -98,6 +116,18 @@ def header_of(text: str) -> tuple[int, str, str]:
         return 0, "", ","
     many = len(first[1].split()) > 1
     return first[0], first[1].strip() if many else first[1], " " if many else max(DELIMITERS, key=first[1].count)
+
+
+def _underlined(text: str) -> tuple[int, str, str] | None:
+    """A header in columns of blanks, with a stroke under each of its names, as `header_of` returns it."""
+    above = ""
+    for number, line in enumerate(islice(io.StringIO(text, newline=""), MOST_TITLES)):
+        strokes = line.split()
+        drawn = len(strokes) > 1 and all(len(one) > 1 and set(one) <= set("-=") for one in strokes)
+        if drawn and len(above.split()) == len(strokes):
+            return number - 1, above.strip(), " "
+        above = line
+    return None
 
 
 def _with_decimal_commas(text: str, delimiter: str) -> set[int]:

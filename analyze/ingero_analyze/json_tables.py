@@ -51,7 +51,7 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
             if document.lstrip()[:1] == b"{":
                 yield from _lines((), io.BytesIO(document), fail)
             else:
-                fail(f"no JSON: {error}", 1)
+                fail(f"no JSON object, though it begins like JSON: {error}", 1)
             return
     yield from enumerate(_objects(whole), 1)
 

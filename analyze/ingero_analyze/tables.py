@@ -208,11 +208,17 @@ def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Ite
     if text.lstrip()[0] not in "[{":
         return csv_tables.read_csv(file, text, points=True)
     found: list[tuple[int, Row]] = []
-    for item in json_tables.rows_of(b"", io.BytesIO(text.strip().encode()), lambda _, row: found.append((row, {}))):
+    failures: list[str] = []
+
+    def fail(failure: str, row: int) -> None:
+        failures.append(failure)
+        found.append((row, {}))
+
+    for item in json_tables.rows_of(b"", io.BytesIO(text.strip().encode()), fail):
         found.append(item)
     columns = json_tables.names_of(row for _, row in found)
     if not columns:
-        raise TableError(file, "no JSON object with values")
+        raise TableError(file, failures[0] if failures else "no JSON object with values")
     return columns, iter(found)
 
 
@@ -321,10 +327,13 @@ def _objects(
 ) -> Iterator[TableBatch]:  # fmt: skip
     """Batches of objects. Cells whose name the first batch does not have are left out."""
 
+    failures: list[str] = []
+
     def fail(text: str, row: int) -> None:
         error = TableError(file, text, row)
         if skip is None:
             raise error
+        failures[:] = failures or [text]
         skip(error)
 
     counted = _Counted(stream)
@@ -339,8 +348,7 @@ def _objects(
             file, part[0][0], columns, len(rows), consumed() if consumed else len(first) + counted.consumed, places
         )
     if wanted is None:
-        text = "there is no JSON object with cells of a row, nor a sample with a time: one scrape is no history"
-        raise TableError(file, text)
+        raise TableError(file, failures[0] if failures else "there is no JSON object with cells of a row")
 
 
 def _csv(
@@ -359,6 +367,8 @@ def _csv(
         raise TableError(file, "the first row is not UTF-8 text; is this a CSV file?") from None
     text = sample.removeprefix(codecs.BOM_UTF8).decode(errors="replace")
     before, header, delimiter = csv_tables.header_of(text)
+    if not header:
+        raise TableError(file, csv_tables.NO_TABLE)
     below = "".join(text.splitlines(keepends=True)[before + 1 :])
     names = _names(file, header, delimiter)
     whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
@@ -409,7 +419,8 @@ def _csv(
 
 def _names(file: str, header: str, delimiter: str) -> list[str]:
     try:
-        names = next(csv.reader([header.strip()], delimiter=delimiter, skipinitialspace=True), [])
+        bare = csv_tables.within(header, header, delimiter).strip()
+        names = next(csv.reader([bare], delimiter=delimiter, skipinitialspace=True), [])
     except csv.Error as error:
         raise TableError(file, f"the first row is not CSV: {error}") from None
     return [name.strip() for name in names]

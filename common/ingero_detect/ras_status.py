@@ -73,7 +73,9 @@ def parse_status(data: bytes, problem: Callable[[str], None]) -> RasStatus:
     try:
         tree = orjson.loads(_NO_COMMA.sub(rb"\1,\2", data))
     except orjson.JSONDecodeError as error:
-        raise RasUnreadable(f"not JSON: {error}") from None
+        begins = data[:1000].lstrip()[:1] == b"{"
+        why = error if begins else "what `ncclras -f json` prints is read"
+        raise RasUnreadable(f"not JSON: {why}") from None
     if not isinstance(tree, dict) or not isinstance(tree.get("communicators"), list):
         raise RasUnreadable("no status of NCCL RAS: communicators is missing")
     try:

@@ -826,6 +826,24 @@ def test_a_time_in_a_name_is_told_from_a_rate(column: str, lower: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("column", "lower"),
+    [("bandwidth_min", False), ("gflops_min", False), ("tokens_per_min", False), ("gemm_min", None),
+     ("gemm (min)", True), ("runtime_min", True), ("max", None), ("min", None), ("Mop/s total", False),
+     ("time_per_1000_samples", True), ("sec per 100 steps", True), ("samples per joule", False),
+     ("error_rate", True), ("copy rate", False), ("jitter", True)],
+)  # fmt: skip
+def test_the_least_rate_is_no_time_and_the_time_of_many_samples_no_rate(column: str, lower: bool | None) -> None:
+    assert lower_is_better("", unit_in_name(column), " ".join(split_unit(column))) is lower
+
+
+def test_minutes_are_the_last_word_of_times_only() -> None:
+    assert [split_unit(name)[1] for name in ("elapsed_min", "watts_min", "p2p_bw_min", "gemm (min)")] == [
+        "min", "", "", "min",
+    ]  # fmt: skip
+    assert recognised(["node", "power_watts_min", "power_watts_max", "job_sec"], {})[0]["value"] == "job_sec"
+
+
+@pytest.mark.parametrize(
     ("role", "columns"),
     [("clock", "freq med_freq avg_sm_clock_mhz gfx_clock DCGM_FI_DEV_SM_CLOCK clocks.sm freq_mean sclk"),
      ("power", "power_w med_power socket_power avg_power_w DCGM_FI_DEV_POWER_USAGE power.draw.average max_power"),

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
@@ -303,3 +304,77 @@ def test_workbooks_and_tables_without_a_header_are_told_what_to_do(tmp_path: Pat
 
     assert "save the sheet as CSV" in run(tmp_path / "results.xlsx").stderr
     assert "name the columns there" in run(written(tmp_path, ["n1,0,0,12.5", "n1,1,0,12.6"])).stderr
+
+
+def test_results_named_after_their_rank_are_those_of_gpus(tmp_path: Path) -> None:
+    found = results(1000)
+    ranks = range(4)
+    head = ",".join(f"gemm/fp16_ms:{gpu}" for gpu in ranks) + "," + ",".join(f"gemm/code:{gpu}" for gpu in ranks)
+    lines = [f"node,run,{head},ib/bw:0,ib/bw:1"]
+    lines += [
+        f"n{node},{run}," + ",".join(f"{found[node, gpu, run]:.2f}" for gpu in ranks) + ",0,0,0,0,25.1,25.2"
+        for node in range(24) for run in range(3)
+    ]  # fmt: skip
+
+    assert names(tmp_path, "\n".join(lines), value="gemm/fp16_ms") == {"n9/1"}
+
+
+def markdown(rows: list[str]) -> list[str]:
+    return ["| node | gpu | run | ms |", "|---|---:|---:|---:|", *(f"| {row} |" for row in rows)]
+
+
+def psql(rows: list[str]) -> list[str]:
+    return [" node | gpu | run |   ms", "------+-----+-----+---------", *rows]
+
+
+def mysql(rows: list[str]) -> list[str]:
+    rule = "+------+-----+-----+---------+"
+    return [rule, "| node | gpu | run | ms |", rule, *(f"| {row} |" for row in rows), rule]
+
+
+def sacct(rows: list[str]) -> list[str]:
+    return ["node|gpu|run|ms|", *(f"{row.replace(' ', '')}|" for row in rows)]
+
+
+def underlined(rows: list[str]) -> list[str]:
+    lines = [row.replace("|", " ").replace("**", "") for row in rows]
+    return [
+        "=" * 30,
+        "ms per GPU",
+        "  size : 1024, 2 streams",
+        "",
+        "node gpu  run   ms",
+        "---- --- ---- ----",
+        *lines,
+    ]
+
+
+@pytest.mark.parametrize("drawn", [markdown, psql, mysql, sacct, underlined])
+def test_tables_with_edges_and_rules(tmp_path: Path, drawn: Callable[[list[str]], list[str]]) -> None:
+    rows = [f"n{node} | {gpu} | {run} | {value:.2f}" for (node, gpu, run), value in results(1000).items()]
+    average = "**mean** | **0** | | **1000**"
+
+    assert names(tmp_path, "\n".join(drawn([*rows, average]))) == {"n9/1"}
+
+
+def test_a_time_beside_another_one_is_asked_for(tmp_path: Path) -> None:
+    for other in ("gemm_ms", "batch_time_norm"):
+        text = f"gpu,time,{other}\n" + "\n".join(f"{gpu},{at},{gpu + 3}" for at in (10, 20) for gpu in range(12))
+        (tmp_path / "results.csv").write_text(text)
+        done = run(tmp_path / "results.csv")
+        assert done.exit_code == 2
+        assert f"the columns time, {other} could all be the value" in done.stderr
+
+
+def test_lines_without_names_of_columns_are_no_header(tmp_path: Path) -> None:
+    (tmp_path / "results.txt").write_text("".join(f"Rank {rank} sends = 6.3{rank} GB/s\n" for rank in range(9)))
+    done = run(tmp_path / "results.txt")
+    assert done.exit_code == 2
+    assert "the first line seems to hold values" in done.stderr
+
+
+def test_a_log_that_begins_with_a_bracket_is_said_to_be_no_json(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("[2026-01-31 10:00:00] step 1 loss 2.3\n[2026-01-31 10:00:09] step 2\n")
+    done = run(tmp_path / "train.log")
+    assert done.exit_code == 2
+    assert "no JSON object, though it begins like JSON" in done.stderr

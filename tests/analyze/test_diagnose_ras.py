@@ -126,6 +126,13 @@ def test_a_file_that_is_no_status_ends_with_two(tmp_path: Path, content: str) ->
     assert done.exit_code == 2 and str(file) in done.stderr
 
 
+def test_the_text_of_ncclras_is_told_how_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "status.txt"
+    file.write_text("NCCL version 2.28.7\n\nCommunicators: 2, all in good order\n")
+    done = CliRunner().invoke(main, ["diagnose", "--ras", str(file)])
+    assert done.exit_code == 2 and f"{file}: not JSON: what `ncclras -f json` prints is read" in done.stderr
+
+
 def test_the_table_has_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "status.json"
     file.write_text(status(communicator("0xa", [rank(0, 0, 9)], [gone(1, 1, dead=True)])))

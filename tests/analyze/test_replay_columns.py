@@ -369,3 +369,24 @@ def test_a_recording_of_which_rows_are_missing_never_claims_to_be_equal(tmp_path
     assert (found["summary"]["digest"], found["summary"]["recorded_states"]) == ("", None)
     assert "so this is not what that Fleet has judged" in text
     assert "results are equal" not in text
+
+
+@pytest.mark.parametrize(
+    ("column", "measure"),
+    [("train/step_time", "step_seconds"), ("perf/tokens_per_sec", "rate"), ("time/step (s)", "step_seconds"),
+     ("throughput per GPU (TFLOP/s/GPU)", "rate"), ("timing/iteration_time_ms", "step_seconds"),
+     ("train/samples/s", "rate"), ("HFU", "rate")],
+)  # fmt: skip
+def test_values_in_a_group_and_rates_of_a_gpu_are_known(column: str, measure: str) -> None:
+    assert recognised(["time", "node", column], {}).roles[measure] == (column,)
+
+
+@pytest.mark.parametrize("column", ["eval/score", "train/loss", "learning_rate", "tokens/step", "throughput_min"])
+def test_what_is_no_rate_is_asked_for(column: str) -> None:
+    with pytest.raises(ValueError, match="exactly one of the columns"):
+        recognised(["time", "node", column], {})
+
+
+def test_values_of_two_groups_are_asked_for() -> None:
+    with pytest.raises(ValueError, match="could all be the value"):
+        recognised(["time", "node", "train/step_time", "eval/step_time"], {})

@@ -130,6 +130,13 @@ def test_a_wide_table_of_runs_and_steps_leaves_out_minima_and_asks_for_one_metri
     assert "no column is of the metric 'x'" in run(file, "--wide", "rate", "--metric", "x").stderr
 
 
+def test_columns_of_one_metric_that_are_counted_are_its_ranks(tmp_path: Path) -> None:
+    header = ["time", *(f"{metric}:{rank}" for rank in range(len(NODES)) for metric in ("tps", "temp"))]
+    file = written(tmp_path, wide(header))
+
+    assert named(file, "--wide", "rate", "--metric", "tps") == (str(NODES.index("gpu-2")), 120)
+
+
 def test_cells_of_wide_tables_that_cannot_be_used_have_the_place_of_their_row(tmp_path: Path) -> None:
     lines = wide(PLAIN).splitlines()
     lines[50] = lines[50].replace(",", ",oops", 1)

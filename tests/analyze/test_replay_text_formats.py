@@ -96,7 +96,7 @@ def test_one_scrape_of_an_exporter_is_no_history(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text('# TYPE rate gauge\nrate{node="n1"} 3.5\nrate{node="n2"} 3.6\n')
     done = run(tmp_path / "metrics")
     assert done.exit_code == 2
-    assert "one scrape is no history" in done.stderr
+    assert "one scrape of an exporter is no history" in done.stderr
 
 
 def zipped() -> bytes:
@@ -113,8 +113,9 @@ def zipped() -> bytes:
         (bz2.compress(b"time,node,rate\n"), "packed with bzip2"),
         (b"PAR1....", "must end in .parquet"),
         (b"2025-11-24 16:00:00,n0,976.2\n2025-11-24 16:00:30,n0,980.1\n", "the first line holds values"),
+        (b"# rates of all nodes\n", "only comments, and no table"),
     ],
-    ids=["zip", "bzip2", "parquet", "no names"],
+    ids=["zip", "bzip2", "parquet", "no names", "comments"],
 )
 def test_what_to_do_with_other_files_is_said(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "history.csv").write_bytes(content)

@@ -92,6 +92,14 @@ def test_a_unit_behind_every_number_is_read(tmp_path: Path, unit: str) -> None:
     assert found["summary"]["problems"]["count"] == 0
 
 
+def test_a_word_among_numbers_with_a_unit_costs_its_row_only(tmp_path: Path) -> None:
+    count = iter(range(10_000))
+    found = replay(written(tmp_path, slow_node(lambda value: f"{value:.1f}%" if next(count) % 50 else "broken")))
+
+    assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n3", 0.2)]
+    assert found["summary"]["problems"]["count"] == 32
+
+
 @pytest.mark.parametrize(("unit", "seconds"), [("ms", 1e-3), (" s", 1.0), ("s/it", 1.0)])
 def test_a_unit_behind_times_of_steps_is_that_of_the_time(tmp_path: Path, unit: str, seconds: float) -> None:
     lines = slow_node(lambda value: f"{1e6 / value:.2f}{unit}")
@@ -101,7 +109,9 @@ def test_a_unit_behind_times_of_steps_is_that_of_the_time(tmp_path: Path, unit: 
     assert episode["evidence"]["expected"] == pytest.approx(1150e-6 / seconds, rel=0.05)
 
 
-@pytest.mark.parametrize("word", ["<nil>", "undefined", "No data", "-nan", "[Not Supported]"])
+@pytest.mark.parametrize(
+    "word", ["<nil>", "undefined", "No data", "-nan", "[Not Supported]", "[Unknown Error]", "<unknown>"]
+)
 def test_words_of_tools_for_no_value_are_no_report(tmp_path: Path, word: str) -> None:
     count = iter(range(10_000))
     summary = replay(written(tmp_path, slow_node(lambda value: f"{value:.1f}" if next(count) % 20 else word)))[
@@ -140,6 +150,8 @@ DATES: dict[str, str] = {
     "american": "%m/%d/%Y %I:%M:%S %p",
     "grafana": "%m/%d/%Y, %I:%M:%S %p",
     "british": "%d/%m/%Y %H:%M:%S",
+    "dashes": "%d-%m-%Y %H:%M:%S",
+    "american dashes": "%m-%d-%Y %H:%M:%S",
     "go": "%Y-%m-%d %H:%M:%S +0000 UTC",
     "go-zone": "%Y-%m-%d %H:%M:%S.5 +0000 GMT m=+0.01",
 }
@@ -159,8 +171,9 @@ def test_dates_as_tools_write_them_are_read(tmp_path: Path, name: str) -> None:
     assert episode["start"][:19] == f"{start + timedelta(seconds=600):%Y-%m-%dT%H:%M:%S}"
 
 
-def test_a_date_whose_day_and_month_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
-    done = run(written(tmp_path, ["time,node,rate", "02/01/2026 10:00:00,a,1"]))
+@pytest.mark.parametrize("date", ["02/01/2026", "02-01-2026"])
+def test_a_date_whose_day_and_month_cannot_be_told_apart_is_refused(tmp_path: Path, date: str) -> None:
+    done = run(written(tmp_path, ["time,node,rate", f"{date} 10:00:00,a,1"]))
 
     assert done.exit_code == 2
     assert "may begin with the day or the month; write it as 2026-01-31" in done.stderr

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from ingero_analyze.diagnose.columns import TimelineColumns, kind_of_operation, recognised, units_of_times
+from ingero_analyze.diagnose.columns import TimelineColumns, kind_of, kind_of_operation, recognised, units_of_times
 from ingero_analyze.diagnose.step_times import operation_columns
 from ingero_fleet.cli import main
 
@@ -152,6 +152,16 @@ COMPUTE = (
     "forward-compute", "backward", "optimizer", "gemm", "reduce_kernel", "aten::gather", "layer_norm", "dataloader",
     "index_select", "embedding", "attention", "synchronize", "scatter_add", "adam",
 )  # fmt: skip
+
+
+def test_kinds_of_several_words_are_those_of_all_of_them() -> None:
+    kinds = ("nccl_collective", "comm op", "NCCL kernel", "compute", "gpu_user_annotation", "cuda_runtime", "kernel")
+    assert [kind_of(kind) for kind in kinds] == [1, 1, 1, 0, -1, -1, 0]
+
+
+@pytest.mark.parametrize("name", ["collective_name", "coll", "Collective Type", "nccl_op"])
+def test_a_column_of_collectives_is_one_of_operations(name: str) -> None:
+    assert recognised(("", "rank", "start", "duration", name), {}).roles["op"] == name
 
 
 def test_kernels_are_no_collectives_and_collectives_are_no_kernels() -> None:

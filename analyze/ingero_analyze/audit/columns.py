@@ -133,15 +133,30 @@ PARAMETERS: Final = frozenset(
 )  # fmt: skip
 """Names of columns whose values are parameters of the benchmark, such as the adapter that is measured."""
 
+_ONE: Final = "step|iter|iteration|it|batch|token|sample|image|call"
 LOWER: Final = re.compile(
-    r"\b(time|duration|latency|elapsed|runtime|seconds|ms|us|ns|sec|secs|s|msec|usec|min|slowdown)\b"
+    r"\b(?:time|duration|latency|elapsed|runtime|seconds|ms|us|ns|secs|msec|usec|slowdown|overhead|jitter)\b|"
+    rf"\bs(?:ec)?(?:$| (?:per|{_ONE})\b)"
 )
+DIRECTIONS: Final = {
+    **dict.fromkeys(("lower", "lower is better", "smaller", "down", "less"), True),
+    **dict.fromkeys(("higher", "higher is better", "larger", "up", "more", "greater"), False),
+}
+"""Words for whether smaller values are better."""
+
+WORSE: Final = re.compile(r"\b(?:errors?|failures?|miss(?:es)?|drops?|dropped|retries|retransmits?) rate\b")
+"""Rates that are better the smaller they are."""
+
+OF_TIME: Final = re.compile(r"\b(?:time|duration|latency|elapsed|runtime|wall|walltime)\b")
+"""What is a time; the last word `min` behind it is minutes, and behind anything else the least value."""
+
 HIGHER: Final = re.compile(
     r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|efficiency|normali[sz]ed perf\w*|"
     r"rel(?:ative)? perf\w*)\b|.+ [gt]i?bs$|"
-    r"\b([kmgtp]?flops?|[kmgtp]?flop s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|algbw|speed|ops|"
-    r"ips|fps|iops|samples|tokens|images|iterations|per second|per s|mhz|hz)\b"
-    r"|^(?!.*(?:time|duration|latency|elapsed|runtime)).+ (?:s|sec|second)$"
+    r"\b([kmgtp]?flops?|[kmgtp]?(?:fl)?op s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|algbw|speed|"
+    r"ips|fps|iops|per second|per s|mhz|hz)\b"
+    r"|^(?!.*(?:time|duration|latency|elapsed|runtime))"
+    r"(?:.*\b(?:ops|samples|tokens|images|iterations)\b|.+ (?:s|sec|second)$)"
 )
 FAILED: Final = re.compile(
     r"(?:.* )?(?:fail\w*|errors?|errored|abort\w*|timed? ?out|crash\w*|killed|cancel\w*|invalid|skip\w*|oom|false|"
@@ -178,7 +193,7 @@ UNITS: Final = frozenset(
     )
 )
 _COUNTED: Final = "tokens|toks|samples|images|its|iterations|steps|requests|frames|records"
-_TIME_OF_ONE: Final = re.compile(r" (?:per )?(?:step|iter|iteration|it|batch|token|sample|image|call)$")
+_TIME_OF_ONE: Final = re.compile(rf" (?:per )?(?:{_ONE})$")
 RATES: Final = re.compile(
     rf"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|it s|(?:{_COUNTED}) (?:s|sec|second))$"
 )
@@ -232,13 +247,14 @@ def words_of(text: str) -> str:
 
 @lru_cache(KEPT)
 def split_unit(column: str) -> tuple[str, str]:
-    """The name of a column and its unit, which may be in brackets or its last word."""
+    """The name of a column and its unit, which may be in brackets or its last word; `min` only behind a time."""
     bracketed = _BRACKETS.search(column)
     if bracketed:
         return words_of(_BRACKETS.sub(" ", column)), words_of(bracketed.group(1))
     name = words_of(column)
     head, _, tail = name.rpartition(" ")
-    if head and tail in UNITS and not RATES.match(name) and not _PER_SECOND.search(column):
+    is_unit = tail in UNITS and (tail != "min" or OF_TIME.search(head))
+    if head and is_unit and not RATES.match(name) and not _PER_SECOND.search(column):
         return head, tail
     return name, ""
 
@@ -283,7 +299,9 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     free = [column for column in columns if column not in found.values()]
     if "value" not in found:
         times = [column for column in free if split_unit(column)[0] in ("time", "t")]
-        times = times or [column for column in free if _is_duration(column)]
+        if all(words_of(column) in ("time", "t") for column in times):  # which may say when a row was written
+            known = (column for column in free if _is_duration(column) or (times and _is_time(column)))
+            times = list(dict.fromkeys((*times, *known)))
         times = times or [column for column in free if PERFORMANCE.fullmatch(split_unit(column)[0])]
         if all(split_unit(column)[0] in STATISTICS for column in times):
             usual = sorted(times, key=lambda column: STATISTICS.index(split_unit(column)[0]))[:1]
@@ -365,6 +383,12 @@ def _is_duration(column: str) -> bool:
     return (unit or _lone_unit(name)) in SECONDS and not NO_VALUES.search(name) and name not in PARAMETERS
 
 
+def _is_time(column: str) -> bool:
+    """Whether a column is named after a time, and not after a statistic of what is only called time."""
+    name = split_unit(column)[0]
+    return bool(OF_TIME.search(name)) and not NO_VALUES.search(name) and _without_statistic(name)[1] != "time"
+
+
 def _lone_unit(name: str) -> str:
     """The unit of time that a name consists of, but for what it is the time of; "" for any other name."""
     unit = _TIME_OF_ONE.sub("", name)
@@ -425,16 +449,18 @@ def number_of_gpu(text: str) -> str:
 
 
 @lru_cache(KEPT)
-def lower_is_better(*hints: str) -> bool | None:
-    """Whether smaller values are better by words in the direction, the unit or the name; None if they do not say."""
-    for hint in hints:
-        words = words_of(hint)
-        if words in ("lower", "lower is better", "smaller", "down", "min", "less"):
-            return True
-        if words in ("higher", "higher is better", "larger", "up", "max", "more", "greater"):
+def lower_is_better(direction: str, unit: str = "", *names: str) -> bool | None:
+    """Whether smaller values are better by words in the direction, the unit or the names; None if they do not say."""
+    told = words_of(direction)
+    if told in ("min", "max"):
+        return told == "min"
+    if told not in DIRECTIONS and words_of(unit) in SECONDS:
+        return True
+    for hint in (told, words_of(unit), *map(words_of, names)):
+        if hint in DIRECTIONS:
+            return DIRECTIONS[hint]
+        if not WORSE.search(hint) and HIGHER.search(hint):
             return False
-        if HIGHER.search(words):
-            return False
-        if LOWER.search(words):
+        if WORSE.search(hint) or LOWER.search(hint):
             return True
     return None

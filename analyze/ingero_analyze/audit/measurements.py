@@ -81,6 +81,7 @@ JOINT: Final = (
 _NODE_WITH_GPU: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?::|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
 _GPU_OF_NODE: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?:[:/]|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[-+]?\d+(?:[.,]\d+)?")
+_FRACTION: Final = re.compile(r"[-+]?\d+\.\d+")
 _WHOLE: Final = re.compile(r"(\d+)\.0+")
 
 
@@ -127,6 +128,9 @@ class Measurements:
         """Add the rows of one file. `TableError` names the file and line when nothing of it can be used."""
         named = [*self.options.columns.values(), *self.options.values]
         columns, rows = of_single_members(*unpivoted(*read_rows(file, advance), named), named)
+        if not named and any(map(_FRACTION.fullmatch, columns)):
+            raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
+                                   "columns there")  # fmt: skip
         first = list(islice(rows, LOOKED_AT))
         values = [name for name in self.options.values if name in columns]
         chosen = dict(self.options.columns)
@@ -202,9 +206,7 @@ class Measurements:
         if not SMALLEST <= value <= LARGEST:
             return self._fail(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}", cells)
         if lower is None:
-            lower = lower_is_better(
-                *(cells.get("direction", ""), unit, " ".join(split_unit(roles["value"])), benchmark)
-            )
+            lower = lower_is_better(cells.get("direction", ""), unit, " ".join(split_unit(roles["value"])), benchmark)
             lower = self.options.lower if lower is None else lower
         if lower is None:
             of = f" of {benchmark!r}" if benchmark and not self.options.values else ""

@@ -7,8 +7,10 @@ from typing import Final
 from ingero_analyze.audit.columns import unit_of
 
 MISSING: Final = frozenset(
-    ("", "-", "na", "n/a", "nan", "null", "none", "[n/a]", "[not supported]", "not available", "?")
+    ("", "-", "na", "n/a", "nan", "null", "none", "[n/a]", "[not supported]", "not available", "unknown", "?")
 )
+_BRACKETED: Final = re.compile(r"\[[^\[\]\d]*\]|<[^<>\d]*>")
+"""What stands in place of a number: [Unknown Error], <unknown>."""
 _CELL: Final = re.compile(r"([-+]?(?:[\d.,'’_\s]*\d\.?)(?:[eE][-+]?\d+)?)\s*(\D*)")
 _NUMBER: Final = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _THOUSANDS: Final = re.compile(r"[-+]?\d{1,3}([,'’_\s])\d{3}(?:\1\d{3})*(?:\.\d+)?")
@@ -26,7 +28,7 @@ def quantity_of(text: str) -> tuple[float, str] | None:
     text = text.strip()
     if _NUMBER.fullmatch(text) and math.isfinite(float(text)):
         return float(text), ""
-    if text.lower() in MISSING:
+    if text.lower() in MISSING or _BRACKETED.fullmatch(text):
         return None
     duration = _CLOCK.fullmatch(text) or _DURATION.fullmatch(text)
     if duration:

@@ -1,6 +1,7 @@
 """Tables with a column for every GPU of a node, or for every run, as one row for each of them. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
@@ -10,6 +11,9 @@ from ingero_analyze.json_tables import Row
 _OF_GPU: Final = re.compile(r"(?P<before>.*\b)?(?:gpu|gcd|device|card|chip) ?(?P<number>\d{1,2})(?P<after>\b.*)?")
 _BARE: Final = re.compile(r"(?P<before>)(?P<number>\d{1,2})(?P<after>)")
 """Of GPUs if they are counted from 0 and another column names the node, as in a pivot table."""
+
+_RANKED: Final = re.compile(r"(?P<before>[^:]+):(?P<number>\d{1,3})(?P<after>)")
+"""Likewise, in text as it is: results of SuperBench, such as gemm/fp16_tflops:0."""
 
 _OF_RUN: Final = re.compile(
     r"(?P<before>.*\b)?(?:run|trial|iteration|iter|rep|repeat|repetition|attempt|round) ?(?P<number>\d{1,4})"
@@ -27,7 +31,7 @@ def unpivoted(
     `chosen`: columns that the user named; a table with these is as it should be.
     """
     names = {words_of(column) for column in columns}
-    of_gpus = (_OF_GPU, _BARE) if names & set(ROLES["node"]) else (_OF_GPU,)
+    of_gpus = (_OF_GPU, _BARE, _RANKED) if names & set(ROLES["node"]) else (_OF_GPU,)
     for role, patterns in (("gpu", of_gpus), ("run", (_OF_RUN, _DATED, _NUMBERED))):
         for pattern in patterns:
             cells = {} if names & set(ROLES[role]) else _cells(columns, pattern)
@@ -42,17 +46,26 @@ def _cells(columns: Sequence[str], pattern: re.Pattern[str]) -> dict[str, tuple[
     """By column of such a name its number and the name of what it holds; empty if these are not of one table."""
     found: dict[str, tuple[str, str]] = {}
     for column in columns:
-        match = pattern.fullmatch(words_of(column))
+        match = pattern.fullmatch(column if pattern is _RANKED else words_of(column))
         if match:
             name = f"{match['before'] or ''} {match['after'] or ''}".strip()
             name = f"value ({name})" if name in UNITS else name or "value"
             if pattern is not _NUMBERED or is_value(name):
                 found[column] = (match["number"].replace(" ", "-"), name)
+    if pattern is _RANKED:
+        found = _of_all_numbers(found)
     numbers = {number for number, _ in found.values()}
-    if pattern is _BARE and numbers != set(map(str, range(len(numbers)))):
+    if pattern in (_BARE, _RANKED) and numbers != set(map(str, range(len(numbers)))):
         return {}
     whole = len(found) == len(numbers) * len({name for _, name in found.values()}) == len(set(found.values()))
     return found if whole and len(numbers) > 1 else {}
+
+
+def _of_all_numbers(found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """The columns of what as many numbers have as of anything: a node may have fewer adapters than GPUs."""
+    counts = Counter(name for _, name in found.values())
+    most = max(counts.values(), default=0)
+    return {column: (number, name) for column, (number, name) in found.items() if counts[name] == most}
 
 
 def _rows(

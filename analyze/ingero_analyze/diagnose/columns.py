@@ -32,6 +32,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "op": (
         "op", "operation", "optype", "op type", "op name", "operation name", "operation type", "name", "event",
         "event name", "kernel", "kernel name", "phase", "activity", "task", "function", "collective",
+        "collective name", "coll", "coll name", "coll type", "collective type", "collective op", "nccl op",
     ),
     "kind": ("kind", "type", "category", "cat", "event type", "op kind", "class"),
     "start": (*_instants(_STARTS), "timestamp", "time", "ts", "t0"),
@@ -84,6 +85,9 @@ _COMPUTE: Final = frozenset(("compute", "computation", "comp", "calc", "calculat
 _COLLECTIVE: Final = frozenset(
     ("collective", "coll", "communication", "comm", "comms", "network", "nccl", "rccl", "p2p", "sync")
 )
+_OPERATIONS: Final = frozenset(("op", "ops", "operation", "kernel", "call"))
+"""Words that say nothing more beside one for a collective."""
+
 _EXCHANGES: Final = re.compile(
     r"\b(?:all ?(?:reduce|gather|to ?all)\w*|reduce ?scatter\w*|alltoall\w*|broadcast|bcast|barrier|i?send|i?recv|"
     r"receive|sendrecv|p2p|a2a|sync|comm|collective|allgather\w*|nccl\w*|rccl\w*)\b"
@@ -251,7 +255,9 @@ def units_of_times(
 def kind_of(text: str) -> int:
     """1 for a word that means a collective, 0 for one that means computing, -1 for any other."""
     words = words_of(text)
-    return 1 if words in _COLLECTIVE else 0 if words in _COMPUTE else -1
+    parts = set(words.split())
+    exchanges = parts & _COLLECTIVE and parts <= _COLLECTIVE | _OPERATIONS
+    return 1 if exchanges else 0 if words in _COMPUTE else -1
 
 
 def kind_of_operation(name: str) -> int:

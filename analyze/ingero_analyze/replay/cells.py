@@ -12,10 +12,12 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 MISSING: Final = (
-    "", "-", "na", "n/a", "n.a.", "#n/a", "<na>", "[n/a]", "nan", "+nan", "-nan", "null", "none", "nil", "<nil>",
-    "undefined", "no data", "[not supported]", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity",
+    "", "-", "na", "n/a", "n.a.", "#n/a", "nan", "+nan", "-nan", "null", "none", "nil", "unknown",
+    "undefined", "no data", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity",
 )  # fmt: skip
-"""Cells, in lower case, that say that there is no number."""
+"""Cells, in lower case, that say that there is no number, as do words in brackets: [N/A], <unknown>."""
+
+_BRACKETED: Final = r"^(\[[^\[\]0-9]*\]|<[^<>0-9]*>)$"
 
 FEW: Final = 3
 """Cells of a form that are no exception."""
@@ -65,7 +67,7 @@ def form_of(column: Any) -> Form:
     if not is_text(column):
         return Form()
     column = pc.utf8_trim_whitespace(column)
-    column = column.filter(pc.invert(is_missing(column)))
+    column = column.filter(pc.and_not(pc.match_substring_regex(column, "[0-9]"), is_missing(column)))
     units = pc.struct_field(pc.extract_regex(column, _UNIT), "unit")
     unit = str(units[0].as_py() or "") if len(units) else ""
     if unit and pc.all(pc.equal(pc.fill_null(units, ""), unit)).as_py():
@@ -107,7 +109,8 @@ def is_missing(column: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.is_in(pc.utf8_lower(column), value_set=pa.array(MISSING))
+    known = pc.is_in(pc.utf8_lower(column), value_set=pa.array(MISSING))
+    return pc.or_(known, pc.match_substring_regex(column, _BRACKETED))
 
 
 def _without(column: Any, unit: str) -> Any:

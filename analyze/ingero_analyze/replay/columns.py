@@ -30,7 +30,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name",
     ),
     "score": ("score", "health score"),
-    "rate": ("rate", "throughput", "goodput", "mfu", "tgs", "qps", "rps", "tps"),
+    "rate": ("rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps"),
     "step_seconds": (
         "step seconds", "step time", "step duration", "step latency", "iteration time", "iteration duration",
         "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration",
@@ -90,13 +90,16 @@ _WORK: Final = (
     r"requests?|queries|frames|items|records)"
 )
 _PER_SECOND: Final = re.compile(
-    rf"(?:train(?:ing)? )?(?:{_WORK} per (?:s|secs?|seconds?)|[kmgtp]?flops?(?: per s| per second)?)"
+    rf"(?:train(?:ing)? )?(?:throughput|{_WORK} per (?:s|secs?|seconds?)|[kmgtp]?flops?(?: per s| per second)?)"
     r"(?: per (?:gpu|device|chip|node|replica))?"
 )
 _PER_STEP: Final = re.compile(r"(\w+) per (?:step|it|iter|iteration|batch)")
 _SLASH: Final = re.compile(
     r"\s*/\s*(?=(?:s|secs?|seconds?|it|iter|iteration|step|batch|gpu|device|chip|node|replica)\b)", re.IGNORECASE
 )
+_NAMESPACED: Final = ("rate", "step_seconds")
+"""What may stand behind the name of a group, as trackers of experiments write it: train/step_time."""
+
 _STEPS: Final = ("step", "iteration", "iter", "batch")
 
 
@@ -299,12 +302,12 @@ def _is(role: str, name: str) -> bool:
     whole = words_of(name).removeprefix("ingero ")
     head, unit = split_unit(name)
     known = _NAMES[role]
-    if whole in known:
+    if whole in known or ("/" in name and role in _NAMESPACED and _is(role, name.rpartition("/")[2])):
         return True
     if role == "time":
         return head in known and unit in (*_UNITS, "utc")
     if role == "rate":
-        return head in known or bool(_PER_SECOND.fullmatch(whole))
+        return head in known or any(map(_PER_SECOND.fullmatch, (whole, head)))
     if role == "step_seconds":
         per_step = _PER_STEP.fullmatch(whole)
         return (head in (*known, *_STEPS) and unit in _UNITS) or bool(per_step and per_step.group(1) in _UNITS)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.replay.cells import FEWEST_ROUNDED, MISSING, Cells, Floats, is_missing, numbers
+from ingero_analyze.replay.cells import FEWEST_ROUNDED, Cells, Floats, is_missing, numbers
 from ingero_analyze.tables import LATEST, is_text
 
 EXCEL_UNIT: Final = "days of a spreadsheet"
@@ -44,10 +44,13 @@ _HALF_DAY: Final = re.compile(
 )
 """Times of a clock of twelve hours, in upper case: 04:00:00 PM."""
 
-SLASHED: Final = re.compile(r"\s*[0-9]{1,2}/[0-9]{1,2}/(?:[0-9]{2}){1,2}\b.*")
+SLASHED: Final = re.compile(r"\s*[0-9]{1,2}(?P<by>[/-])[0-9]{1,2}(?P=by)(?:[0-9]{2}){1,2}\b.*")
 """Dates of which it may be open whether they begin with the day."""
 
-FOUR_DIGITS: Final = re.compile(r"/[0-9]{4}\b")
+FOUR_DIGITS: Final = re.compile(r"[/-][0-9]{4}\b")
+_DASHES: Final = r"^([0-9]{1,2})-([0-9]{1,2})-([0-9]{4})\b"
+"""Dates with dashes that end with the year: as those with slashes."""
+
 _SLASHES: Final = r"^(?P<first>[0-9]{1,2})/(?P<second>[0-9]{1,2})/(?P<century>[0-9]{2})?[0-9]{2}\b"
 _GO_ZONE: Final = r"\s*([+-][0-9]{2}:?[0-9]{2})\s+([A-Z]{3,5}|[+-][0-9]{2,4})( M=.*)?$"
 """Zones as Go prints them, in upper case: +0100 CET m=+0.01."""
@@ -170,7 +173,8 @@ def _day_first(column: Any) -> bool | None:
     """
     import pyarrow.compute as pc
 
-    dates = pc.extract_regex(pc.utf8_trim_whitespace(column), _SLASHES)
+    slashed = pc.replace_substring_regex(pc.utf8_trim_whitespace(column), _DASHES, r"\1/\2/\3")
+    dates = pc.extract_regex(slashed, _SLASHES)
     first, second = (pc.greater(pc.cast(pc.struct_field(dates, part), "int64"), 12) for part in ("first", "second"))
     four_digits = pc.not_equal(pc.struct_field(dates, "century"), "")
     first, second = pc.any(pc.and_(first, four_digits)).as_py(), pc.any(second).as_py()
@@ -178,11 +182,10 @@ def _day_first(column: Any) -> bool | None:
 
 
 def _iso(column: Any, day_first: bool | None) -> Cells:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     column = pc.utf8_upper(pc.utf8_trim_whitespace(column))
-    missing = pc.is_in(column, value_set=pa.array([text.upper() for text in (*MISSING, "nat")]))
+    missing = pc.or_(is_missing(column), pc.equal(column, "NAT"))
     column = pc.if_else(missing, None, column)
     clean = np.zeros(len(column), np.bool_)
     found = _moments(column)
@@ -193,6 +196,7 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
     column = pc.replace_substring_regex(column, r"\s*(UTC|GMT)$", "Z")
     column = pc.replace_substring_regex(column, r"^([0-9]{4})/([0-9]{2})/([0-9]{2})\b", r"\1-\2-\3")
     column = pc.replace_substring_regex(column, r"^([0-9]{2})\.([0-9]{2})\.([0-9]{4})\b", r"\3-\2-\1")
+    column = pc.replace_substring_regex(column, _DASHES, r"\1/\2/\3")
     if day_first is not None:
         year_first = r"\3-\2-\1" if day_first else r"\3-\1-\2"
         column = pc.replace_substring_regex(column, r"\b([0-9])/", r"0\1/")

@@ -15,6 +15,7 @@ MOST_NAMES: Final = 10
 """Most metrics that an error names."""
 
 _LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
+_RANKED: Final = re.compile(r"(?P<metric>[^:{}]+):(?P<rank>\d{1,3})")
 _LABEL: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _NO_NODES: Final = ("", "index", "unnamed: 0")
 _STATISTICS: Final = ("__MIN", "__MAX")
@@ -31,9 +32,10 @@ class Series:
 
 
 def series_of(names: Sequence[str]) -> list[Series]:
-    """Columns as nodes and metrics: `node`, `metric{label="node"}`, or `node - metric`, of which the columns with
-    minimum and maximum of W&B are none."""
+    """Columns as nodes and metrics: `node`, `metric{label="node"}`, `metric:rank` where ranks are counted from 0, or
+    `node - metric`, of which the columns with minimum and maximum of W&B are none."""
     found = []
+    ranked = _ranked(names)
     for name in names:
         labelled = _LABELLED.fullmatch(name)
         run, dash, metric = name.rpartition(" - ")
@@ -41,6 +43,9 @@ def series_of(names: Sequence[str]) -> list[Series]:
             labels = dict(_LABEL.findall(labelled["labels"]))
             metric = labelled["metric"] or labels.pop("__name__", "")
             found.append(Series(name, name, metric, labels))
+        elif name in ranked:
+            metric, _, rank = name.rpartition(":")
+            found.append(Series(name, rank, metric, {}))
         elif not name.endswith(_STATISTICS) and not (dash and metric.startswith("_")):
             found.append(Series(name, run if dash else name, metric if dash else "", {}))
     differ = {
@@ -53,6 +58,16 @@ def series_of(names: Sequence[str]) -> list[Series]:
         replace(one, node="/".join(text for key, text in one.labels.items() if key in differ) or one.node)
         if one.labels else one for one in found
     ]  # fmt: skip
+
+
+def _ranked(names: Sequence[str]) -> set[str]:
+    """Columns of one metric that are counted from 0, as `gpu_usage:0` and `gpu_usage:1`."""
+    ranks: dict[str, set[int]] = {}
+    for name in names:
+        if found := _RANKED.fullmatch(name):
+            ranks.setdefault(found["metric"], set()).add(int(found["rank"]))
+    counted = {metric for metric, its in ranks.items() if its == set(range(len(its))) and len(its) > 1}
+    return {name for name in names if _RANKED.fullmatch(name) and name.rpartition(":")[0] in counted}
 
 
 @dataclass(frozen=True)
@@ -99,7 +114,8 @@ def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable
         raise ValueError(f"the column {doubled[0]} is there twice")
     series = series_of(others)
     metrics = list(dict.fromkeys(one.metric for one in series))
-    known = f"there are: {listed(metrics[:MOST_NAMES], len(metrics))}"
+    named = [name for name in metrics if name]
+    known = f"there are: {listed(named[:MOST_NAMES], len(named))}"
     if metric is not None:
         series = [one for one in series if one.metric == metric]
         if not series:
