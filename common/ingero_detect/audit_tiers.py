@@ -12,6 +12,7 @@ from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.healthy_spread import (
     OF_AVERAGES,
     OF_CHIPS,
+    OF_FEW_JOBS,
     OF_JOBS,
     OF_SINGLE_VALUES,
     normal_deviate,
@@ -200,7 +201,10 @@ class Tier:
             deviates = normal_deviate(deviates, known)
         healthy = unrounded(compared, self.rounding) / np.hypot(spread, np.median(errors))
         prior = OF_CHIPS if self.level is AuditLevel.CHIP else OF_AVERAGES
-        prior = OF_SINGLE_VALUES if self.few else OF_JOBS if self.of_jobs else prior
+        if self.of_jobs:
+            prior = OF_FEW_JOBS if self.few else OF_JOBS
+        elif self.few:
+            prior = OF_SINGLE_VALUES
         return outlier_chances(healthy if self.rounding else deviates, 1e-3, prior, deviates)
 
     def _of_one_value(self, compared: Floats) -> Floats:

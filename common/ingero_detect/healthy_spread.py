@@ -98,11 +98,13 @@ OF_AVERAGES: Final = Prior(
 """Averages, such as those of the chips of nodes, are nearer to normal values."""
 
 OF_SINGLE_VALUES: Final = Prior(
-    ((math.inf, 0.5), (15.0, 0.1), (8.0, 0.1), (5.0, 0.1), (3.0, 0.1), (2.0, 0.1)),
-    ((-0.4, 0.05), (-0.15, 0.1), (0.0, 0.5), (0.15, 0.15), (0.3, 0.1), (0.6, 0.1)),
-    heavier=True,
+    ((math.inf, 0.75), (15.0, 0.05), (8.0, 0.05), (5.0, 0.05), (3.0, 0.05), (2.0, 0.05)),
+    ((-0.4, 0.04), (-0.15, 0.08), (0.0, 0.7), (0.15, 0.03), (0.3, 0.05), (0.45, 0.05), (0.6, 0.05)),
+    OF_CHIPS.outliers,
+    tuple((one, 0.045) for one, _ in OF_CHIPS.sums),
+    outliers_from=3.5,
 )
-"""The noise of single measurements has any tail."""
+"""The noise of single measurements is part of their spread, so heavy and skewed tails are more likely."""
 
 OF_JOBS: Final = Prior(
     ((math.inf, 0.7), (15.0, 0.09), (8.0, 0.08), (5.0, 0.06), (3.0, 0.05), (2.0, 0.02)),
@@ -110,6 +112,13 @@ OF_JOBS: Final = Prior(
     heavier=True,
 )
 """Medians of several jobs with changing partners, which hide how healthy units differ."""
+
+OF_FEW_JOBS: Final = Prior(
+    ((math.inf, 0.5), (15.0, 0.1), (8.0, 0.1), (5.0, 0.1), (3.0, 0.1), (2.0, 0.1)),
+    ((-0.4, 0.05), (-0.15, 0.1), (0.0, 0.5), (0.15, 0.15), (0.3, 0.1), (0.6, 0.1)),
+    heavier=True,
+)
+"""Medians of few jobs, or of units that often share them: a slow partner makes any tail."""
 
 HEAVY: Final = 3.0
 EXTREME: Final = 0.01

@@ -10,7 +10,7 @@ from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.chip_levels import two_levels
 from ingero_detect.discoveries import adjusted_chances
-from ingero_detect.healthy_spread import OF_SINGLE_VALUES, normal_upper_tail, outlier_chances
+from ingero_detect.healthy_spread import OF_FEW_JOBS, normal_upper_tail, outlier_chances
 from ingero_testing.audit_fleets import BAD_VALUES, CHIP_SPREADS, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
@@ -401,12 +401,25 @@ def test_a_tenth_of_slow_chips_is_not_too_many_though_one_is_named_that_is_hardl
     assert len(named(audit([given])) & {("chip", int(chip)) for chip in np.flatnonzero(slow)}) >= 18
 
 
-def test_a_heavy_tail_on_both_sides_gives_a_single_value_a_larger_chance_when_cautious() -> None:
+def test_a_heavy_tail_on_both_sides_gives_a_larger_chance_where_few_jobs_make_it() -> None:
     values = np.random.default_rng(14).standard_t(3, 300)
     values[0] = 15.0
-    careful, usual = outlier_chances(values, prior=OF_SINGLE_VALUES)[0], outlier_chances(values)[0]
+    careful, usual = outlier_chances(values, prior=OF_FEW_JOBS)[0], outlier_chances(values)[0]
 
     assert careful > 1.5 * usual
+
+
+@pytest.mark.parametrize("chips", [16, 48, 128])
+def test_a_chip_that_loses_far_more_than_one_run_scatters_is_mostly_named_in_a_small_fleet_too(chips: int) -> None:
+    random = np.random.default_rng(5)
+    fleet = SimulatedFleet(chips=chips, runs=1, slow_share=max(0.03, 1 / chips), loss=(0.16, 0.28))
+    found = right = false = 0
+    for _ in range(8):
+        given, slow, _ = fleet.draw(random)
+        truth, these = {("chip", int(chip)) for chip in np.flatnonzero(slow)}, named(audit([given]))
+        found, right, false = found + len(these & truth), right + len(truth), false + len(these - truth)
+
+    assert found >= 0.6 * right and false <= 1, (found, right, false)
 
 
 def test_slow_chips_are_named_and_nearly_nobody_else() -> None:

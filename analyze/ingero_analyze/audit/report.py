@@ -26,8 +26,7 @@ OF_ONE_DAY: Final = 0.8
 
 SINGLE: Final = (
     "one run a chip: noise and chip cannot be separated. A finding assumes that healthy chips have one distribution, "
-    "whose tail is at most one step heavier than the one that fits all values best, and losses of at most 1.25 times "
-    "the largest gain; repeat the run before acting"
+    "which all values show, and losses of at most 1.25 times the largest gain; repeat the run before acting"
 )
 
 ALONE: Final = (
