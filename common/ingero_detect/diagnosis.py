@@ -55,6 +55,8 @@ from ingero_detect.timeline import (
 from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags, with_exposed_waits
 from ingero_detect.work import with_equal_work, work_differs
 
+ONE_RANK: Final = "there is one rank, and none to compare it with"
+
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
@@ -63,7 +65,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     """Judge a timeline."""
     period = step_period(line)
     if line.ranks < 2 or not period > 0:
-        reason = "there is one rank, and none to compare it with" if line.ranks < 2 else "the steps take no time"
+        reason = ONE_RANK if line.ranks < 2 else "the steps take no time"
         return Diagnosis(Cause.UNKNOWN, evidence={"reason": reason, "steps": line.steps})
     recorded, line = line, with_exposed_waits(line)
     given = with_equal_work(line)

@@ -40,9 +40,10 @@ def written(folder: Path, rows: Table) -> str:
         (layered(np.random.default_rng(1), 1, 8, culprit=5, stall=(4, 9, 14, 20, 26, 33)), "next: record more steps"),
         (pipeline(np.random.default_rng(1)), "next: compare the GPUs of these ranks"),
         (pipeline(np.random.default_rng(1), heavy=0.0, long_share=0.3), "next: balance the lengths"),
+        (ring(np.random.default_rng(1), 1, late=0.0), "next: give the files of all ranks"),
         (ring(np.random.default_rng(1), 8, late=0.0), ""),
     ],
-    ids=["slow", "idle", "stalls", "stage", "sequences", "nobody"],
+    ids=["slow", "idle", "stalls", "stage", "sequences", "one rank", "nobody"],
 )
 def test_a_verdict_on_a_timeline_is_read_in_words_with_the_next_step(tmp_path: Path, rows: Table, step: str) -> None:
     text = table(written(tmp_path, rows))

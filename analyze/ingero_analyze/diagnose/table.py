@@ -6,6 +6,7 @@ from typing import Any, Final
 from ingero_analyze.diagnose.hangs import HANGS
 from ingero_analyze.diagnose.ras_hangs import RAS_HANGS
 from ingero_analyze.diagnose.topology import sentence, slow_group_lines
+from ingero_detect.diagnosis import ONE_RANK
 
 SENTENCES: Final = {
     "node": "rank {ranks} delays the job",
@@ -43,6 +44,7 @@ NEXT: Final = {
     "act_as_one": "record all groups in which these ranks communicate (tensor, data, pipeline, expert); meanwhile "
     "look at what they share, such as their host and its data loader",
     "absent_ranks": "record the ranks that are missing, in the same steps",
+    "one_rank": "give the files of all ranks, or say with --column rank=COLUMN what tells them apart in this one",
     "slow_groups": "give --topology to see what the slow groups share",
     "operations": "compare the tokens or the partition of these operations between ranks before you drain a node",
     "unknown": "record more steps, or the work of operations (column work), and compare the GPUs of these ranks",
@@ -147,7 +149,7 @@ def _next(answer: dict[str, Any]) -> Iterable[str]:
     if evidence.get("by") in ("flight_recorder", "ras"):
         return (NEXT["unclear_hang" if kind == "unknown" else kind],)
     if "reason" in evidence:
-        return ()
+        return (NEXT["one_rank"],) if evidence["reason"] == ONE_RANK else ()
     if kind == "node" and str(evidence.get("by")).startswith(("blocked_least", "stalls", "idle")):
         return (NEXT["waited_for"],)
     found = _kind(kind, evidence)
