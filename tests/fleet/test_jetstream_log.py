@@ -287,7 +287,7 @@ def test_a_killed_leader_costs_neither_order_nor_markers(tmp_path: Path) -> None
             ):
                 logs = [one, two, three]
                 readers = [log.follow(0) for log in logs]
-                await one.publish("batch", "a-0", b"")
+                await _publish(one, "a-0", b"")
                 info = await one._connection.jetstream.stream_info("three-log")
                 assert info.config.num_replicas == 3 and info.cluster and info.cluster.leader
                 seen = [await take(reader, 1) for reader in readers]

@@ -27,7 +27,7 @@ def quickstart(name: str, home: Path, path: str = "") -> str:
     prefix = namespaces()
     if not prefix:
         pytest.skip(NAMESPACES)
-    return play(ROOT / "docs/quickstart" / name, ROOT, home, 150, path, tuple(prefix))
+    return play(ROOT / "docs/quickstart" / name, ROOT, home, 270, path, tuple(prefix))
 
 
 def test_one_host(tmp_path: Path) -> None:
