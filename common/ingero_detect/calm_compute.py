@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, connected
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.operation_excess import USUAL, USUAL_SHARE
 from ingero_detect.shared_data import DataGroups
@@ -148,12 +148,5 @@ def _connected(groups: Bools, alike: Ints) -> Ints:
     """Number the sets of like ranks that these groups connect."""
     group, rank = np.nonzero(groups)
     _, part = np.unique(group * (int(alike.max()) + 1) + alike[rank], return_inverse=True)
-    label = np.arange(len(alike))
-    while True:
-        lowest = np.full(int(part.max()) + 1, len(alike))
-        np.minimum.at(lowest, part, label[rank])
-        joined = label.copy()
-        np.minimum.at(joined, rank, lowest[part])
-        if (joined == label).all():
-            return np.unique(label, return_inverse=True)[1].astype(np.int64)
-        label = joined
+    label = connected(np.stack([part, rank]), len(alike))
+    return np.unique(label, return_inverse=True)[1].astype(np.int64)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.grouped import Bools, Floats, Ints, connected, grouped_median
 from ingero_detect.job_values import are_of_jobs, often_together, unexplained
 from ingero_detect.own_noise import OwnNoise, own_noise
 from ingero_detect.threshold import MAD_TO_SIGMA
@@ -180,27 +180,13 @@ def _comparable(unit: Ints, run: Ints, units: int) -> tuple[Bools, int]:
     size = np.bincount(pairs[0, pairs[0] >= 0], minlength=runs)
     for fewest in SHARED_UNITS:
         shared = size >= fewest
-        label = _components(unit, run, shared, units)
+        edges = (run >= 0) & shared[run]
+        label = connected(np.stack((run[edges], unit[edges])), units)
         sizes = np.bincount(label[np.unique(unit)], minlength=units)
         largest = int(sizes.argmax())
         if shared.sum() >= 2 and sizes[largest] >= CONNECTED_SHARE * len(np.unique(unit)):
-            return (run >= 0) & shared[run] & (label[unit] == largest), runs
+            return edges & (label[unit] == largest), runs
     return everything, 0
-
-
-def _components(unit: Ints, run: Ints, shared: Bools, units: int) -> Ints:
-    """The smallest unit that runs connect with each unit, directly or through others."""
-    label = np.arange(units)
-    edges = (run >= 0) & shared[run]
-    i, j = unit[edges], run[edges]
-    while True:
-        lowest = np.full(len(shared), units)
-        np.minimum.at(lowest, j, label[i])
-        found = label.copy()
-        np.minimum.at(found, i, lowest[j])
-        if np.array_equal(found, label):
-            return label
-        label = found
 
 
 def _noise(residual: Floats, count: Ints, runs: int, unit: Ints) -> float:

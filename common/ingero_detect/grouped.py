@@ -105,6 +105,22 @@ class Groups:
         return median, quartile
 
 
+def connected(pairs: Ints, members: int) -> Ints:
+    """By member, the lowest one that groups connect it with, directly or through others.
+
+    Each column of `pairs` is a group and one of its members.
+    """
+    label = np.arange(members)
+    while True:
+        lowest = np.full(int(pairs[0].max(initial=0)) + 1, members)
+        np.minimum.at(lowest, pairs[0], label[pairs[1]])
+        joined = label.copy()
+        np.minimum.at(joined, pairs[1], lowest[pairs[0]])
+        if (joined == label).all():
+            return label
+        label = joined
+
+
 def _between(low: npt.NDArray[Any], high: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The mean of two values, which may both be the same infinity."""
     with np.errstate(invalid="ignore"):

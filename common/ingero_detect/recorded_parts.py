@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, connected
 from ingero_detect.imbalance import Cause, Diagnosis
-from ingero_detect.timeline import Timeline
+from ingero_detect.timeline import Timeline, shortest_by_instance
 
 ACT_AS_ONE: Final = "act_as_one"
 """What shows ranks that are late in the same steps, and that no recorded group connects."""
@@ -32,11 +32,10 @@ def recorded_parts(line: Timeline, period: float) -> Ints:
     together = np.zeros(line.ranks, np.int64)
     if line.group is None:
         return together
-    rows = np.flatnonzero(line.collective & (line.group >= 0))
-    pairs = np.unique(np.stack([line.group[rows], line.rank[rows]]), axis=1)
-    size = np.bincount(pairs[0], minlength=int(line.group.max(initial=-1)) + 1)
+    pairs, size = _memberships(line, line.group)
     several = pairs[:, (size >= 2)[pairs[0]] & (size < line.ranks)[pairs[0]]]
-    if not several.size or _moves_data(line, rows[size[line.group[rows]] == line.ranks], period):
+    of_all = line.collective & np.isin(line.group, np.flatnonzero(size == line.ranks))
+    if not several.size or _moves_data(line, of_all, period):
         return together
     return connected(several, line.ranks)
 
@@ -45,33 +44,21 @@ def some_meet(line: Timeline) -> bool:
     """Whether any operation between some of the ranks was recorded, and not only those of all."""
     if line.group is None:
         return False
-    rows = line.collective & (line.group >= 0)
-    pairs = np.unique(np.stack([line.group[rows], line.rank[rows]]), axis=1)
-    return bool((np.unique(pairs[0], return_counts=True)[1] < line.ranks).any())
+    pairs, size = _memberships(line, line.group)
+    return bool((size[pairs[0]] < line.ranks).any())
 
 
-def connected(pairs: Ints, ranks: int) -> Ints:
-    """By rank, the lowest one that groups connect it with; each column of `pairs` is a group and one of its ranks."""
-    label = np.arange(ranks)
-    while True:
-        lowest = np.full(int(pairs[0].max(initial=0)) + 1, ranks)
-        np.minimum.at(lowest, pairs[0], label[pairs[1]])
-        joined = label.copy()
-        np.minimum.at(joined, pairs[1], lowest[pairs[0]])
-        if (joined == label).all():
-            return label
-        label = joined
+def _memberships(line: Timeline, group: Ints) -> tuple[Ints, Ints]:
+    """Groups and their ranks, (2, n), and by group the number of its ranks."""
+    rows = line.collective & (group >= 0)
+    pairs = np.unique(np.stack([group[rows], line.rank[rows]]), axis=1)
+    return pairs, np.bincount(pairs[0], minlength=int(group.max(initial=-1)) + 1)
 
 
-def _moves_data(line: Timeline, rows: Ints, period: float) -> bool:
+def _moves_data(line: Timeline, rows: Bools, period: float) -> bool:
     """Whether these operations take more than `MOVES_DATA` of a step after their last rank has come."""
-    rows = rows[line.instance[rows] >= 0]
-    if not len(rows):
-        return False
-    _, instance = np.unique(line.instance[rows], return_inverse=True)
-    shortest = np.full(int(instance.max()) + 1, np.inf)
-    np.minimum.at(shortest, instance, line.duration[rows])
-    return float(shortest.sum()) >= MOVES_DATA * period * line.steps
+    _, shortest = shortest_by_instance(line, np.flatnonzero(rows & (line.instance >= 0)), line.duration)
+    return bool(len(shortest)) and float(shortest.sum()) >= MOVES_DATA * period * line.steps
 
 
 def with_those_that_act_alike(item: Diagnosis, late: Floats, part: Ints) -> Diagnosis:

@@ -18,12 +18,10 @@ from ingero_detect.parameters import Parameters
 from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
 from ingero_detect.reference import HALF, Reference
 from ingero_detect.residuals import MAX_DEVIATION, Residuals
+from ingero_detect.threshold import MEDIAN_ERROR
 
 _ONSET: Final = 0.1
 """Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
-
-_MEDIAN_ERROR: Final = 1.2533
-"""Standard error of the median of n normal values, in standard deviations, times the root of n."""
 
 DIP_TICKS: Final = 120
 """Ticks over which short losses are averaged."""
@@ -153,7 +151,7 @@ def compute_bounds(
     usual = singles(_usual_band(memory, parameters, nodes.reference))[group]
     band = np.where(wide, np.float32(parameters.absolute_band), usual)
     z = -nodes.gap / scale
-    error = singles(_MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
+    error = singles(MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
     allowance = np.maximum(singles(nodes.drift)[group], band / scale) + error
     far = np.maximum(allowance, _CROWD_DEVIATION)
     low = (z > far) & ~nodes.accused & nodes.ready

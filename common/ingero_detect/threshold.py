@@ -14,6 +14,9 @@ from ingero_detect.grouped import Floats, Ints, grouped_median
 MAD_TO_SIGMA: Final = 1.4826
 """Median absolute deviation to standard deviation for a normal distribution (Rousseeuw and Croux 1993)."""
 
+MEDIAN_ERROR: Final = 1.2533
+"""Standard error of the median of n normal values, in standard deviations, times the root of n."""
+
 HYSTERESIS: Final = 0.02
 """How far above the threshold a straggler must come to recover; the published agents use the same."""
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_analyze.replay.drifts import MOST_BLOCKS, Drift, Drifts
+from ingero_analyze.replay.numbering import CohortMembers
 from ingero_fleet.cli import main
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -18,12 +19,14 @@ MINUTE = 60.0
 
 def drifts(rates: Floats, tick_seconds: float = MINUTE, cohorts: int = 1) -> list[Drift]:
     """Those of a table of rates by tick and node."""
-    found = Drifts(tick_seconds)
+    members = CohortMembers()
+    found = Drifts(tick_seconds, members)
     ticks, nodes = rates.shape
     cohort = np.arange(nodes) * cohorts // nodes
     for tick in range(ticks):
         there = np.isfinite(rates[tick])
-        found.note(tick * tick_seconds, np.flatnonzero(there), cohort[there], rates[tick, there])
+        seen = members.tick(np.flatnonzero(there), cohort[there], rates[tick, there])
+        found.note(tick * tick_seconds, seen)
     return found.found()
 
 

@@ -13,7 +13,7 @@ from ingero_analyze.diagnose.sources import Problems, SourceData
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_analyze.terminal import listed
 from ingero_detect.grouped import Bools
-from ingero_detect.timeline import step_period
+from ingero_detect.timeline import shortest_by_instance, step_period
 from ingero_detect.wait_attribution import with_exposed_waits
 
 SHOWN: Final = 32
@@ -93,8 +93,5 @@ def _waiting_share(recorded: RecordedTimeline, absent: AbsentRanks) -> float:
     period = step_period(line)
     if not len(rows) or not period > 0:
         return 0.0
-    waits = with_exposed_waits(line).duration[rows]
-    _, instance = np.unique(line.instance[rows], return_inverse=True)
-    together = np.full(int(instance.max()) + 1, np.inf)
-    np.minimum.at(together, instance, waits)
+    instance, together = shortest_by_instance(line, rows, with_exposed_waits(line).duration)
     return float(np.bincount(line.rank[rows], together[instance], line.ranks).max()) / line.steps / period

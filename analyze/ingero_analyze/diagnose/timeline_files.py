@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.diagnosis import diagnose
-from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.recorded_parts import connected
+from ingero_detect.grouped import Bools, Floats, Ints, connected
 from ingero_detect.timeline import FEWEST_STEPS, Timeline
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")

@@ -4,8 +4,9 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Floats, Ints, grouped_median
-from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
+from ingero_detect.grouped import grouped_median
+from ingero_detect.threshold import MAD_TO_SIGMA, MEDIAN_ERROR
 
 BLOCK_TICKS: Final = 20
 """Ticks of a block, over which the level of a node is a median; it works in half of them at least."""
@@ -22,36 +23,32 @@ ERRORS: Final = 5.0
 FEWEST_JUMPS: Final = 2
 """Changes of a node alone that are no single event."""
 
-MEDIAN_ERROR: Final = 1.2533
-"""Standard error of the median of n normal values, in standard deviations, times the root of n."""
-
 
 class DifferentWork:
     """Counts how often nodes change their level alone, while most of their cohort keeps its own."""
 
-    def __init__(self) -> None:
-        self._pairs: dict[tuple[int, int], int] = {}
+    def __init__(self, members: CohortMembers) -> None:
+        self._members = members
         self._block = np.full((BLOCK_TICKS, 0), np.nan)
         self._level, self._error = np.zeros(0), np.zeros(0)
         self._jumps, self._blocks = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._tick = 0
-        self._last = (b"", b""), np.zeros(0, np.int64)
 
-    def note(self, node: Ints, cohort: Ints, value: Floats) -> None:
-        """Add a tick: by row the number of a node, its cohort, and its value."""
-        known = np.isfinite(value) & (value > 0)
-        node, cohort, logs = node[known], cohort[known], np.log(value[known])
-        if len(logs):
-            middle = grouped_median(logs, cohort, int(cohort.max()) + 1)[1]
-            place = self._places(node, cohort)
-            self._block[self._tick, place] = logs - middle[cohort]
+    def note(self, seen: CohortTick) -> None:
+        """Add a tick."""
+        if len(seen.logs):
+            members = len(self._members)
+            self._block, self._level = (longer(each, members, np.nan) for each in (self._block, self._level))
+            self._error = longer(self._error, members, 0.0)
+            self._jumps, self._blocks = (longer(each, members, 0) for each in (self._jumps, self._blocks))
+            self._block[self._tick, seen.place] = seen.logs - seen.middle[seen.cohort]
         self._tick += 1
         if self._tick == BLOCK_TICKS:
             self._close()
 
     def found(self) -> set[int]:
         """Numbers of the nodes in such cohorts."""
-        pairs = np.array(list(self._pairs), np.int64).reshape(-1, 2)
+        pairs = self._members.pairs
         found: set[int] = set()
         for cohort in np.unique(pairs[self._jumps >= FEWEST_JUMPS, 1]).tolist():
             inside = (pairs[:, 1] == cohort) & (self._blocks > FEWEST_JUMPS)
@@ -70,7 +67,7 @@ class DifferentWork:
         level = np.nanmedian(block[:, here], axis=0)
         spread = MAD_TO_SIGMA * np.nanmedian(np.abs(block[:, here] - level), axis=0)
         error = MEDIAN_ERROR * spread / np.sqrt(np.isfinite(block[:, here]).sum(axis=0))
-        cohort = np.array(list(self._pairs), np.int64).reshape(-1, 2)[here, 1]
+        cohort = self._members.pairs[here, 1]
         change = level - self._level[here]
         known = np.isfinite(change)
         count, usual = grouped_median(change[known], cohort[known], int(cohort.max()) + 1)
@@ -79,19 +76,3 @@ class DifferentWork:
         self._jumps[here] += jumped & (2 * many < count)[cohort]
         self._level[here], self._error[here] = level, error
         self._blocks[here] += 1
-
-    def _places(self, node: Ints, cohort: Ints) -> Ints:
-        """Numbers of nodes in their cohorts, entering new ones; the same as of the last tick for the same rows."""
-        key = node.tobytes(), cohort.tobytes()
-        if key != self._last[0]:
-            both = zip(node.tolist(), cohort.tolist(), strict=True)
-            found = np.array([self._pairs.setdefault(pair, len(self._pairs)) for pair in both], np.int64)
-            more = len(self._pairs) - len(self._level)
-            self._level = np.append(self._level, np.full(more, np.nan))
-            self._error = np.append(self._error, np.zeros(more))
-            self._jumps, self._blocks = (
-                np.append(each, np.zeros(more, np.int64)) for each in (self._jumps, self._blocks)
-            )
-            self._block = np.hstack((self._block, np.full((BLOCK_TICKS, more), np.nan)))
-            self._last = key, found
-        return self._last[1]

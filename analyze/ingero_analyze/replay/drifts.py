@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.replay.behind import Behind, behind
+from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
 from ingero_detect.audit_tiers import robust_spread
 from ingero_detect.grouped import Floats, Ints, grouped_median
 
@@ -53,25 +54,25 @@ class Drifts:
     The level is what the nodes move by together: it stays where it is when nodes of another kind join or leave.
     """
 
-    def __init__(self, tick_seconds: float) -> None:
+    def __init__(self, tick_seconds: float, members: CohortMembers) -> None:
         self._ticks = max(BLOCK_TICKS, round(BLOCK_SECONDS / tick_seconds))
-        self._pairs: dict[tuple[int, int], int] = {}
+        self._members = members
         self._sum, self._count, self._usual = np.zeros(0), np.zeros(0), np.zeros(0)
         self._total, self._ticks_of, self._first = np.zeros(0), np.zeros(0), np.zeros(0)
         self._blocks: list[tuple[float, Floats]] = []
         self._tick, self._begun = 0, 0.0
-        self._last = (b"", b""), np.zeros(0, np.int64)
 
-    def note(self, now: float, node: Ints, cohort: Ints, value: Floats) -> None:
-        """Add a tick: by row the number of a node, its cohort, and its value."""
-        known = np.isfinite(value) & (value > 0)
-        node, cohort, logs = node[known], cohort[known], np.log(value[known])
-        if len(logs):
-            middle = grouped_median(logs, cohort, int(cohort.max()) + 1)[1]
-            place = self._places(node, cohort)
-            self._total[place] += np.clip(logs - middle[cohort], -LARGEST, LARGEST)
+    def note(self, now: float, seen: CohortTick) -> None:
+        """Add a tick."""
+        if len(seen.logs):
+            place, members = seen.place, len(self._members)
+            self._sum, self._count, self._total, self._ticks_of = (
+                longer(each, members, 0.0) for each in (self._sum, self._count, self._total, self._ticks_of)
+            )
+            self._first, self._usual = (longer(each, members, np.nan) for each in (self._first, self._usual))
+            self._total[place] += np.clip(seen.logs - seen.middle[seen.cohort], -LARGEST, LARGEST)
             self._ticks_of[place] += 1
-            self._sum[place] += self._distances(place, cohort, logs, middle)
+            self._sum[place] += self._distances(seen)
             self._count[place] += 1
             self._first[place] = np.fmin(self._first[place], now)
         self._begun = self._begun if self._tick else now
@@ -79,8 +80,9 @@ class Drifts:
         if self._tick == self._ticks:
             self._close(now)
 
-    def _distances(self, place: Ints, cohort: Ints, logs: Floats, middle: Floats) -> Floats:
+    def _distances(self, seen: CohortTick) -> Floats:
         """From the common level, which is `middle` where no node is known yet; follows the usual distances."""
+        place, cohort, logs, middle = seen.place, seen.cohort, seen.logs, seen.middle
         off = logs - self._usual[place]
         known = np.isfinite(off)
         moved = grouped_median(off[known], cohort[known], len(middle))[1]
@@ -95,10 +97,10 @@ class Drifts:
         if len(self._blocks) < FEWEST_BLOCKS:
             return []
         times = np.array([time for time, _ in self._blocks])
-        table = np.full((len(self._pairs), len(times)), np.nan)
+        table = np.full((len(self._members), len(times)), np.nan)
         for column, (_, block) in enumerate(self._blocks):
             table[: len(block), column] = block
-        pairs = np.array(list(self._pairs), np.int64).reshape(-1, 2)
+        pairs = self._members.pairs
         drifts = []
         for cohort in np.unique(pairs[:, 1]).tolist():
             rows = np.flatnonzero((pairs[:, 1] == cohort) & (np.isfinite(table).sum(axis=1) >= FEWEST_BLOCKS))
@@ -108,7 +110,7 @@ class Drifts:
 
     def behind(self) -> list[Behind]:
         """Nodes that are behind in their cohorts one after another, by number."""
-        pairs = np.array(list(self._pairs), np.int64).reshape(-1, 2)
+        pairs = self._members.pairs
         with np.errstate(invalid="ignore", divide="ignore"):
             level = self._total / self._ticks_of
         return behind(pairs[:, 0], pairs[:, 1], level, self._ticks_of.astype(np.int64), self._first)
@@ -121,25 +123,8 @@ class Drifts:
         self._sum, self._count, self._tick = np.zeros_like(self._sum), np.zeros_like(self._count), 0
         if len(self._blocks) >= MOST_BLOCKS:
             pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
-            self._blocks = [((a + b) / 2, (_longer(one, len(two)) + two) / 2) for (a, one), (b, two) in pairs]
+            self._blocks = [((a + b) / 2, (longer(one, len(two), np.nan) + two) / 2) for (a, one), (b, two) in pairs]
             self._ticks *= 2
-
-    def _places(self, node: Ints, cohort: Ints) -> Ints:
-        """Numbers of nodes in their cohorts, entering new ones; the same as of the last tick for the same rows."""
-        key = node.tobytes(), cohort.tobytes()
-        if key != self._last[0]:
-            both = zip(node.tolist(), cohort.tolist(), strict=True)
-            found = np.array([self._pairs.setdefault(pair, len(self._pairs)) for pair in both], np.int64)
-            self._sum, self._count, self._total, self._ticks_of = (
-                _longer(each, len(self._pairs), 0.0) for each in (self._sum, self._count, self._total, self._ticks_of)
-            )
-            self._first, self._usual = (_longer(each, len(self._pairs)) for each in (self._first, self._usual))
-            self._last = key, found
-        return self._last[1]
-
-
-def _longer(values: Floats, length: int, missing: float = np.nan) -> Floats:
-    return np.append(values, np.full(length - len(values), missing))
 
 
 def _of_cohort(nodes: Ints, cohort: int, table: Floats, times: Floats) -> list[Drift]:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_analyze.replay.recorded_history import RecordedTick
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import VerdictState
@@ -27,8 +28,7 @@ class PublishedRuleJudge:
         self._tick_hours = tick_seconds / 3600
         self._warmup, self._k, self._alpha = warmup, k, alpha
         self._smoothed: dict[CohortKey, float] = {}
-        self._nodes: dict[NodeKey, int] = {}
-        self._last: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
+        self._nodes = NodeNumbers()
         self._first: dict[int, list[float]] = {}
         self._base = np.zeros(0)
         self._since = np.zeros(0)
@@ -71,13 +71,9 @@ class PublishedRuleJudge:
 
     def _numbers(self, names: Sequence[NodeKey]) -> Ints:
         """Numbers of nodes, entering new ones."""
-        if names is not self._last[0]:
-            nodes = self._nodes
-            found = [nodes.setdefault(name, len(nodes)) for name in names]
-            more = np.full(len(nodes) - len(self._base), np.nan)
-            self._base, self._since = np.append(self._base, more), np.append(self._since, more)
-            self._last = (names, np.array(found, np.int64))
-        return self._last[1]
+        places, nodes = self._nodes.of(names), len(self._nodes)
+        self._base, self._since = longer(self._base, nodes, np.nan), longer(self._since, nodes, np.nan)
+        return places
 
     def _score(self, numbers: Ints, value: Floats) -> Floats:
         """Scores of nodes, NaN in their warm-up."""
@@ -98,7 +94,7 @@ class PublishedRuleJudge:
         accused[judged] = False
         if not accused.any():
             return []
-        names, edges = list(self._nodes), []
+        names, edges = self._nodes.names, []
         for number in np.flatnonzero(accused).tolist():
             since, self._since[number] = float(self._since[number]), np.nan
             edges.append(_edge(names[number], ("", ""), now, since, 0.0, 0.0, False, 0))

@@ -17,6 +17,7 @@ from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.lockstep import Lockstep
+from ingero_analyze.replay.numbering import CohortMembers
 from ingero_analyze.replay.reading import COUNTER, DIFFERENT, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rows import BatchRows, RowReader
@@ -107,7 +108,8 @@ class RecordedHistory:
         self._irregularities = Irregularities()
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
-        self._work = DifferentWork()
+        self._members = CohortMembers()
+        self._work = DifferentWork(self._members)
 
     @property
     def reading(self) -> Reading:
@@ -261,10 +263,11 @@ class RecordedHistory:
         if self.reading.measure in ("rate", "step_seconds"):
             self.lockstep.note(node, cohort, value)
         self._irregularities.note(tick, node, value)
-        self._drifts = self._drifts or Drifts(self.tick_seconds)
+        self._drifts = self._drifts or Drifts(self.tick_seconds, self._members)
         working = state == ACTIVE
-        self._drifts.note(now, node[working], cohort[working], value[working])
-        self._work.note(node[working], cohort[working], value[working])
+        worked = self._members.tick(node[working], cohort[working], value[working])
+        self._drifts.note(now, worked)
+        self._work.note(worked)
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.codes import is_accused
 from ingero_detect.column_store import ColumnStore
@@ -42,8 +43,7 @@ class SharedLosses:
     """The worst mean residual of every node over some ticks, in which it worked and was not accused."""
 
     def __init__(self) -> None:
-        self._numbers: dict[NodeKey, int] = {}
-        self._roster: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
+        self._numbers = NodeNumbers()
         self._past = np.zeros((0, LENGTHS[-1]), np.float32)
         self._when = np.zeros((0, LENGTHS[-1]))
         self._sums, self._worst = np.zeros((len(LENGTHS), 0)), np.zeros((len(LENGTHS), 0))
@@ -120,15 +120,8 @@ class SharedLosses:
 
     def _places(self, names: Sequence[NodeKey]) -> Ints:
         """Numbers of nodes by slot, entering new ones."""
-        if names is not self._roster[0]:
-            places = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
-            more = len(self._numbers) - len(self._count)
-            self._past = np.vstack((self._past, np.zeros((more, LENGTHS[-1]), np.float32)))
-            self._when = np.vstack((self._when, np.full((more, LENGTHS[-1]), -np.inf)))
-            self._sums, self._worst = (
-                np.hstack((each, np.zeros((len(LENGTHS), more)))) for each in (self._sums, self._worst)
-            )
-            self._count = np.append(self._count, np.zeros(more, np.int64))
-            self._group = np.append(self._group, np.full(more, -1))
-            self._roster = names, np.array(places, np.int64)
-        return self._roster[1]
+        places, nodes = self._numbers.of(names), len(self._numbers)
+        self._past, self._when = longer(self._past, nodes, 0, axis=0), longer(self._when, nodes, -np.inf, axis=0)
+        self._sums, self._worst = (longer(each, nodes, 0.0) for each in (self._sums, self._worst))
+        self._count, self._group = longer(self._count, nodes, 0), longer(self._group, nodes, -1)
+        return places

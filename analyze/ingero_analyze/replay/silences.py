@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.observation import ABSENT, Observation
 
@@ -41,9 +42,7 @@ class Silences:
         self.count = 0
         self._ticks = ticks
         self._tick = 0
-        self._numbers: dict[NodeKey, int] = {}
-        self._names: list[NodeKey] = []
-        self._known: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
+        self._numbers = NodeNumbers()
         self._last_tick = np.zeros(0, np.int64)
         self._last, self._since, self._value = np.zeros(0), np.zeros(0), np.zeros(0)
         self._reports = np.zeros(0, np.int64)
@@ -80,7 +79,7 @@ class Silences:
     def at_end(self) -> list[Silence]:
         """The nodes that are silent now, longest first."""
         gone = np.flatnonzero(self._silent())
-        found = [self._spell(self._names, place, None) for place in gone.tolist()]
+        found = [self._spell(self._numbers.names, place, None) for place in gone.tolist()]
         return sorted(found, key=lambda silence: (silence.since, silence.node))
 
     def after(self, node: NodeKey, since: float, until: float) -> Silence | None:
@@ -96,7 +95,7 @@ class Silences:
         self.count += 1
         if self.count > MOST_FOUND:
             return
-        spell = self._spell(self._names, place, now)
+        spell = self._spell(self._numbers.names, place, now)
         self._by_node.setdefault(spell.node, []).append(spell)
         if len(self.ended) < MOST_SPELLS:
             self.ended.append(spell)
@@ -111,15 +110,9 @@ class Silences:
 
     def _places(self, names: Sequence[NodeKey]) -> Ints:
         """Numbers of nodes, entering new ones."""
-        if names is not self._known[0]:
-            places = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
-            more = len(self._numbers) - len(self._last)
-            self._last_tick, self._reports = (
-                np.append(each, np.zeros(more, np.int64)) for each in (self._last_tick, self._reports)
-            )
-            self._last, self._since, self._value = (
-                np.append(each, np.zeros(more)) for each in (self._last, self._since, self._value)
-            )
-            self._names = list(self._numbers)
-            self._known = names, np.array(places, np.int64)
-        return self._known[1]
+        places, nodes = self._numbers.of(names), len(self._numbers)
+        self._last_tick, self._reports = longer(self._last_tick, nodes, 0), longer(self._reports, nodes, 0)
+        self._last, self._since, self._value = (
+            longer(each, nodes, 0.0) for each in (self._last, self._since, self._value)
+        )
+        return places

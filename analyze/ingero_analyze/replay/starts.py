@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.episodes import Episode
@@ -37,9 +38,7 @@ class Starts:
         self._ticks = ticks
         self._tick = 0
         self._by_node: dict[NodeKey, list[Start]] = {}
-        self._numbers: dict[NodeKey, int] = {}
-        self._names: list[NodeKey] = []
-        self._known: tuple[Sequence[NodeKey], Ints] = ((), np.zeros(0, np.int64))
+        self._numbers = NodeNumbers()
         self._worked, self._reported = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._stopped = np.zeros(0)
 
@@ -56,7 +55,7 @@ class Starts:
         stood = self._reported > self._worked
         begins = (idle > self._ticks) | (stood & (idle >= FEWEST_TICKS))
         for place in works[begins[works]].tolist():
-            name = self._names[place]
+            name = self._numbers.names[place]
             self._by_node.setdefault(name, []).append(Start(float(self._stopped[place]), now, not stood[place]))
         self._stopped[self._worked == self._tick - 1] = now
         self._reported[places[reported]] = self._tick
@@ -79,13 +78,7 @@ class Starts:
 
     def _places(self, names: Sequence[NodeKey]) -> Ints:
         """Numbers of nodes, entering new ones, which did nothing before."""
-        if names is not self._known[0]:
-            places = [self._numbers.setdefault(name, len(self._numbers)) for name in names]
-            more = len(self._numbers) - len(self._worked)
-            self._worked, self._reported = (
-                np.append(each, np.zeros(more, np.int64)) for each in (self._worked, self._reported)
-            )
-            self._stopped = np.append(self._stopped, np.full(more, -np.inf))
-            self._names = list(self._numbers)
-            self._known = names, np.array(places, np.int64)
-        return self._known[1]
+        places, nodes = self._numbers.of(names), len(self._numbers)
+        self._worked, self._reported = longer(self._worked, nodes, 0), longer(self._reported, nodes, 0)
+        self._stopped = longer(self._stopped, nodes, -np.inf)
+        return places
