@@ -54,10 +54,15 @@ def chosen_columns(
     return found
 
 
-def with_tables(_: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The callback of an argument of files: those given, with the tables in it for every folder."""
+def with_tables(
+    _: click.Context,
+    parameter: click.Parameter,
+    paths: tuple[str, ...],
+    also: Callable[[Path], bool] = lambda file: False,
+) -> tuple[str, ...]:
+    """The callback of an argument of files: those given; for folders the tables in them, and what is `also` read."""
     try:
-        return with_tables_of_folders(paths)
+        return with_tables_of_folders(paths, also)
     except TableError as error:
         raise click.BadParameter(str(error), param=parameter) from None
 

@@ -1,7 +1,7 @@
 """Folders that are given in place of files."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -14,16 +14,22 @@ ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|json|jsonl|ndjson)(\.gz)?$",
 MOST_FILES: Final = 100_000
 
 
-def with_tables_of_folders(paths: Sequence[str]) -> tuple[str, ...]:
-    """The paths, with the tables in it, however deep, for every folder. `TableError` for one without tables."""
+def with_tables_of_folders(
+    paths: Sequence[str], also: Callable[[Path], bool] = lambda file: False
+) -> tuple[str, ...]:
+    """The paths, with the tables in it, however deep, for every folder. `TableError` for one without tables.
+
+    `also`: whether a file of a folder is read that has no name of a table.
+    """
     found: list[str] = []
     for path in paths:
-        found += _tables_in(Path(path)) if Path(path).is_dir() else [path]
+        found += _tables_in(Path(path), also) if Path(path).is_dir() else [path]
     return tuple(found)
 
 
-def _tables_in(folder: Path) -> list[str]:
-    tables = list(islice((str(file) for file in files_in(folder) if ENDINGS.search(file.name)), MOST_FILES + 1))
+def _tables_in(folder: Path, also: Callable[[Path], bool]) -> list[str]:
+    read = (str(file) for file in files_in(folder) if ENDINGS.search(file.name) or also(file))
+    tables = list(islice(read, MOST_FILES + 1))
     if not tables:
         raise TableError(
             str(folder), "there is no table in this folder: no file whose name ends in .csv, .parquet, .json"

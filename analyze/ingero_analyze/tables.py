@@ -155,6 +155,12 @@ def is_text(column: Any) -> bool:
 Choose = Callable[[Sequence[str]], Sequence[str]]
 """Which of a file's columns to read. Raises `ValueError` if they are not the right ones."""
 
+Rows = tuple[list[str], Iterator[tuple[int, Row]]]
+"""Names of columns, and rows with their line numbers."""
+
+ReadText = Callable[[str], Rows | None]
+"""Reads text of one kind; None for any other."""
+
 Skip = Callable[[TableError], None]
 """Takes note of a row that cannot be read and is left out."""
 
@@ -185,10 +191,11 @@ def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: b
         yield from _text_rows(file, stream, choose, skip, json, consumed)
 
 
-def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Iterator[tuple[int, Row]]]:
+def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambda text: None) -> Rows:
     """The columns of a file, and its rows as text with their line numbers (numbers of rows in JSON and Parquet).
 
-    Rows that hold something else are empty. `TableError` if the file holds no table, `OSError` as usual.
+    `other` reads text that is no table, and returns None for what may be one. Rows that hold something else are
+    empty. `TableError` if the file holds no table, `OSError` as usual.
     """
     if Path(file).suffix.lower() in PARQUET:
         return _parquet_columns(file), _parquet_rows(file, advance)
@@ -205,6 +212,8 @@ def read_rows(file: str, advance: Callable[[int], None]) -> tuple[list[str], Ite
         advance(Path(file).stat().st_size)
     if not text.strip():
         raise TableError(file, "the file is empty")
+    if (known := other(text)) is not None:
+        return known
     if text.lstrip()[0] not in "[{":
         return csv_tables.read_csv(file, text, points=True)
     found: list[tuple[int, Row]] = []

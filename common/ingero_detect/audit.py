@@ -197,7 +197,7 @@ class _Judged:
             notes.append(f"{fit.apart} measurements of runs that connect too few chips, left out")
         if usable.sum() < FEWEST_UNITS:
             self.refused = (
-                f"{usable.sum()} comparable chips; fewer than {FEWEST_UNITS} show no usual spread" + TOGETHER
+                f"only {usable.sum()} can be compared, and fewer than {FEWEST_UNITS} show no usual spread" + TOGETHER
             )
         else:
             rounding = 0.0 if fit.noise > population.rounding else population.rounding

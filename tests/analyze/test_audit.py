@@ -228,7 +228,7 @@ def test_models_are_judged_apart_and_few_of_one_are_refused(tmp_path: Path) -> N
     assert found["findings"] == []
     refused = {one["name"]: one["refused"] for one in found["summary"]["populations"]}
     assert refused["H100"] is None
-    assert "3 comparable chips" in refused["V100"]
+    assert "only 3 can be compared" in refused["V100"]
     assert "together with a file of the whole fleet" in refused["V100"]
 
 

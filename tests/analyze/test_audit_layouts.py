@@ -208,7 +208,7 @@ def test_gpus_that_are_numbers_without_a_known_node_are_noted(tmp_path: Path) ->
     lines = ["Knoten,GPU,Lauf,time_ms", *(",".join(map(str, row)) for row in short({}))]
     (population,) = answer(written(tmp_path, lines))["summary"]["populations"]
 
-    assert "8 comparable chips" in population["refused"]
+    assert "only 8 can be compared" in population["refused"]
     assert any("no column is known as the node" in note for note in population["notes"])
 
 

@@ -601,7 +601,7 @@ def test_a_small_population_is_refused_with_the_reason() -> None:
     result = audit([population(effect)])
 
     assert not result.findings
-    assert "8 comparable chips" in result.populations[0].refused
+    assert "only 8 can be compared" in result.populations[0].refused
 
 
 def test_a_loss_too_small_to_matter_is_not_reported() -> None:

@@ -1,13 +1,14 @@
 """The `audit` command."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -33,9 +34,38 @@ ROLES = (
     "status",
 )
 
+LOGS: Final = re.compile(r"\.(log|out|txt)$", re.IGNORECASE)
+"""How names of logs end that are read of a folder, if they are of a benchmark that is known."""
+
+LOOKED_AT: Final = 1 << 20
+"""Bytes at the begin of a log by which it is known."""
+
+
+def with_tables_and_logs(
+    context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The callback of an argument of files: those given, with the tables and logs in it for every folder."""
+
+    def known(file: Path) -> bool:
+        from ingero_analyze.audit.benchmark_logs import is_log
+
+        if not LOGS.search(file.name):
+            return False
+        with file.open("rb") as stream:
+            return is_log(stream.read(LOOKED_AT).decode(errors="replace"))
+
+    return with_tables(context, parameter, paths, known)
+
+
+def _pattern(_: click.Context, parameter: click.Parameter, text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is no regular expression: {error}", param=parameter) from None
+
 
 @click.command("audit")
-@click.argument("files", nargs=-1, metavar="[FILE]...", callback=with_tables)
+@click.argument("files", nargs=-1, metavar="[FILE]...", callback=with_tables_and_logs)
 @click.option(
     "--fdr", type=FiniteRange(min=0, max=0.5, min_open=True, max_open=True), default=0.05, show_default=True,
     help="Rate of false discoveries; in a healthy fleet, the chance that anything is named.",
@@ -53,6 +83,10 @@ ROLES = (
 )  # fmt: skip
 @click.option("--gpu", metavar="COLUMN", help="Column of the GPU.")
 @click.option("--node", metavar="COLUMN", help="Column of the node.")
+@click.option(
+    "--node-from-file", metavar="REGEX", callback=_pattern,
+    help="Where no column names the node: what this finds in the path of FILE, or its first group.",
+)  # fmt: skip
 @click.option("--group", metavar="COLUMN", help="Column of a group of nodes, such as the rack.")
 @click.option("--run", metavar="COLUMN", help="Column of the run.")
 @click.option(
@@ -80,6 +114,7 @@ def command(
     min_loss: float,
     lower: bool | None,
     values: tuple[str, ...],
+    node_from_file: re.Pattern[str] | None,
     column: tuple[str, ...],
     run_effects: bool,
     ledger: Path | None,
@@ -92,10 +127,11 @@ def command(
 ) -> None:
     """Name chips and nodes that are chronically slower than their like.
 
-    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, also packed with gzip, or a folder of such; `-` is
-    standard input. A row is one result: a GPU or a node, and a value; optional run or time, cluster, model,
-    benchmark, unit, group (rack), clock, power and temperature. Columns are recognised by their names, with units in
-    them; others are named and left out. Clusters, models and benchmarks are judged apart.
+    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, also packed with gzip, what nccl-tests, gpu-burn, HPL or
+    nvbandwidth print, or a folder of such; `-` is standard input. A row is one result: a GPU or a node, and a value;
+    optional run or time, cluster, model, benchmark, unit, group (rack), clock, power and temperature. Columns are
+    recognised by their names, with units in them; others are named and left out. Clusters, models and benchmarks are
+    judged apart.
 
     A chip is slow if it is an outlier among all chips of its model over its runs. A node most of whose chips are slow
     is one finding. Populations that are too small are refused with the reason.
@@ -106,6 +142,7 @@ def command(
     \b
     ingero-fleet audit gemm.csv
     ingero-fleet audit --value 'Perf (ms)' --fdr 0.01 --plot fleet.png 2026-*.csv
+    ingero-fleet audit --node-from-file '(gpu-node-[0-9]+)' burn/*.log
     ingero-fleet audit --ledger lemons.jsonl acceptance.parquet --json | jq '.findings[].name'
     ingero-fleet audit --ledger lemons.jsonl --repaired 'gpu node-7/3'
     """
@@ -128,7 +165,9 @@ def command(
         except OSError as error:
             _end(2, f"{ledger}: {error.strerror or error}")
     if files:
-        answer, draw = _audit(files, fdr, min_loss, chosen, values, lower, run_effects, ledger, moment, quiet)
+        answer, draw = _audit(
+            files, fdr, min_loss, chosen, values, lower, run_effects, ledger, moment, quiet, node_from_file
+        )
         _show(answer, as_json)
         try:
             if plot:
@@ -174,9 +213,11 @@ def _audit(
     ledger: Path | None,
     moment: float | None,
     quiet: bool,
+    node_from_file: re.Pattern[str] | None,
 ) -> tuple[dict[str, Any], Callable[[Path], None]]:
     """The answer, and what draws it."""
     from ingero_analyze.audit import plot as plots
+    from ingero_analyze.audit.file_nodes import nodes_of_files
     from ingero_analyze.audit.ledger import read_ledger
     from ingero_analyze.audit.measurements import Measurements, ReadingOptions
     from ingero_analyze.audit.report import to_json
@@ -184,7 +225,9 @@ def _audit(
     from ingero_detect.audit import audit
 
     with progress_over_files("audit", files, "reading", quiet) as advance:
-        measured = Measurements(ReadingOptions(chosen, lower, run_effects, values))
+        nodes = nodes_of_files(files, node_from_file)
+        options = ReadingOptions(chosen, lower, run_effects, values, nodes, node_from_file is not None)
+        measured = Measurements(options)
         for file in files:
             measured.read(file, advance)
         inputs = measured.populations()

@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
 
+from ingero_analyze.audit.benchmark_logs import rows_of_log
 from ingero_analyze.audit.chips import Coded, Places, Texts, is_cluster, of_one_name, places, renamed, where_seen
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
@@ -51,6 +53,9 @@ KINDS: Final = ("cluster", "model", "benchmark", "parameters", "unit")
 """What rows that are compared with each other share."""
 
 PHYSICAL: Final = ("clock", "power", "temperature")
+NODE_OF_FILE: Final = "node of the file"
+"""Name of the column that is added for it."""
+
 MAX_ROWS: Final = 5_000_000
 SMALLEST: Final = 1e-200
 LARGEST: Final = 1e200
@@ -68,11 +73,11 @@ MIXED_VALUES: Final = (
 )
 ONLY_NUMBERS: Final = (
     "no column is known as the node, so the GPUs with one number are taken for one chip; if they are of several "
-    "nodes, name the column with --node"
+    "nodes, name the column with --node, or give --node-from-file"
 )
 SAME_NUMBERS: Final = (
     "no column names the node, and the {} files have the same numbers of GPUs, which are taken for the same chips; "
-    "if the files are of different nodes, add a column 'node'"
+    "if the files are of different nodes, give --node-from-file"
 )
 JOINT: Final = (
     "nodes that are always in the same jobs have one name, joined by +: nothing tells which of them is slow, so swap "
@@ -90,12 +95,15 @@ class ReadingOptions:
     """What the user says about the columns. `lower`: smaller values are better; None: as the names say.
 
     `values`: several columns of values, each of a benchmark of its own; `lower` then counts where names do not say.
+    `nodes`: those of files, of logs that do not tell them, and of tables too if `files_are_nodes`.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     lower: bool | None = None
     run_effects: bool = True
     values: Sequence[str] = ()
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    files_are_nodes: bool = False
 
 
 class Measurements:
@@ -105,7 +113,7 @@ class Measurements:
         self.options = options
         self.problems = Problems()
         self.unused: Counter[str] = Counter()
-        self.rows = self.repeated = 0
+        self.rows = self.repeated = self._used = 0
         self.latest: float | None = None
         self.failed: dict[str, int] = {}
         self._texts = {name: Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
@@ -125,9 +133,11 @@ class Measurements:
         return self._hash.hexdigest()[:16]
 
     def read(self, file: str, advance: Callable[[int], None]) -> None:
-        """Add the rows of one file. `TableError` names the file and line when nothing of it can be used."""
+        """Add the rows of one file; what cannot be used is noted. `TableError` if it is no table of results."""
         named = [*self.options.columns.values(), *self.options.values]
-        columns, rows = of_single_members(*unpivoted(*read_rows(file, advance), named), named)
+        node = self.options.nodes.get(file, file)
+        read = read_rows(file, advance, partial(rows_of_log, node=node))
+        columns, rows = of_single_members(*unpivoted(*read, named), named)
         if not named and any(map(_FRACTION.fullmatch, columns)):
             raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
                                    "columns there")  # fmt: skip
@@ -144,6 +154,8 @@ class Measurements:
             roles, unused = recognised([name for name in columns if name not in values[1:]], chosen)
         except ValueError as error:
             raise TableError(file, str(error)) from None
+        if self.options.files_are_nodes and "node" not in roles:
+            roles["node"] = NODE_OF_FILE
         know_gpu_by_content(first, roles, unused)
         parameters = parameters_of(unused)
         self.unused.update(name for name in unused if name not in parameters)
@@ -162,14 +174,16 @@ class Measurements:
         self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
         self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
         for line, row in chain(first, rows):
+            if row and roles.get("node") == NODE_OF_FILE:
+                row[NODE_OF_FILE] = node
             self.rows += 1
             if self.rows > MAX_ROWS:
                 raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
             for value in values or [roles["value"]]:
                 used += self._add(file, line, row, roles | {"value": value}, parameters)
-        if not used:
-            reason = self.problems.shown[-1] if self.problems.count > before else f"{file}: there are no rows"
-            raise TableError(reason, "nothing can be used")
+        if not used and self.problems.count == before:
+            self.problems.add(file, "there are no rows")
+        self._used += used
 
     def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str], parameters: Sequence[str]) -> bool:
         place = f"{file}:{line}"
@@ -278,7 +292,12 @@ class Measurements:
             self.latest = max(found, self.latest or 0.0)
 
     def populations(self) -> list[AuditInput]:
-        """What can be compared: rows of one cluster, model, benchmark (with its parameters) and unit each."""
+        """What can be compared: rows of one cluster, model, benchmark (with its parameters) and unit each.
+
+        `TableError` with the last reason if nothing in any file could be used.
+        """
+        if not self._used:
+            raise TableError(self.problems.shown[0], "nothing can be used")
         texts = {name: self._texts[name].coded for name in (*KINDS, "gpu", "slot", "node", "group")}
         if len(texts["parameters"].names) > MOST_PARAMETERS:
             texts["parameters"] = _without(texts["parameters"])

@@ -1,0 +1,162 @@
+"""The audit reads what benchmarks print, and takes nodes from names of files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ingero_analyze.audit.benchmark_logs import rows_of_log
+from ingero_analyze.audit.command import command
+
+NODES = tuple(f"gpu-node-{number}" for number in range(16))
+SLOW = "gpu-node-5"
+
+
+def audited(*arguments: Any) -> dict[str, Any]:
+    done = CliRunner().invoke(command, [*map(str, arguments), "--json", "--quiet"])
+    assert done.exit_code == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def named(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["kind"], one["name"]) for one in answer["findings"]]
+
+
+def nccl_log(nodes: Sequence[str], bandwidth: float, *, wrong: int = 0, before: str = "") -> str:
+    ranks = [
+        f"#  Rank {8 * place + gpu:2} Group  0 Pid {7000 + place:6} on {node:>10} device {gpu:2} [0x1b] NVIDIA B200"
+        for place, node in enumerate(nodes)
+        for gpu in range(8)
+    ]
+    rows = [
+        f"{size:12} {size // 4:13}  float  sum  -1 {size / speed:8.1f} {speed / 2:7.2f} {speed:7.2f}      0 "
+        f"{size / speed:8.1f} {speed / 2:7.2f} {speed + 2:7.2f}      {wrong}"
+        for size, speed in ((1 << 20, 60.0), (1 << 30, bandwidth))
+    ]
+    lines = [
+        "# Collective test starting: all_reduce_perf", "# nThread 1 nGpus 8 minBytes 1048576 maxBytes 1073741824",
+        "#", "# Using devices", *ranks, "#", "#       size         count      type   redop    root     time   algbw",
+        *rows, "# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 200.1",
+    ]  # fmt: skip
+    return "".join(f"{before}{line}\n" for line in lines)
+
+
+def burn_log(rates: Sequence[float], *, uuids: str = "", faulty: int | None = None) -> str:
+    heads = [f"GPU {gpu}: NVIDIA H100 80GB HBM3 (UUID: GPU-{uuids}-{gpu})" for gpu in range(len(rates)) if uuids]
+    shown = [" - ".join(f"{done} ({rate:.0f} Gflop/s)" for rate in rates) for done in (138, 5000, 9000)]
+    zeros, heat = " - ".join("0" for _ in rates), " - ".join("61 C" for _ in rates)
+    steps = [
+        f"{share}%  proc'd: {one}   errors: {zeros}   temps: {heat} \r"
+        for share, one in zip(("10.0", "60.0", "100.0"), shown, strict=True)
+    ]
+    verdicts = [f"\tGPU {gpu}: {'FAULTY' if gpu == faulty else 'OK'}" for gpu in range(len(rates))]
+    return "\n".join(["Burning for 60 seconds.", *heads, *steps, f"Tested {len(rates)} GPUs:", *verdicts, ""])
+
+
+def test_nodes_of_nccl_tests_are_those_of_the_log(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    for number, node in enumerate(NODES):
+        bandwidth = float(random.normal(370, 3)) * (0.7 if node == SLOW else 1)
+        (tmp_path / f"run-{number}.out").write_text(nccl_log([node], bandwidth))
+    answer = audited(tmp_path)
+    assert named(answer) == [("node", SLOW)]
+    assert answer["findings"][0]["loss"] == pytest.approx(0.3, abs=0.03)
+    assert answer["summary"]["populations"][0]["name"] == "NVIDIA B200, all_reduce_perf, 1073741824 bytes"
+
+
+def test_pairs_of_nccl_tests_name_the_node_that_all_slow_ones_share(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    logs = []
+    for rotation in range(1, 6):
+        for place in range(0, 16):
+            pair = [NODES[place], NODES[(place + rotation) % 16]]
+            logs.append(nccl_log(pair, float(random.normal(180, 1.5)) * (0.7 if SLOW in pair else 1)))
+    (tmp_path / "pairs.log").write_text("".join(logs))
+    assert named(audited(tmp_path / "pairs.log")) == [("node", SLOW)]
+
+
+def test_wrong_results_of_nccl_tests_are_no_measurement(tmp_path: Path) -> None:
+    for node in NODES:
+        log = nccl_log([node], 370, wrong=3 if node == SLOW else 0, before="[1,0]<stdout>:")
+        (tmp_path / f"{node}.txt").write_text(log)
+    assert audited(tmp_path)["summary"]["failed"] == {f"node {SLOW}": 1}
+
+
+def test_gpus_of_gpu_burn_have_their_uuid_and_those_that_fail_are_listed(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    for number in range(4):
+        rates = random.normal(50000, 300, 8)
+        rates[3] *= 0.8 if number == 2 else 1
+        (tmp_path / f"{number}.log").write_text(burn_log(rates.tolist(), uuids=f"aa{number}", faulty=number or None))
+    answer = audited(tmp_path)
+    assert named(answer) == [("gpu", "GPU-aa2-3")]
+    assert set(answer["summary"]["failed"]) == {"gpu GPU-aa1-1", "gpu GPU-aa2-2", "gpu GPU-aa3-3"}
+
+
+def test_a_log_that_tells_no_node_is_of_that_in_the_name_of_the_file(tmp_path: Path) -> None:
+    for node in NODES:
+        (tmp_path / node).mkdir()
+        speed = 6.1e5 if node == SLOW else 8.1e5
+        (tmp_path / node / "hpl.out").write_text(
+            "HPLinpack 2.1  --  High-Performance Linpack benchmark\n"
+            "T/V                N    NB     P     Q               Time                 Gflops\n"
+            f"WR03L8R2      384000   384     4     2            4632.61              {speed:.3e}\n"
+            "||Ax-b||_oo/(eps*(||A||_oo*||x||_oo+||b||_oo)*N)=   0.0000042 ...... PASSED\n"
+        )
+    assert named(audited(tmp_path)) == [("node", SLOW)]
+
+
+def test_nvbandwidth_gives_one_value_a_gpu_and_test(tmp_path: Path) -> None:
+    text = (
+        "nvbandwidth Version: v0.8\nDevice 0: NVIDIA H100 (00000009:01:00)\nDevice 1: NVIDIA H100 (00000019:01:00)\n"
+        "Running host_to_device_memcpy_ce.\nmemcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n"
+        "           0         1\n 0     55.10     54.20\n\nSUM host_to_device_memcpy_ce 109.30\n"
+        "Running device_to_device_memcpy_read_ce.\nmemcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n"
+        "           0         1\n 0       N/A    392.10\n 1    391.70       N/A\n\n"
+    )
+    read = rows_of_log(text, "n7")
+    assert read is not None
+    assert [(row["node"], row["gpu"], row["benchmark"], row["value"]) for _, row in read[1]] == [
+        ("n7", "0", "host_to_device_memcpy_ce", "55.1"),
+        ("n7", "1", "host_to_device_memcpy_ce", "54.2"),
+        ("n7", "0", "device_to_device_memcpy_read_ce", "392.1"),
+        ("n7", "1", "device_to_device_memcpy_read_ce", "391.7"),
+    ]
+
+
+def test_a_file_without_results_ends_no_audit_of_others(tmp_path: Path) -> None:
+    for node in NODES:
+        log = nccl_log([node], 260 if node == SLOW else 370)
+        (tmp_path / f"{node}.log").write_text(log if node != "gpu-node-3" else log.partition("#       size")[0])
+    answer = audited(tmp_path)
+    assert named(answer) == [("node", SLOW)]
+    assert answer["summary"]["problems"]["first"] == [f"{tmp_path / 'gpu-node-3.log'}: there are no rows"]
+
+
+def test_other_text_and_logs_that_were_cut_off_are_refused_with_the_reason(tmp_path: Path) -> None:
+    assert rows_of_log("node,gflops\nn1,3\n", "n") is None
+    (tmp_path / "notes.txt").write_text("Running\nthe tests took an hour\n")
+    (tmp_path / "cut.log").write_text(nccl_log(["n1"], 370).partition("#       size")[0])
+    reasons = {"cut.log": "there are no rows: nothing can be used", "notes.txt": "a unit and a value are needed"}
+    for file, reason in reasons.items():
+        done = CliRunner().invoke(command, [str(tmp_path / file)])
+        assert (done.exit_code, reason in done.stderr) == (2, True), done.stderr
+
+
+def test_nodes_of_tables_are_found_in_the_paths_of_files_by_a_pattern(tmp_path: Path) -> None:
+    random = np.random.default_rng(4)
+    for node in NODES:
+        rates = random.normal(700, 4, 8) * (0.8 if node == SLOW else 1)
+        rows = "".join(f"{gpu},{rate:.1f}\n" for gpu, rate in enumerate(rates))
+        (tmp_path / f"gemm_{node}_2026-11.csv").write_text("gpu,tflops\n" + rows)
+    files = sorted(tmp_path.iterdir())
+    assert named(audited(*files, "--node-from-file", r"gemm_(.*?)_")) == [("node", SLOW)]
+    done = CliRunner().invoke(command, [*map(str, files), "--node-from-file", "rack(.)"])
+    assert (done.exit_code, "is not found in this path" in done.stderr) == (2, True)
+    done = CliRunner().invoke(command, [*map(str, files), "--node-from-file", "("])
+    assert (done.exit_code, "is no regular expression" in done.stderr) == (2, True)
