@@ -51,7 +51,10 @@ WIDTH: Final = 0.2
 
 @dataclass(frozen=True)
 class Tally:
-    """Over all fleets of a row: share with a false finding, false discoveries, power, and those of the references."""
+    """Over all fleets of a row: share with a false finding, false discoveries, power, and those of the references.
+
+    `oracle_false`: false discoveries of the oracle.
+    """
 
     fleets: int
     wrong_fleets: float
@@ -60,6 +63,7 @@ class Tally:
     power: float | None
     bound: float | None
     oracle: float | None
+    oracle_false: float | None
 
     @property
     def short_of(self) -> str:
@@ -126,7 +130,7 @@ def measure(fleet: SimulatedFleet, fleets: int, seed: int) -> Tally:
     known = fleet.known(random)
     compared = bool(fleet.slow_share) and not fleet.slow_nodes and not fleet.missing
     oracle = Oracle(fleet, np.random.default_rng(seed)) if compared else None
-    false, power, bound, blind = [], list[float](), list[float](), list[float]()
+    false, power, bound, blind, blind_false = [], list[float](), list[float](), list[float](), list[float]()
     for _ in range(fleets):
         population, slow, slow_node = fleet.draw(random)
         found = audit([population], FDR).findings
@@ -140,10 +144,12 @@ def measure(fleet: SimulatedFleet, fleets: int, seed: int) -> Tally:
             table = population.slowness.reshape(fleet.chips, fleet.runs)
             table = table - np.median(table[~slow], axis=0) if fleet.runs > 1 else table - np.median(table[~slow])
             bound.append(bound_power(fleet, known, huber_of_rows(table), slow))
-            blind.append(power_of(oracle.chances(huber_of_rows(table)), slow))
+            told = adjusted_chances(oracle.chances(huber_of_rows(table))) <= FDR
+            blind.append(float(told[slow].mean()))
+            blind_false.append(float((told & ~slow).sum() / max(1, told.sum())))
     return Tally(
         fleets, float(np.mean(np.array(false) > 0)), float(np.mean(false)), float(np.std(false) / np.sqrt(fleets)),
-        *(float(np.mean(shares)) if shares else None for shares in (power, bound, blind)),
+        *(float(np.mean(shares)) if shares else None for shares in (power, bound, blind, blind_false)),
     )  # fmt: skip
 
 
@@ -198,15 +204,25 @@ def main() -> int:
     fleets = asked.fleets or (40 if asked.quick else 200)
     chosen = [row for row in rows(asked.quick) if asked.family in row[0]]
     table = Table(title=f"audit at a false-discovery rate of {FDR:g}, {fleets} fleets a row")
-    for name in ("fleet", "fleets with a false finding", "false discoveries", "power", "bound", "oracle", "short of"):
-        table.add_column(name, justify="left" if name in ("fleet", "short of") else "right")
+    names = ("fleets with a false finding", "false discoveries", "of the oracle", "power", "bound", "oracle")
+    table.add_column("fleet")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("short of")
     missed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         tallies = [pool.submit(measure, fleet, fleets, seed) for seed, (_, fleet) in enumerate(chosen)]
         for (name, _), waiting in zip(chosen, tallies, strict=True):
             tally = waiting.result()
             missed += bool(tally.short_of)
-            shares = [tally.wrong_fleets, tally.false_share, tally.power, tally.bound, tally.oracle]
+            shares = [
+                tally.wrong_fleets,
+                tally.false_share,
+                tally.oracle_false,
+                tally.power,
+                tally.bound,
+                tally.oracle,
+            ]
             shown = ["-" if share is None else f"{100 * share:.1f} %" for share in shares]
             table.add_row(name, *shown, tally.short_of)
     Console(width=None if sys.stdout.isatty() else 150).print(table)
