@@ -2,7 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ingero_testing.scheduling import SuiteScheduling
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CONFTEST = """
@@ -100,3 +106,55 @@ def test_of_serial_tests_alone_one_that_dies_fails_and_the_others_are_run(tmp_pa
 
     assert "1 failed, 5 passed" in ended.stdout, ended.stdout + ended.stderr
     assert ended.returncode == 1
+
+
+FOUND = [
+    *(f"test_some.py::test_{number}" for number in range(5)),
+    "test_other.py::test_dies",
+    "test_other.py::test_0",
+]
+
+
+@dataclass(eq=False)
+class Process:
+    """A process as the scheduler sees it: what it was told to run."""
+
+    asked: list[str] = field(default_factory=list)
+    shutting_down: bool = False
+    gateway: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(id="process"))
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.asked += [FOUND[index] for index in indices]
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def scheduler_of(*processes: Process) -> SuiteScheduling:
+    """A scheduler that has told every process what to run first."""
+    option = SimpleNamespace(loadscopereorder=False)
+    found = SuiteScheduling(SimpleNamespace(getvalue=lambda name: [f"{len(processes)}*popen"], option=option))
+    for process in processes:
+        found.add_node(process)
+    for process in processes:
+        found.add_node_collection(process, FOUND)
+    found.schedule()
+    return found
+
+
+@pytest.mark.parametrize("found_its_tests", [False, True])
+def test_a_process_that_has_just_begun_gets_what_another_left_but_not_what_it_died_of(found_its_tests: bool) -> None:
+    first, dies, new = Process(), Process(), Process()
+    scheduler = scheduler_of(first, dies)
+    scheduler.add_node(new)
+    if found_its_tests:
+        scheduler.add_node_collection(new, FOUND)
+
+    assert dies.asked == ["test_other.py::test_dies", "test_other.py::test_0"]
+    assert scheduler.remove_node(dies) == "test_other.py::test_dies"
+    if not found_its_tests:
+        assert not new.asked
+        scheduler.add_node_collection(new, FOUND)
+        scheduler.schedule()
+
+    assert new.asked == ["test_other.py::test_0"]

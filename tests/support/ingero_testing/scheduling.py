@@ -19,14 +19,16 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Remove a process and return the test during which it died, which is not run again."""
-        groups = {group: dict(tests) for group, tests in self.assigned_work[node].items() if not all(tests.values())}
-        self.assigned_work[node] = groups
-        died_of: str | None = super().remove_node(node)
-        if died_of is not None:
-            group = self._split_scope(died_of)
-            self.workqueue[group][died_of] = True
-            if all(self.workqueue[group].values()):
-                del self.workqueue[group]
+        assigned: dict[str, dict[str, bool]] = self.assigned_work.pop(node)
+        groups = {group: dict(tests) for group, tests in assigned.items()}
+        left = ((tests, test) for tests in groups.values() for test, ended in tests.items() if not ended)
+        of_group, died_of = next(left, (None, None))
+        if of_group is None or died_of is None:
+            return None
+        of_group[died_of] = True  # before others get the group
+        self.workqueue.update({group: tests for group, tests in groups.items() if not all(tests.values())})
+        for other in self.nodes:
+            self._reschedule(other)
         self._begin_serial()
         return died_of
 
@@ -46,6 +48,8 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
             super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:
+            return  # a process that takes the place of a dead one asks again when it has found its tests
         super()._reschedule(node)
         while (
             self.workqueue
@@ -65,7 +69,8 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
         """End all processes but one, and give that one the serial tests when no other process has a test left."""
         if not self._only_serial_left():
             return
-        by_what_is_left = sorted((node for node in self.nodes if not node.shutting_down), key=self._left)
+        ready = (node for node in self.nodes if node in self.registered_collections and not node.shutting_down)
+        by_what_is_left = sorted(ready, key=self._left)
         if not by_what_is_left:
             return
         *others, last = by_what_is_left
