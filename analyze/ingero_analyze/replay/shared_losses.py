@@ -26,7 +26,7 @@ CALM_TICKS: Final = 60
 """Ticks after a common move of a cohort before its losses count: a job that starts shows nothing about others."""
 
 MOST_NODES: Final = 20_000
-"""Nodes up to which losses are followed: 3 KiB each."""
+"""Nodes up to which losses are followed: 4 KiB each."""
 
 
 @dataclass
@@ -40,13 +40,16 @@ class _Accusation:
 
 
 class SharedLosses:
-    """The worst mean residual of every node over some ticks, in which it worked and was not accused."""
+    """The worst mean residual of every node over some ticks, in which it worked and was not accused.
+
+    `_sums`: by node the sums of its residuals up to each of its last ticks.
+    """
 
     def __init__(self) -> None:
         self._numbers = NodeNumbers()
-        self._past = np.zeros((0, LENGTHS[-1]), np.float32)
+        self._sums = np.zeros((0, LENGTHS[-1] + 1))
         self._when = np.zeros((0, LENGTHS[-1]))
-        self._sums, self._worst = np.zeros((len(LENGTHS), 0)), np.zeros((len(LENGTHS), 0))
+        self._worst = np.zeros((0, len(LENGTHS)))
         self._count, self._group = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._since_move = np.zeros(0, np.int64)
         self._open: dict[NodeKey, tuple[float, _Accusation]] = {}
@@ -89,13 +92,14 @@ class SharedLosses:
         row = int(np.searchsorted(LENGTHS, found.ticks, side="right")) - 1
         peers = np.flatnonzero((self._group == found.group) & (self._count >= 2 * LENGTHS[row]))
         peers = peers[peers != found.place]
-        alike = np.count_nonzero(self._worst[row, peers] <= found.total / found.ticks)
+        alike = np.count_nonzero(self._worst[peers, row] <= found.total / found.ticks)
         return bool(alike >= max(FEWEST, SHARE * len(peers)))
 
     def _begun(self, place: int, since: float, residual: float) -> _Accusation:
         """A new accusation, with what the node has lost since its onset, this tick included."""
-        before = self._past[place, self._when[place] >= since]
-        return _Accusation(place, int(self._group[place]), float(before.sum()) + residual, len(before) + 1)
+        ticks, now = int(np.count_nonzero(self._when[place] >= since)), int(self._count[place])
+        before = self._sums[place, now % len(self._sums.T)] - self._sums[place, (now - ticks) % len(self._sums.T)]
+        return _Accusation(place, int(self._group[place]), float(before) + residual, ticks + 1)
 
     def _calm(self, memory: ColumnStore) -> Bools:
         """By group: whether it made no common move lately."""
@@ -108,20 +112,20 @@ class SharedLosses:
 
     def _follow(self, now: float, place: Ints, residual: Floats) -> None:
         """Add the residuals of a tick to the means over the last ticks of their nodes."""
-        count, longest = self._count[place], LENGTHS[-1]
-        for row, length in enumerate(LENGTHS):
-            left = np.where(count >= length, self._past[place, (count - length) % longest], np.float32(0))
-            self._sums[row, place] += np.float32(residual) - left.astype(np.float64)
-            mean = np.where(count + 1 >= length, self._sums[row, place] / length, 0.0)
-            self._worst[row, place] = np.minimum(self._worst[row, place], mean)
-        self._past[place, count % longest] = residual
-        self._when[place, count % longest] = now
+        count, kept = self._count[place], len(self._sums.T)
+        total = self._sums[place, count % kept] + residual
+        lengths = np.array(LENGTHS)
+        mean = (total[:, None] - self._sums[place[:, None], (count[:, None] + 1 - lengths) % kept]) / lengths
+        mean[count[:, None] + 1 < lengths] = 0.0
+        self._worst[place] = np.minimum(self._worst[place], mean)
+        self._sums[place, (count + 1) % kept] = total
+        self._when[place, count % len(self._when.T)] = now
         self._count[place] += 1
 
     def _places(self, names: Sequence[NodeKey]) -> Ints:
         """Numbers of nodes by slot, entering new ones."""
         places, nodes = self._numbers.of(names), len(self._numbers)
-        self._past, self._when = longer(self._past, nodes, 0, axis=0), longer(self._when, nodes, -np.inf, axis=0)
-        self._sums, self._worst = (longer(each, nodes, 0.0) for each in (self._sums, self._worst))
+        self._sums, self._worst = (longer(each, nodes, 0.0, axis=0) for each in (self._sums, self._worst))
+        self._when = longer(self._when, nodes, -np.inf, axis=0)
         self._count, self._group = longer(self._count, nodes, 0), longer(self._group, nodes, -1)
         return places
