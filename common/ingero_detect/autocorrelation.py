@@ -13,7 +13,7 @@ import numpy as np
 
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.false_alarm_budget import CORRELATED
-from ingero_detect.grouped import Bools, Floats, Ints, Singles, grouped_median, singles
+from ingero_detect.grouped import Bools, Floats, Ints, Singles, clipped, filled, grouped_median, singles
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 BLOCK: Final = 12
@@ -80,13 +80,13 @@ class Autocorrelation:
 
     def drift(self, most: float) -> Floats:
         """The reference value of the sequential test, standard deviations of the long run, `most` at most."""
-        drift: Floats = np.clip(_TUNED / np.sqrt(self.ratio), min(_LEAST_DRIFT, most), most)
+        drift: Floats = clipped(_TUNED / np.sqrt(self.ratio), min(_LEAST_DRIFT, most), most)
         return drift
 
 
 def autocorrelation(memory: ColumnStore) -> Autocorrelation:
     """What the last hours say of every group."""
-    lag_one = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
+    lag_one = clipped(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
     of_lag = (1 + lag_one) / (1 - lag_one)
     count, near, far, spread = (memory.group(f"block_{name}") for name in ("count", "near", "far", "spread"))
     weight, error = np.maximum(count, 1e-12), _ERRORS * np.sqrt(2 / np.maximum(count, 1.0))
@@ -111,10 +111,10 @@ def _extrapolated(lag_one: Floats, growth: Floats) -> tuple[Floats, Floats]:
     near, far, spread = (share * parts + 1 - share for parts in (_NEAR, _FAR, _SPREAD))
     ratio = share * (1 + _COEFFICIENTS) / (1 - _COEFFICIENTS) + 1 - share
     model, known = np.maximum.accumulate(far / near, axis=1), share >= _LEAST_SHARE
-    place = np.clip((known & (model <= growth[:, None])).sum(axis=1) - 1, 0, len(_COEFFICIENTS) - 2)
+    place = clipped((known & (model <= growth[:, None])).sum(axis=1) - 1, 0, len(_COEFFICIENTS) - 2)
     rows = np.arange(len(lag_one))
     low, high = model[rows, place], model[rows, place + 1]
-    between = np.clip((growth - low) / np.maximum(high - low, 1e-9), 0.0, 1.0) * known[rows, place + 1]
+    between = clipped((growth - low) / np.maximum(high - low, 1e-9), 0.0, 1.0) * known[rows, place + 1]
     by_near, by_spread = (
         excess[rows, place] + between * (excess[rows, place + 1] - excess[rows, place])
         for excess in (ratio / near, ratio / spread)
@@ -133,7 +133,7 @@ def follow_blocks(
     """
     block = memory.node("block")
     added = np.full(len(block), np.nan, np.float32)
-    added[index] = np.where(counts, np.clip(deviation, -3, 3), np.float32(np.nan))
+    added[index] = np.where(counts, clipped(deviation, -3, 3), np.float32(np.nan))
     block += added
     if ticks % BLOCK:
         return
@@ -145,7 +145,7 @@ def follow_blocks(
     for other in (last, before):
         found.append(np.minimum(np.abs((now - other)[used]), furthest[group]) ** 2 / (2 * BLOCK))
     size, middle = grouped_median(np.abs(now[used]), group, len(memory.groups))
-    square = (MAD_TO_SIGMA * np.nan_to_num(middle)) ** 2 / (BLOCK * (1 + _FEW / np.maximum(size, 1)))
+    square = (MAD_TO_SIGMA * filled(middle, 0.0)) ** 2 / (BLOCK * (1 + _FEW / np.maximum(size, 1)))
     summed = [np.bincount(group, values, len(size)) for values in found]
     for name, values in zip(("count", "near", "far", "spread"), [*summed, size * square], strict=True):
         column = memory.group(f"block_{name}")

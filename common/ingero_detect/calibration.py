@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ingero_detect import false_alarm_budget
 from ingero_detect.autocorrelation import autocorrelation
 from ingero_detect.column_store import NO_STEPS, RUNS, STEP_BITS, STEPS_KEPT, ColumnStore
-from ingero_detect.grouped import Bools, Floats, Ints, Singles, singles
+from ingero_detect.grouped import Bools, Floats, Ints, Singles, clipped, filled, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.residuals import Residuals
 from ingero_detect.sequential_tests import LONGEST_PAUSE, Bounds, CollapseTest, OwnTest
@@ -115,7 +115,7 @@ def _learnt_in_less_noise(memory: ColumnStore, parameters: Parameters, nodes: Re
     lenience[:] = np.where(np.isnan(lenience), now, lenience + gain * (now - lenience))
     own = np.maximum(singles(nodes.drift)[nodes.group], np.float32(parameters.own_band) / nodes.scale)
     of_groups, of_nodes = (
-        np.clip((before / band - _ALIKE) / (_UNLIKE - _ALIKE), 0.0, 1.0)
+        clipped((before / band - _ALIKE) / (_UNLIKE - _ALIKE), 0.0, 1.0)
         for before, band in ((lenience, now), (singles(lenience)[nodes.group], own))
     )
     return of_groups, np.maximum(of_nodes, singles(of_groups)[nodes.group])
@@ -265,7 +265,7 @@ def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints)
 
 def estimates(memory: ColumnStore, budget: float, theory: float) -> dict[str, float]:
     """Estimated false alarms per node-hour at the present levels, from the test and from the mirrored test."""
-    hours, alarm = memory.group("hours"), np.nan_to_num(memory.group("alarm"), nan=theory)
+    hours, alarm = memory.group("hours"), filled(memory.group("alarm"), theory)
     total, unseen, steady = float(hours.sum()), autocorrelation(memory).left, _steady(memory)
     found = {}
     for name, side in (("own_tail", "slow"), ("mirror", "fast")):

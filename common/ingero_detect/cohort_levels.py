@@ -8,7 +8,7 @@ from ingero_detect.calibration import OFFSET_TICKS
 from ingero_detect.codes import is_accused
 from ingero_detect.cohort_assignment import learn_anew
 from ingero_detect.column_store import ColumnStore
-from ingero_detect.grouped import Singles
+from ingero_detect.grouped import Singles, filled
 from ingero_detect.observation import JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import APART, Reference
@@ -32,7 +32,7 @@ def follow_offsets(memory: ColumnStore, ticks: int, absolute: Singles, nodes: Re
     if ticks % OFFSET_TICKS and np.isfinite(column[count > 0]).all():
         return
     deviation = nodes.median(np.abs(absolute))
-    spread = np.nan_to_num(deviation, nan=0.0) * MAD_TO_SIGMA
+    spread = filled(deviation, 0.0) * MAD_TO_SIGMA
     current = np.sqrt((count * spread**2 + 8 * 0.04**2) / (count + 8))
     rests = (count == 0) | (nodes.median(np.isfinite(nodes.logs).astype(np.float32)) < 0.5)
     column[:] = np.where(rests, column, np.where(np.isnan(column), current, column + 0.1 * (current - column)))

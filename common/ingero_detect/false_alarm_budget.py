@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, clipped
 
 BIN: Final = 0.25
 BINS: Final = 160
@@ -118,7 +118,7 @@ def bins_of(peaks: Floats) -> Ints:
 
 def step_bins_of(steps: Floats) -> Ints:
     """The bin of every step: what a tick added to a node's evidence."""
-    return np.clip(((steps - LOWEST_STEP) / STEP_BIN).astype(np.int64), 0, STEP_BINS - 1)
+    return clipped(((steps - LOWEST_STEP) / STEP_BIN).astype(np.int64), 0, STEP_BINS - 1)
 
 
 def _largest(steps: Histogram) -> Ints:
@@ -167,7 +167,7 @@ def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0, plain: bool = 
     """
     counts = steps.astype(np.float64)
     beyond = np.rint(_mean_excess(steps)).astype(np.int64) if plain else UNSEEN_BEYOND
-    place = np.clip(_largest(steps) + beyond, LEAST_UNSEEN, STEP_BINS - 1)
+    place = clipped(_largest(steps) + beyond, LEAST_UNSEEN, STEP_BINS - 1)
     counts[np.arange(len(counts)), place] += unseen
     share = counts / counts.sum(axis=1, keepdims=True)
     up = STEPS > 0
@@ -178,8 +178,7 @@ def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0, plain: bool = 
         grown = share * np.exp(theta[:, None] * STEPS)
         slope = (grown * STEPS).sum(axis=1)
         theta = np.where(slope > 1e-9, theta - (grown.sum(axis=1) - 1) / np.maximum(slope, 1e-9), theta)
-    clipped: Floats = np.clip(theta, 0.05, 20.0)
-    return clipped
+    return clipped(theta, 0.05, 20.0)
 
 
 def diffusion_exponent(steps: Histogram, ratio: Floats | float) -> Floats:
@@ -190,8 +189,7 @@ def diffusion_exponent(steps: Histogram, ratio: Floats | float) -> Floats:
     share = steps / np.maximum(steps.sum(axis=1, keepdims=True), 1e-9)
     mean = share @ STEPS
     variance = np.maximum(share @ STEPS**2 - mean**2, 1e-9)
-    clipped: Floats = np.clip(-2 * mean / (variance * ratio), 0.05, 20.0)
-    return clipped
+    return clipped(-2 * mean / (variance * ratio), 0.05, 20.0)
 
 
 @dataclass(frozen=True)
@@ -287,9 +285,8 @@ def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first
     fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
     above = ticks / (ticks + PRIOR_TICKS_ABOVE)
     weight = np.where(fitted > first, above, ticks**2 / (ticks**2 + PRIOR_TICKS**2))
-    levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
-    clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
-    return clipped
+    levels = weight * clipped(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
+    return clipped(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
 
 
 def initial_levels(ticks: float, drift: Floats, largest_step: float) -> Floats:

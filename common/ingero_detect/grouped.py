@@ -3,6 +3,7 @@
 `grouped_median` sorts 64-bit keys that hold group and value. `Groups`, for a fixed membership, takes half the time.
 """
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,16 @@ Bools = npt.NDArray[np.bool_]
 def singles(values: npt.NDArray[Any]) -> Singles:
     """The values in single precision: half the memory and time, and far more precise than any band or noise."""
     return values.astype(np.float32)
+
+
+def clipped(values: npt.NDArray[Any], low: Any, high: Any) -> npt.NDArray[Any]:
+    """Like `np.clip`, at a quarter of its cost for the few values of a small fleet."""
+    return np.asarray(np.minimum(np.maximum(values, low), high))
+
+
+def filled(values: npt.NDArray[Any], instead: float) -> npt.NDArray[Any]:
+    """The values, with a number instead of NaN."""
+    return np.where(np.isnan(values), instead, values)
 
 
 _GROUP_BITS: Final = 16
@@ -80,29 +91,38 @@ class Groups:
 
         `values` are those of the members at `at`, of which every group has `count`; they may be infinite, not NaN.
         """
-        return self.median_and_upper_quartile(values, at, count)[0]
+        median = np.full(self._m, np.nan)
+        for rows, ordered in self._ordered(values, at):
+            median[rows] = _middle(ordered, count[rows])
+        return median
 
     def median_and_upper_quartile(
         self, values: Floats | Singles, at: slice | Ints, count: Ints
     ) -> tuple[Floats, Floats]:
         """Like `median`; the second result is the upper quartile."""
+        median, quartile = np.full(self._m, np.nan), np.full(self._m, np.nan)
+        for rows, ordered in self._ordered(values, at):
+            members = count[rows]
+            median[rows] = _middle(ordered, members)
+            low, high = np.maximum(3 * members - 1, 0) // 4, np.minimum(3 * members // 4, np.maximum(members - 1, 0))
+            quartile[rows] = _at(ordered, low, high, members)
+        return median, quartile
+
+    def _ordered(self, values: Floats | Singles, at: slice | Ints) -> Iterator[tuple[Ints, npt.NDArray[Any]]]:
+        """By table its groups, and their values in order, a row each, with infinities behind them."""
         cells = np.empty(len(self._group) + 1, values.dtype)
         if not isinstance(at, slice):
             cells[:-1] = np.inf
         cells[-1] = np.inf
         cells[:-1][at] = values
-        median, quartile = np.full(self._m, np.nan), np.full(self._m, np.nan)
         for rows, places in self._tables:
             ordered = cells[places]
             ordered.sort(axis=1)
-            members, row = count[rows], np.arange(len(rows))
-            low = ordered[row, np.maximum(members - 1, 0) // 2]
-            high = ordered[row, np.minimum(members // 2, places.shape[1] - 1)]
-            median[rows] = np.where(members > 0, _between(low, high), np.nan)
-            low = ordered[row, np.maximum(3 * members - 1, 0) // 4]
-            high = ordered[row, np.minimum(3 * members // 4, np.maximum(members - 1, 0))]
-            quartile[rows] = np.where(members > 0, _between(low, high), np.nan)
-        return median, quartile
+            yield rows, ordered
+
+
+def _middle(ordered: npt.NDArray[Any], members: Ints) -> npt.NDArray[Any]:
+    return _at(ordered, np.maximum(members - 1, 0) // 2, np.minimum(members // 2, ordered.shape[1] - 1), members)
 
 
 def connected(pairs: Ints, members: int) -> Ints:
@@ -119,6 +139,12 @@ def connected(pairs: Ints, members: int) -> Ints:
         if (joined == label).all():
             return label
         label = joined
+
+
+def _at(ordered: npt.NDArray[Any], low: Ints, high: Ints, members: Ints) -> npt.NDArray[Any]:
+    """By row the mean of the values at two places; NaN without members."""
+    row = np.arange(len(ordered))
+    return np.where(members > 0, _between(ordered[row, low], ordered[row, high]), np.nan)
 
 
 def _between(low: npt.NDArray[Any], high: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ from ingero_detect.autocorrelation import follow_blocks
 from ingero_detect.calibration import record_warmup
 from ingero_detect.codes import HEALTHY, LEARNING
 from ingero_detect.column_store import ColumnStore
-from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, singles
+from ingero_detect.grouped import Bools, Floats, Ints, clipped, grouped_median, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
 from ingero_detect.residuals import RISE_TICKS, Residuals
@@ -97,9 +97,9 @@ def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Flo
         middle[part] = np.median(values, axis=1)
         centred = values - middle[part, None]
         spread[part] = np.median(np.abs(centred), axis=1) * MAD_TO_SIGMA
-        clipped = np.clip(centred / np.maximum(spread[part], 1e-12)[:, None], -3, 3)
-        lagged[part] = (clipped[:, 1:] * clipped[:, :-1]).sum(axis=1)
-        squares[part] = (clipped[:, 1:] ** 2).sum(axis=1)
+        bounded = clipped(centred / np.maximum(spread[part], 1e-12)[:, None], -3, 3)
+        lagged[part] = (bounded[:, 1:] * bounded[:, :-1]).sum(axis=1)
+        squares[part] = (bounded[:, 1:] ** 2).sum(axis=1)
     return middle, spread, lagged, squares
 
 
@@ -131,7 +131,7 @@ def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, 
     deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))
     change = (1.2533 * deviation - own) * calm
     lower = memory.node("lower")[at] + np.where(gap < 0, np.int16(1), np.int16(-3))
-    memory.node("lower")[at] = lower = np.clip(lower, 0, 2 * _LEAKS)
+    memory.node("lower")[at] = lower = clipped(lower, 0, 2 * _LEAKS)
     change = np.where((lower > _LEAKS) & (gap < 0), np.minimum(change, 0), change)
     gain = np.where(nodes.restless, np.float32(1 / (2 * RISE_TICKS)), np.float32(1 / 300))
     memory.node("own")[at] = own + np.maximum(newest, gain) * change

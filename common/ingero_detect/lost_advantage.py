@@ -10,7 +10,7 @@ import numpy as np
 
 from ingero_detect.calibration import discount_steps
 from ingero_detect.column_store import ColumnStore
-from ingero_detect.grouped import Bools, singles
+from ingero_detect.grouped import Bools, filled, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.residuals import Residuals
 from ingero_detect.sequential_tests import Bounds, CollapseTest, OwnTest
@@ -42,8 +42,8 @@ def forgive_lost_advantage(
     if not alarmed.any():
         return
     group = nodes.group
-    ahead = nodes.baseline - np.nan_to_num(nodes.median(nodes.baseline), nan=0.0)[group]
-    spread = np.nan_to_num(nodes.median(np.abs(ahead)), nan=np.inf) * MAD_TO_SIGMA
+    ahead = nodes.baseline - filled(nodes.median(nodes.baseline), 0.0)[group]
+    spread = filled(nodes.median(np.abs(ahead)), np.inf) * MAD_TO_SIGMA
     far = ahead > np.maximum(2 * parameters.own_band, _AHEAD * spread)[group]
     alone = np.bincount(group[far], minlength=len(spread)) == 1
     spell = np.maximum(own.spell, 1)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints, Singles, singles
+from ingero_detect.grouped import Bools, Floats, Ints, Singles, clipped, singles
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 SHARE: Final = 0.25
@@ -136,7 +136,7 @@ def of_the_others(
     away = residuals[rows] - singles(reference.level)[own]
     counts = ~accused[rows] | (_defining(cohort, count, accused) == count)[own]
     counts &= np.abs(away) < _REJECTED * unit
-    pull = np.where(counts, np.clip(away, -_CLIPPED * unit, _CLIPPED * unit), np.float32(0))
+    pull = np.where(counts, clipped(away, -_CLIPPED * unit, _CLIPPED * unit), np.float32(0))
     number = np.bincount(own[counts], minlength=len(count))[own] - counts
     return rows, singles((np.bincount(own, pull, len(count))[own] - pull) / np.maximum(number, 1))
 

@@ -10,7 +10,7 @@ from ingero_detect.autocorrelation import Autocorrelation, autocorrelation
 from ingero_detect.codes import is_accused
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.counted_events import noise_of_counts, on_root_scale, share_of_unit
-from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
+from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, clipped, filled, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference, find_reference, of_the_others
 
@@ -95,8 +95,8 @@ def compute_residuals(
 ) -> Residuals:
     """Compute the residuals of the nodes in `index` from their log rates; nodes that are not `fresh` are held."""
     group = memory.node("group")[index].astype(np.int64)
-    spread = np.nan_to_num(memory.group("scale"), nan=0.0)
-    level = np.nan_to_num(memory.group("level"), nan=0.0)
+    spread = filled(memory.group("scale"), 0.0)
+    level = filled(memory.group("level"), 0.0)
     new = (memory.node("relearn")[index] > 0) & ~memory.group("back")[group]
     baseline, known = memory.node("baseline")[index].copy(), memory.node("count")[index]
     if new.any():
@@ -107,7 +107,7 @@ def compute_residuals(
     share = share_of_unit(memory, group, baseline + level[group])
     if share is not None:
         residual = np.where(share > 0, on_root_scale(residual, share), residual)
-    residual = np.clip(residual, -NOTHING, MAX_DEVIATION)
+    residual = clipped(residual, -NOTHING, MAX_DEVIATION)
     tolerance = np.maximum(parameters.own_band, 3 * spread)
     count = np.bincount(group, minlength=len(memory.groups))
 
@@ -177,7 +177,7 @@ def _sigma(
 def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
     """By group the spread of its faster nodes in the last ticks, from about `_RECENT` samples."""
     before = memory.group("recent")
-    gain = np.clip(reference.count / _RECENT, 0.0, 0.5)
+    gain = clipped(reference.count / _RECENT, 0.0, 0.5)
     step = gain * (reference.upper - before)
     return np.where(np.isnan(reference.upper), before, np.where(np.isnan(before), reference.upper, before + step))
 
@@ -185,7 +185,7 @@ def _recent_spread(memory: ColumnStore, reference: Reference) -> Floats:
 def _growth(times: Floats | Singles, certain: float) -> Floats:
     """The factor by which noise has just grown, which seems to be so many `times` the usual one: 1 unless that is
     more than chance brings, which is `certain` beyond."""
-    factor: Floats = np.clip(1 + _GROWTH_SLOPE * (times - certain), 1.0, np.maximum(times, 1.0))
+    factor: Floats = clipped(1 + _GROWTH_SLOPE * (times - certain), 1.0, np.maximum(times, 1.0))
     return factor
 
 
@@ -198,7 +198,7 @@ def _long_run_scale(
     Noise of all nodes that has just grown counts at once, beyond what the spread of a few nodes varies by chance.
     """
     stretch, least = np.sqrt(past.ratio), 0.5 * parameters.own_band
-    recent = np.nan_to_num(recent, nan=0.0)
+    recent = filled(recent, 0.0)
     usual = np.bincount(group, sigma, len(recent)) / np.maximum(reference.count, 1)
     growth = _growth(recent / np.maximum(usual, 1e-12), _CERTAIN_GROWTH)
     factor = growth * stretch

@@ -13,7 +13,7 @@ from ingero_detect.autocorrelation import Steps, steps_of
 from ingero_detect.codes import RECOVERING
 from ingero_detect.cohorts import is_guest
 from ingero_detect.column_store import ColumnStore
-from ingero_detect.grouped import Bools, Floats, Ints, Singles, singles
+from ingero_detect.grouped import Bools, Floats, Ints, Singles, clipped, filled, singles
 from ingero_detect.parameters import Parameters
 from ingero_detect.peer_outliers import groups_to_examine, lone_outliers
 from ingero_detect.reference import HALF, Reference
@@ -182,9 +182,9 @@ def _usual_band(memory: ColumnStore, parameters: Parameters, reference: Referenc
     Nodes that share a load do not respond to it alike, and their baselines were learnt at the usual level. Nor do
     they follow alike when all move at once: then what they differ by more than usual says how much that is.
     """
-    away = np.nan_to_num(np.abs(memory.group("level") - memory.group("usual_level")), nan=0.0)
+    away = filled(np.abs(memory.group("level") - memory.group("usual_level")), 0.0)
     band = parameters.own_band + _RESPONSE * away
-    apart = np.sqrt(np.maximum(reference.spread**2 - np.nan_to_num(memory.group("scale"), nan=0.0) ** 2, 0.0))
+    apart = np.sqrt(np.maximum(reference.spread**2 - filled(memory.group("scale"), 0.0) ** 2, 0.0))
     band = np.where(reference.common, np.maximum(band, _MOVED_APART * apart), band)
     limited: Floats = np.minimum(band, parameters.absolute_band)
     return limited
@@ -263,9 +263,9 @@ def distance_from_peers(nodes: Residuals) -> Singles:
     logs = np.maximum(nodes.logs, -1e3)  # idle nodes lie no further from other idle nodes
     absolute = singles(logs - np.nan_to_num(nodes.median(logs), nan=0.0)[nodes.group])
     if nodes.share is not None:
-        usual = nodes.baseline - np.nan_to_num(nodes.median(nodes.baseline), nan=0.0)[nodes.group]
+        usual = nodes.baseline - filled(nodes.median(nodes.baseline), 0.0)[nodes.group]
         absolute = np.where(nodes.share > 0, singles(usual) + nodes.gap, absolute)
-    return np.clip(absolute, -MAX_DEVIATION, MAX_DEVIATION)
+    return clipped(absolute, -MAX_DEVIATION, MAX_DEVIATION)
 
 
 def against_peers(
@@ -274,7 +274,7 @@ def against_peers(
 ) -> PeerTest:  # fmt: skip
     """The sequential test against peers, for nodes that were slow from the start."""
     at, group, scale = nodes.index, nodes.group, nodes.scale
-    offsets = np.nan_to_num(memory.group("offsets"), nan=0.0)
+    offsets = filled(memory.group("offsets"), 0.0)
     line = singles(np.maximum(parameters.absolute_band, 4 * offsets))[group]
     step = -absolute / scale - np.maximum(parameters.drift, line / scale)
     before = memory.node("below")[at]
@@ -334,7 +334,7 @@ def against_dips(memory: ColumnStore, parameters: Parameters, nodes: Residuals, 
     level, alarm = 2 * usual, np.zeros(len(share), np.bool_)
     high = share > 0.5 * band + level
     if high.any():
-        level = np.maximum(level, 2 * singles(np.nan_to_num(nodes.median(share), nan=0.0))[group])
+        level = np.maximum(level, 2 * singles(filled(nodes.median(share), 0.0))[group])
         high, alarm = share > 0.5 * band + level, share > band + level
     young = memory.node("count")[at] < parameters.warmup + 2 * DIP_TICKS
     gain = np.where(young, 2.0 / DIP_TICKS, ~high / parameters.baseline_ticks)

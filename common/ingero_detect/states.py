@@ -26,7 +26,7 @@ from ingero_detect.codes import (
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.counted_events import on_root_scale
-from ingero_detect.grouped import Bools, Floats, Ints, singles
+from ingero_detect.grouped import Bools, Floats, Ints, clipped, singles
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
 from ingero_detect.parameters import Parameters
 from ingero_detect.residuals import MAX_DEVIATION, NOTHING, Residuals
@@ -175,7 +175,7 @@ def _check_recovery(
     if share is not None:
         half = np.where(few, -on_root_scale(singles(-half), share).astype(np.float64), half)
     scale = memory.node("scale")[rows].astype(np.float64)
-    step = np.clip((error + half) / scale - 0.5 * drift, -2 * parameters.largest_step, 0.75 * top)
+    step = clipped((error + half) / scale - 0.5 * drift, -2 * parameters.largest_step, 0.75 * top)
     before = memory.node("well")[rows].astype(np.float64)
     well = np.maximum(0.0, before + step)
     memory.node("well_since")[rows] = np.where((well > 0) & (before <= 0), now, memory.node("well_since")[rows])
@@ -186,7 +186,7 @@ def _check_recovery(
     healthy = recovering & ~again & (hold <= 1) & (memory.node("slow")[rows] < 0.5 * top)
     flaps = memory.node("flaps")[rows] + (_is_short(memory, parameters, rows) & proven) + relapsed
     memory.node("flaps")[rows] = flaps
-    longer = np.exp2(np.clip(flaps - 1, 0, _MOST_FLAPS)).astype(np.int16)
+    longer = np.exp2(clipped(flaps - 1, 0, _MOST_FLAPS)).astype(np.int16)
     memory.node("hold")[rows] = np.where(proven, parameters.hold_ticks * longer, np.maximum(hold - 1, 0))
     memory.node("well")[rows] = np.where(relapsed, 0.0, well)
     resumed = (state[rows] == STOPPED) & (-error < _NOTHING) & ~proven
