@@ -6,7 +6,7 @@ import pytest
 
 from ingero_detect.autocorrelation import autocorrelation
 
-from .fleets import healthy, play
+from .fleets import healthy, play, play_each
 
 
 def autoregressive(
@@ -26,39 +26,35 @@ def autoregressive(
 
 @pytest.mark.parametrize("loss", [0.1, 0.15])
 def test_a_sudden_loss_stands_out_of_what_noise_changes_from_tick_to_tick(loss: float) -> None:
-    waited = []
-    for seed in range(8):
-        rates = 100 * np.exp(0.02 * autoregressive(700, 8, 0.8, seed))
+    fleets = [100 * np.exp(0.02 * autoregressive(700, 8, 0.8, seed)) for seed in range(8)]
+    for rates in fleets:
         rates[600:, 1] *= 1 - loss
-        waited.append(next(tick for tick, node in play(rates, budget=1e-3).accused() if node == "n1") - 599)
+    waited = [next(tick for tick, node in found if node == "n1") - 599 for found in play_each(fleets, budget=1e-3)]
 
     assert np.mean(waited) <= 5, waited
 
 
 def test_a_sudden_loss_within_the_band_accuses_nobody() -> None:
-    for seed in range(6):
-        rates = 100 * np.exp(0.004 * autoregressive(900, 8, 0.8, seed))
+    fleets = [100 * np.exp(0.004 * autoregressive(900, 8, 0.8, seed)) for seed in range(6)]
+    for rates in fleets:
         rates[600:, 1] *= 0.965
 
-        assert play(rates).accused() == []
+    assert not any(play_each(fleets))
 
 
 def test_sudden_changes_that_die_away_are_noise() -> None:
-    accused = 0
-    for seed in range(4):
-        accused += len(play(100 * np.exp(0.03 * autoregressive(1600, 8, 0.8, seed, 4)), budget=0.01).accused())
+    fleets = [100 * np.exp(0.03 * autoregressive(1600, 8, 0.8, seed, 4)) for seed in range(4)]
 
-    assert accused <= 3
+    assert sum(map(len, play_each(fleets, budget=0.01))) <= 3
 
 
 def test_noise_that_wanders_under_independent_noise_accuses_few() -> None:
-    accused = 0
+    fleets = []
     for seed in range(3):
         wandering, rng = autoregressive(1600, 8, 0.98, seed), np.random.default_rng(seed)
-        rates = 100 * np.exp(0.03 * wandering + 0.02 * rng.normal(size=wandering.shape))
-        accused += len([tick for tick, _ in play(rates, budget=1e-3).accused() if tick >= 400])
+        fleets.append(100 * np.exp(0.03 * wandering + 0.02 * rng.normal(size=wandering.shape)))
 
-    assert accused <= 1
+    assert len([tick for found in play_each(fleets, budget=1e-3) for tick, _ in found if tick >= 400]) <= 1
 
 
 @pytest.mark.parametrize("nodes", [3, 8, 64])

@@ -5,7 +5,7 @@ import pytest
 
 from ingero_detect.counted_events import noise_of_counts, on_root_scale, smallest_unit, whole_multiples
 
-from .fleets import Matrix, play
+from .fleets import Matrix, play, play_each
 
 NODES = 12
 
@@ -19,17 +19,18 @@ def requests(night: float, seed: int, ticks: int = 400) -> Matrix:
 
 @pytest.mark.parametrize("night", [0.3, 1.0, 3.0, 8.0])
 def test_replicas_with_few_requests_at_night_are_not_accused(night: float) -> None:
-    for seed in range(2):
-        assert play(np.vstack([requests(night, seed), requests(night, 100 + seed)])).accused() == []
+    nights = [np.vstack([requests(night, seed), requests(night, 100 + seed)]) for seed in range(2)]
+
+    assert not any(play_each(nights))
 
 
 @pytest.mark.parametrize(("night", "since", "most"), [(0.3, 50, 2), (8.0, 200, 8), (3.0, 200, 25)])
 def test_a_replica_that_does_nothing_is_named_as_soon_as_its_peers_tell(night: float, since: int, most: int) -> None:
-    for seed in range(2):
-        rates = requests(night, seed)[: since + 100]
+    fleets = [requests(night, seed)[: since + 100] for seed in range(2)]
+    for rates in fleets:
         rates[since:, 5] = 0.0
-
-        ((tick, node),) = play(rates).accused()
+    for found in play_each(fleets):
+        ((tick, node),) = found
 
         assert (node, tick - since <= most) == ("n5", True)
 

@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 
-from .fleets import Matrix, healthy, play
+from .fleets import Matrix, healthy, play_each
 
 
 def side_by_side(fleets: list[Matrix]) -> list[tuple[int, int, int]]:
     """(fleet, tick, node) of every accusation in fleets of equal size, each a cohort."""
-    nodes = fleets[0].shape[1]
-    number = np.repeat(np.arange(len(fleets)), nodes)
-    cohorts = [("c", f"job-{fleet}") for fleet in range(len(fleets))]
-    found = play(np.concatenate(fleets, axis=1), cohort=number, cohorts=cohorts).accused()
-    return [(int(node[1:]) // nodes, tick, int(node[1:]) % nodes) for tick, node in found]
+    each = enumerate(play_each(fleets))
+    return [(fleet, tick, int(node[1:])) for fleet, found in each for tick, node in found]
 
 
 def with_noise_of_one_node(nodes: int, seeds: int, lost: float = 0.0) -> list[Matrix]:
