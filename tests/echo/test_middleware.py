@@ -57,7 +57,7 @@ def answering(*answers: Answer) -> Iterator[str]:
 
         do_POST = do_GET
 
-        def log_message(self, format: str, *args: Any) -> None:
+        def log_message(self, *args: Any) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
