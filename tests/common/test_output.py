@@ -30,3 +30,13 @@ def test_a_wrong_flag_ends_with_its_status_where_all_streams_are_closed() -> Non
     done = subprocess.run(["sh", "-c", f"exec {BIN}/ingero-fleet validate --set a=1 <&- >&- 2>&-"], timeout=60)
 
     assert done.returncode == 2
+
+
+def test_a_ports_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "ports.json"
+    command = [BIN / "ingero-sink", "--listen", "127.0.0.1:0", "--ports-file", file]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 1
+    assert f"ingero-sink: the ports file {file} cannot be written: No such file or directory" in done.stderr
+    assert "Traceback" not in done.stderr
