@@ -34,7 +34,7 @@ def test_a_wrong_flag_ends_with_its_status_where_all_streams_are_closed() -> Non
 
 def test_a_ports_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file = tmp_path / "missing" / "ports.json"
-    command = [BIN / "ingero-sink", "--listen", "127.0.0.1:0", "--ports-file", file]
+    command = [str(BIN / "ingero-sink"), "--listen", "127.0.0.1:0", "--ports-file", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 1
