@@ -298,6 +298,8 @@ async def serve(
         loop.add_signal_handler(number, ended.set)
     loop.add_signal_handler(signal.SIGHUP, fleet.reload)
     await fleet.start()
+    for name in config.unused_exporters():
+        log.warning("exporter_not_used", exporter=name, reason=f"no list in service.pipelines.*.exporters has {name}")
     # Objects from start-up live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()
