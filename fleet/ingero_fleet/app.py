@@ -155,13 +155,18 @@ class Fleet:
             threshold = extensions.ingero_threshold
             agents, people = make_authenticator(threshold.auth), make_authenticator(threshold.admin_auth)
             await self._pages.open(
-                "threshold", late_app(lambda: self._agent_api(agents)), threshold.agent_endpoint, threshold.tls
+                "threshold",
+                late_app(lambda: self._agent_api(agents)),
+                threshold.agent_endpoint,
+                threshold.tls,
+                agents,
             )
             await self._pages.open(
                 "diagnostics",
                 late_app(lambda: self._admin_api(people)),
                 threshold.admin_endpoint,
                 threshold.admin_tls,
+                people,
             )
         if "healthee" in wanted:
             healthee = extensions.healthee
