@@ -46,8 +46,14 @@ def make_source(config: AgentSettings, gpus: int) -> SignalSource:
 
 
 def check_key(file: Path | None, loose: bool) -> None:
-    """Refuse a private key that others may read."""
-    if file is not None and not loose and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    """Refuse a private key that is not there, or that others may read."""
+    if file is None or loose:
+        return
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise SettingsError(f"{file}: the private key cannot be read: {error.strerror}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise SettingsError(f"{file}: the private key is readable by others: chmod 600 it")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import socket
 import stat
 import tempfile
 from collections import Counter
@@ -38,16 +39,24 @@ async def listen(
 ) -> asyncio.Server:
     """Listen on a path, for this user or one group; a stale socket file is replaced, anything else is refused.
 
-    `flag` is the setting that the error message names. Raises `OSError`.
+    `flag` is the setting that the error message names. Raises `OSError`, also where another process listens.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750 if group is not None else 0o700)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(f"{path} exists and is no socket; remove it or choose another {flag}")
+        if _answers(path):
+            raise OSError(f"another process listens on {path}; end it or choose another {flag}")
         path.unlink()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Python 3.11 logs an error for a handler that is cancelled, as at the end of the loop.
+        with contextlib.suppress(asyncio.CancelledError):
+            await serve(reader, writer)
+
     mask = os.umask(0o177)
     try:
-        server = await asyncio.start_unix_server(serve, path, limit=limit)
+        server = await asyncio.start_unix_server(handle, path, limit=limit)
     finally:
         os.umask(mask)
     if group is not None:
@@ -55,6 +64,19 @@ async def listen(
     path.chmod(0o700 if group is None else 0o770)
     log.info("socket", path=str(path))
     return server
+
+
+def _answers(path: Path) -> bool:
+    """Whether a process listens on a socket file."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue of connections is full
+            return True
+        except OSError:
+            return False
+    return True
 
 
 class EventSocket:

@@ -43,19 +43,24 @@ class ThresholdApi:
         self._connection = HttpConnection(self._url, config.tls, config.timeout)
 
     async def ask(self) -> ThresholdAnswer:
-        """Threshold and quorum. Raises `ValueError` when the API cannot be reached or its answer is invalid."""
+        """Threshold and quorum; neither while Fleet is busy or new.
+
+        Raises `ValueError` when the API cannot be reached, refuses, or its answer is invalid.
+        """
         try:
             token = read_authorization(self._token_file)
             fields = {"accept": "application/json", **({"authorization": token} if token else {})}
             answer = await self._connection.request("GET", self._url, fields)
-            if answer.status_code != 200:
+            if answer.status_code in (429, 503):
                 wait = parse_retry_after(answer.headers.get("retry-after"), time.time())
                 return ThresholdAnswer(retry_after=wait or 0.0)
+            if answer.status_code != 200:
+                raise ValueError(f"HTTP {answer.status_code}")
             if len(answer.content) > MAX_ANSWER:
                 raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
             tree = answer.json()
             threshold, quorum = float(tree["threshold"]), tree["quorum_met"] is True
-        except (httpx.HTTPError, SettingsError, KeyError, TypeError) as error:
+        except (httpx.HTTPError, SettingsError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if 0.1 <= threshold <= 0.99:
             return ThresholdAnswer(threshold, quorum)
@@ -108,6 +113,7 @@ class FleetClient:
         self.retry_after = 0.0
         self.pushed_at: float | None = None
         self._failures = 0
+        self._ask_failed = False
         self._json = config.protocol == "http" and config.encoding == "json"
         self._client = make_client(config)
         self._api = ThresholdApi(config, threshold_url) if threshold_url else None
@@ -156,8 +162,11 @@ class FleetClient:
             answer = await self._api.ask()
         except ValueError as error:
             self.counters.thresholds["rejected"] += 1
-            log.debug("threshold_rejected", reason=str(error))
+            if not self._ask_failed:
+                log.warning("threshold_not_read", reason=str(error))
+            self._ask_failed = True
             return 0.0
+        self._ask_failed = False
         if answer.quorum is not None:
             self.response = replace(self.response, threshold=answer.threshold, quorum=answer.quorum, threshold_at=now)
         return answer.retry_after

@@ -176,7 +176,7 @@ def play(demo: Demo) -> None:
 @click.option("--nodes", type=click.IntRange(4, 50), default=4, show_default=True, help="Agents to start.")
 @click.option("--keep", is_flag=True, help="Run until Ctrl-C, for a look at the live page.")
 def command(nodes: int, keep: bool) -> None:
-    """Start Fleet and agents with made-up signals here, slow one down, and show how it is named; a minute.
+    """Start Fleet and agents with made-up signals here, slow one down, and show how it is named; half a minute.
 
     It needs no GPU, opens loopback ports only and leaves nothing behind. Exit status 1: not that node was named.
 

@@ -31,7 +31,7 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
         first += stream.readline(MOST_BYTES)
     try:
         whole = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict):
         begun = [first, stream.readline(MOST_BYTES)]

@@ -27,8 +27,14 @@ def replace_file(file: Path, data: bytes) -> None:
 
 
 def write_ports_file(file: Path | None, ports: Mapping[str, int]) -> None:
-    """Write the ports in use as JSON, for the process that started this one; does nothing without a file."""
+    """Write the ports in use as JSON, for the process that started this one; does nothing without a file.
+
+    Raises `OSError`, with the file in its text.
+    """
     if file is not None:
         part = file.with_suffix(".part")
-        part.write_text(json.dumps(dict(ports)))
-        part.replace(file)
+        try:
+            part.write_text(json.dumps(dict(ports)))
+            part.replace(file)
+        except OSError as error:
+            raise OSError(f"the ports file {file} cannot be written: {error.strerror}") from None

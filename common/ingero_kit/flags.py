@@ -40,24 +40,15 @@ class FiniteRange(click.FloatRange):
 
 
 class InstalledCommand(click.Command):
-    """A command that says how to install the libraries of its component where they are missing."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Ends with status 1 where a library is missing, and says what installs it."""
-        try:
-            return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("ingero_"):
-                raise
-            component = _component(self.callback.__module__ if self.callback else "")
-            raise click.ClickException(_missing(error, component)) from None
-
-
-class CommandGroup(InstalledCommand, click.Group):
-    """A group whose help shows the whole first sentence of every command, and that says when its output is lost."""
+    """A command that says how to install the libraries of its component where they are missing, and when its output
+    is lost."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command. Ends with status 1 where standard output takes no more, as on a full disk."""
+        """Run a command. Ends with status 1 where standard output takes no more, as on a full disk. What is
+        written to a closed stream is lost."""
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:
+                setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         try:
             try:
                 return super().main(*args, **kwargs)
@@ -71,6 +62,20 @@ class CommandGroup(InstalledCommand, click.Group):
             if error.errno != errno.EPIPE:
                 click.echo(f"{Path(sys.argv[0]).name}: standard output: {error.strerror}", err=True)
             sys.exit(1)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ends with status 1 where a library is missing, and says what installs it."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("ingero_"):
+                raise
+            component = _component(self.callback.__module__ if self.callback else "")
+            raise click.ClickException(_missing(error, component)) from None
+
+
+class CommandGroup(InstalledCommand, click.Group):
+    """A group whose help shows the whole first sentence of every command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands."""

@@ -216,7 +216,7 @@ def ask(
     from ingero_contract import echo
 
     client = _connect(api, token_file, ca_file)
-    tools = client.request("GET", echo.TOOLS_LIST)["tools"]
+    tools = client.request("GET", echo.TOOLS_LIST, key="tools")["tools"]
     if name == "list":
         for tool in tools:
             click.echo(f"{tool['name'].removeprefix(echo.TOOL_PREFIX):26} {tool['description']}")
@@ -291,7 +291,7 @@ def backup(
     from ingero_echo.store import compact
 
     if database is None:
-        click.echo(json.dumps(_connect(api, token_file, ca_file).request("POST", echo.BACKUPS)))
+        click.echo(json.dumps(_connect(api, token_file, ca_file).request("POST", echo.BACKUPS, key="name")))
         return
     if target is None or not database.exists():
         raise SettingsError(f"{database}: --database needs a file that is there, and --to")

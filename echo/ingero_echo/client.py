@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from ingero_contract import echo
 from ingero_echo.errors import EchoApiError
+from ingero_kit.backoff import parse_retry_after
 from ingero_kit.settings import SettingsError
 
 PATIENCE_SECONDS = 60.0
@@ -48,24 +49,27 @@ class EchoHttpClient:
         """Raise `SettingsError` for anything that is not an address."""
         _parts(self.url)
 
-    def request(self, method: str, path: str, content: Any = None) -> Any:
-        """The JSON of an answer; waits as Retry-After says.
+    def request(self, method: str, path: str, content: Any = None, *, key: str) -> Any:
+        """The JSON object of an answer; waits as Retry-After says. Every answer of an Echo to this request has `key`.
 
-        Raises `EchoApiError` for what Echo refuses and `ConnectionError` when it cannot be reached.
+        Raises `EchoApiError` for what Echo refuses and `ConnectionError` when it cannot be reached or is no Echo.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             status, headers, body = self._once(method, path, content)
             if status not in (429, 503) or time.monotonic() > deadline:
                 break
-            time.sleep(min(5.0, float(headers.get("retry-after") or "1")))
+            wait = parse_retry_after(headers.get("retry-after"), time.time(), longest=5.0)
+            time.sleep(1.0 if wait is None else wait)
         try:
             answer = json.loads(body)
-        except ValueError:
-            raise ConnectionError(f"{self.url}: HTTP {status}, not JSON: is this an Echo?") from None
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or ("message" if status >= 400 else key) not in answer:
+            raise ConnectionError(f"{self.url}: HTTP {status}, and no answer of an Echo: is this an Echo?")
         if status >= 400:
             raise EchoApiError(
-                str(answer.get("code", status)), str(answer.get("message", "")), str(answer.get("hint", "")), status
+                str(answer.get("code", status)), str(answer["message"]), str(answer.get("hint", "")), status
             )
         return answer
 
@@ -89,7 +93,7 @@ class EchoHttpClient:
 
     def tool(self, name: str, arguments: dict[str, Any]) -> Any:
         """Call a tool by its full name."""
-        return self.request("POST", echo.TOOLS + name, arguments)
+        return self.request("POST", echo.TOOLS + name, arguments, key="rows")
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def _stored(plan: Plan) -> Iterator[tuple[str, str]]:
             f"SELECT event_id::VARCHAR, causal_chain_id, count(*) FROM events WHERE cluster_id = '{cluster}' AND "
             f"metric_name = '{EVENT_NAME}' AND event_id > '{last}'::UUID GROUP BY ALL ORDER BY 1 LIMIT {PAGE}"
         )
-        rows = client.request("POST", echo.SQL, {"sql": sql, "limit": PAGE})["rows"]
+        rows = client.request("POST", echo.SQL, {"sql": sql, "limit": PAGE}, key="rows")["rows"]
         for event_id, chain, count in rows:
             for _ in range(count):
                 yield event_id, chain

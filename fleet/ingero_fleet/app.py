@@ -155,13 +155,18 @@ class Fleet:
             threshold = extensions.ingero_threshold
             agents, people = make_authenticator(threshold.auth), make_authenticator(threshold.admin_auth)
             await self._pages.open(
-                "threshold", late_app(lambda: self._agent_api(agents)), threshold.agent_endpoint, threshold.tls
+                "threshold",
+                late_app(lambda: self._agent_api(agents)),
+                threshold.agent_endpoint,
+                threshold.tls,
+                agents,
             )
             await self._pages.open(
                 "diagnostics",
                 late_app(lambda: self._admin_api(people)),
                 threshold.admin_endpoint,
                 threshold.admin_tls,
+                people,
             )
         if "healthee" in wanted:
             healthee = extensions.healthee
@@ -298,6 +303,8 @@ async def serve(
         loop.add_signal_handler(number, ended.set)
     loop.add_signal_handler(signal.SIGHUP, fleet.reload)
     await fleet.start()
+    for name in config.unused_exporters():
+        log.warning("exporter_not_used", exporter=name, reason=f"no list in service.pipelines.*.exporters has {name}")
     # Objects from start-up live as long as the process: exclude them from garbage collection.
     gc.collect()
     gc.freeze()

@@ -42,6 +42,12 @@ class FleetConfig(Settings):
                     raise ValueError(f"service.pipelines.{signal}.exporters names {name}, which is not configured")
         return self
 
+    def unused_exporters(self) -> list[str]:
+        """Exporters that are configured and in no pipeline, so that nothing goes to them."""
+        pipelines = self.service.pipelines
+        used = {name for one in (pipelines.metrics, pipelines.logs, pipelines.traces) for name in one.exporters}
+        return [name for name in ("otlp", "otlphttp", "nats") if getattr(self.exporters, name) and name not in used]
+
 
 def read_config(file: Path | None, assignments: Sequence[str] = ()) -> FleetConfig:
     """What `--set` gave over variables over the file over the defaults. `SettingsError` names what cannot be used."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import trustme
+from structlog.testing import capture_logs
 
 from ingero_agent.health.classification import FleetResponse, choose_rule
 from ingero_agent.push import FleetClient
@@ -419,3 +420,36 @@ def test_the_threshold_api_may_ask_to_be_left_alone(answer: Response, word: floa
             await server.stop(1.0)
 
     assert run(work()) == (word, away)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Response(404, b"not here"), "HTTP 404"),
+        (Response(200, b"[" * 8000), "RecursionError"),
+        (Response(200, b'{"threshold": 1%s, "quorum_met": true}' % (b"0" * 400)), "OverflowError"),
+        (Response(200, b"[]"), "TypeError"),
+        (Response(200, b"<html>"), "Expecting value"),
+    ],
+)
+def test_what_is_not_the_threshold_api_is_said_once(answer: Response, reason: str) -> None:
+    good = Response(200, b'{"threshold": 0.7, "quorum_met": true}')
+    answers = [answer, answer, good, answer]
+
+    async def work() -> FleetClient:
+        server = Http1Server(lambda request: answers.pop(0))
+        client = FleetClient(route(1, "http"), f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
+        try:
+            for _ in range(4):
+                await client.ask(NOW)
+            return client
+        finally:
+            await client.close()
+            await server.stop(1.0)
+
+    with capture_logs() as logs:
+        client = run(work())
+
+    reasons = [line["reason"] for line in logs if line["event"] == "threshold_not_read"]
+    assert len(reasons) == 2 and reason in reasons[0]
+    assert (client.response.threshold, client.counters.thresholds["rejected"]) == (0.7, 3)

@@ -62,6 +62,8 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     check_key(key, loose=True)
     key.chmod(0o600)
     check_key(key, loose=False)
+    with pytest.raises(SettingsError, match=r"nope\.pem: the private key cannot be read: No such file"):
+        check_key(tmp_path / "nope.pem", loose=False)
 
 
 @pytest.mark.parametrize(

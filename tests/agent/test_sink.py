@@ -141,6 +141,42 @@ def test_a_port_that_is_taken_is_an_error_in_words() -> None:
     assert f"ingero-sink: {place}: " in done.stderr
 
 
+def test_a_path_is_taken_from_a_process_that_ended_and_from_no_other(tmp_path: Path) -> None:
+    async def both() -> None:
+        path = tmp_path / "remediate.sock"
+        with socket.socket(socket.AF_UNIX) as ended:
+            ended.bind(str(path))
+        first = EventSocket(path)
+        await first.start()
+        try:
+            with pytest.raises(OSError, match=r"another process listens on .*--remediate-socket"):
+                await EventSocket(path).start()
+            with socket.socket(socket.AF_UNIX) as consumer:
+                consumer.connect(str(path))
+        finally:
+            await first.stop()
+
+    asyncio.run(both())
+
+
+def test_an_agent_that_ends_with_a_consumer_connected_reports_no_error(tmp_path: Path) -> None:
+    errors: list[dict[str, object]] = []
+
+    async def end(consumer: socket.socket) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        sender = EventSocket(tmp_path / "remediate.sock")
+        await sender.start()
+        consumer.connect(str(sender.path))
+        while not sender.consumers:
+            await asyncio.sleep(0)
+        await sender.stop()
+
+    with socket.socket(socket.AF_UNIX) as consumer:
+        asyncio.run(end(consumer))
+
+    assert errors == []
+
+
 async def _read_both(folder: Path) -> SinkStats:
     push, trace = EventSocket(folder / "remediate.sock"), EventSocket(folder / "trace.sock")
     ledger = SinkStats(sockets=2)

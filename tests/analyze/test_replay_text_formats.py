@@ -224,3 +224,14 @@ def test_json_of_other_shapes_is_read(tmp_path: Path, shape: str) -> None:
     }
     (tmp_path / "history.json").write_text(json.dumps(shaped[shape]))
     assert named(run(tmp_path / "history.json", "--json"))[0] == "n2"
+
+
+@pytest.mark.parametrize("command", ["replay", "diagnose", "audit"])
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text("[" * 100_000)
+
+    done = CliRunner().invoke(main, [command, str(file)])
+
+    assert done.exit_code == 2
+    assert f"ingero-fleet {command}: {file}: no JSON object" in done.output

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,38 @@ from ingero_testing.processes import echo as start_echo
 from ingero_testing.web import web
 
 MCP = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+Answer = tuple[int, dict[str, str], str]
+
+
+@contextmanager
+def answering(*answers: Answer) -> Iterator[str]:
+    """The address of a server that gives these answers (status, headers, body) in turn, the last one for ever."""
+    left = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",
     "params": {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
@@ -314,6 +349,33 @@ def test_what_is_no_address_is_a_wrong_flag(address: str) -> None:
 
     assert done.exit_code == 2
     assert "is not an address" in done.output
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (200, "{}", "is this an Echo?"), (200, "[1]", "is this an Echo?"), (404, "[1]", "is this an Echo?"),
+        (404, '{"detail": "Not Found"}', "HTTP 404"), (200, "[" * 100_000, "is this an Echo?"),
+        (403, '{"code": "forbidden", "message": "not for you"}', "not for you"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", [["ask", "summary"], ["backup"]])
+def test_another_service_is_told_from_an_echo(command: list[str], status: int, body: str, error: str) -> None:
+    with answering((status, {}, body)) as address:
+        done = CliRunner().invoke(main, [*command, "--api", address])
+
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit) and error in done.output
+
+
+@pytest.mark.parametrize("wait", ["Wed, 21 Oct 2015 07:28:00 GMT", "-5", "0"])
+def test_the_command_line_waits_as_any_retry_after_says(wait: str) -> None:
+    busy = (503, {"retry-after": wait}, "busy")
+    with answering(busy, (200, {}, '{"tools": [{"name": "fleet.cluster.summary", "description": "d"}]}')) as address:
+        done = CliRunner().invoke(main, ["ask", "list", "--api", address])
+
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("summary")
 
 
 def test_a_copy_of_a_database_that_is_not_in_use_has_no_free_blocks(tmp_path: Path) -> None:

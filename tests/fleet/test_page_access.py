@@ -25,6 +25,27 @@ def test_page_and_diagnostics_ask_for_the_token(tmp_path: Path) -> None:
         assert web.get(service.url("diagnostics", "/"), headers=by_program).status_code == 200
 
 
+def test_without_tokens_no_page_of_another_host_reads_the_answers(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret-of-the-api\n")
+    by_token = {
+        "extensions": {"ingero_threshold": {"agent_endpoint": FREE, "auth": {"bearer_token_file": str(token)}}}
+    }
+    pages = {
+        "threshold": "/openapi.json", "diagnostics": "/", "health": routes.FLEET_HEALTH, "telemetry": "/metrics",
+    }  # fmt: skip
+    with fleet(tmp_path / "open") as service:
+        for name, path in pages.items():
+            url = service.url(name, path)
+            for fields in ({"host": "rebound.example.com"}, {"origin": "https://elsewhere.example.com"}):
+                refused = web.get(url, headers=fields)
+                assert (refused.status_code, refused.text) == (403, "without tokens only loopback names are served\n")
+            assert web.get(url, headers={"host": "localhost:1"}).status_code in (200, 503)
+    with fleet(tmp_path / "guarded", by_token) as service:
+        secret = {"host": "fleet.example.com", "authorization": "Bearer secret-of-the-api"}
+        assert web.get(service.url("threshold", "/openapi.json"), headers=secret).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("header", "bearer"),
     [

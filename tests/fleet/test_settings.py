@@ -100,3 +100,16 @@ def test_changed_settings_that_need_a_restart_are_named() -> None:
     assert changed({"processors": processors, "log": {"nats": {"servers": ["nats://a:4222"]}}}, "threshold") == [
         "processors.ingero.threshold", *nccl, "log",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "unused"),
+    [({}, ["otlp", "otlphttp"]), ({"logs": {"exporters": ["otlphttp"]}}, ["otlp"]),
+     ({"metrics": {"exporters": ["prometheus", "otlp"]}, "traces": {"exporters": ["otlphttp"]}}, [])],
+)  # fmt: skip
+def test_an_exporter_in_no_pipeline_is_known(pipelines: dict[str, object], unused: list[str]) -> None:
+    exporters = {"otlp": {"endpoint": "echo:4317"}, "otlphttp": {"endpoint": "http://echo:4318"}}
+
+    config = FleetConfig.model_validate({"exporters": exporters, "service": {"pipelines": pipelines}})
+
+    assert config.unused_exporters() == unused
