@@ -142,3 +142,59 @@ def test_nobody_is_accused_among_nodes_of_jobs_that_no_column_tells_apart(tmp_pa
     assert named(without) == [] and len(named(without, "different_work")) == 16
     assert any("add a column 'job_id'" in doubt for doubt in without["summary"]["doubts"])
     assert named(labelled) == [] and not labelled["summary"]["different_work"] and not labelled["summary"]["doubts"]
+
+
+def halves(until: int = 600) -> tuple[Rates, npt.NDArray[np.int64]]:
+    """Two jobs of six nodes each follow one another on each half, each at its own rate, two ticks apart."""
+    rates, jobs = healthy(600), np.zeros((600, 12), np.int64)
+    for half, starts in ((slice(0, 6), (150, 330, 470)), (slice(6, 12), (210, 400))):
+        for number, (start, level) in enumerate(zip(starts, (0.78, 1.2, 0.85), strict=False), start=1):
+            if start < until:
+                rates[start:, half] *= level
+                rates[start - 2 : start, half] = np.nan
+                jobs[start:, half] = number
+    return rates, jobs
+
+
+def test_nobody_is_accused_among_two_jobs_that_no_column_tells_apart(tmp_path: Path) -> None:
+    found = judged(tmp_path, halves()[0])
+
+    assert named(found) == [] and len(named(found, "different_work")) == 12
+    assert any("add a column 'job_id'" in doubt for doubt in found["summary"]["doubts"])
+
+
+def test_nodes_that_came_back_together_at_another_rate_are_said_and_not_accused(tmp_path: Path) -> None:
+    found = judged(tmp_path, halves(until=300)[0])
+
+    assert named(found) == [] and not found["summary"]["different_work"]
+    assert set(named(found, "other_job")) <= {f"n{node}" for node in range(12)} and named(found, "other_job")
+    table = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=400).stdout
+    assert "came back together with others at a rate that had changed for all of these" in table
+
+
+def rebooted(slow: slice) -> Rates:
+    """Three racks of four nodes are silent for five ticks, each four times, and warm up for six; some nodes of the
+    second one are slow since."""
+    rates = healthy(600)
+    for time in range(4):
+        for rack in range(3):
+            start, nodes = 60 + 120 * time + 40 * rack, slice(4 * rack, 4 * rack + 4)
+            rates[start : start + 5, nodes] = np.nan
+            rates[start + 5 : start + 11, nodes] *= np.linspace(0.4, 0.9, 6)[:, None]
+    rates[345:, slow] *= 0.75
+    return rates
+
+
+@pytest.mark.parametrize("slow", [slice(5, 6), slice(4, 8)], ids=["one node", "the rack"])
+def test_nodes_that_are_slow_since_their_rack_came_back_are_accused(tmp_path: Path, slow: slice) -> None:
+    found = judged(tmp_path, rebooted(slow))
+
+    assert named(found) == [f"n{node}" for node in range(slow.start, slow.stop)]
+
+
+def test_a_rack_that_came_back_slow_and_was_repaired_is_accused(tmp_path: Path) -> None:
+    rates = healthy(600)
+    rates[200:400, 4:8] *= 0.75
+    rates[195:200, 4:8], rates[395:400, 4:8] = np.nan, np.nan
+
+    assert named(judged(tmp_path, rates)) == ["n4", "n5", "n6", "n7"]
