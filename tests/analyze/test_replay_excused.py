@@ -198,3 +198,39 @@ def test_a_rack_that_came_back_slow_and_was_repaired_is_accused(tmp_path: Path) 
     rates[195:200, 4:8], rates[395:400, 4:8] = np.nan, np.nan
 
     assert named(judged(tmp_path, rates)) == ["n4", "n5", "n6", "n7"]
+
+
+def updated(step: float, extra: dict[int, float] | None = None) -> Rates:
+    """A node every 15 ticks is silent for three, and has another rate afterwards; some nodes lose more then."""
+    rates = healthy(420)
+    for node in range(12):
+        start = 120 + 15 * node
+        rates[start - 3 : start, node] = np.nan
+        rates[start:, node] *= (1 + step) * (extra or {}).get(node, 1.0)
+    return rates
+
+
+@pytest.mark.parametrize("step", [-0.2, 0.25])
+def test_a_change_that_nodes_make_one_after_another_is_said_and_accuses_nobody(tmp_path: Path, step: float) -> None:
+    found = judged(tmp_path, updated(step))
+
+    assert named(found) == [] and len(named(found, "rollout")) >= 2
+    table = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=400).stdout
+    assert "one node after another" in table
+
+
+@pytest.mark.parametrize("how", ["loses far more", "is slow later", "is slow for a time", "loses it all at once"])
+def test_a_straggler_beside_a_rolling_update_is_accused(tmp_path: Path, how: str) -> None:
+    rates, slow = updated(-0.2), ["n4"]
+    if how == "loses far more":
+        rates = updated(-0.2, {4: 0.6})
+    elif how == "is slow later":
+        rates[330:, 4] *= 0.8
+    elif how == "is slow for a time":
+        rates[90:170, 4] *= 0.8
+        rates[177:, 4] /= 0.8
+    else:
+        rates, slow = healthy(420), ["n1", "n2", "n3", "n4"]
+        rates[200:, 1:5] *= 0.8
+
+    assert set(slow) <= set(named(judged(tmp_path, rates)))

@@ -180,17 +180,19 @@ class Replay:
     silences: Silences
     presences: Presences
     watch: Watch | None
-    drained: list[Silence]
+    drained: list[Silence] = field(default_factory=list)
     """Nodes that were accused while their load fell to nothing, after which they were silent."""
-    came_up: list[tuple[Episode, Start]]
+    came_up: list[tuple[Episode, Start]] = field(default_factory=list)
     """Accusations of nodes that came up after they had done nothing, and were soon as fast as usual."""
-    shared: list[Episode]
+    shared: list[Episode] = field(default_factory=list)
     """Accusations of losses that half of the peers have had as well, as deep and as long."""
-    uneven: list[Episode]
+    uneven: list[Episode] = field(default_factory=list)
     """Accusations of several nodes in one slowdown of their whole cohort, which were well when it had ended."""
-    other_job: list[Episode]
+    other_job: list[Episode] = field(default_factory=list)
     """Accusations of nodes that had been silent together, and came back together at other levels than before."""
-    different_work: list[NodeKey]
+    rollout: list[Episode] = field(default_factory=list)
+    """Accusations of a change that half of the cohort made alike, one node after another."""
+    different_work: list[NodeKey] = field(default_factory=list)
     """Nodes that nobody can judge, because most of their cohort change what they do, each at its own time."""
 
     def lasted(self, episode: Episode) -> float:
@@ -226,6 +228,7 @@ class Replay:
             "shared": [_excused(episode) for episode in self.shared],
             "uneven": [_excused(episode) for episode in self.uneven],
             "other_job": [_excused(episode) for episode in self.other_job],
+            "rollout": [_excused(episode) for episode in self.rollout],
             "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
@@ -335,24 +338,9 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
     if different_work:
         history.reading.doubt(DIFFERENT_WORK)
     kept: list[Episode] = []
-    done = Replay(
-        history,
-        judge,
-        kept,
-        ticks,
-        nodes,
-        last,
-        silences,
-        presences,
-        watch,
-        [],
-        [],
-        [],
-        [],
-        [],
-        sorted(different_work),
-    )
-    uneven = slowdowns.explained(episodes.all())
+    done = Replay(history, judge, kept, ticks, nodes, last, silences, presences, watch)
+    done.different_work = sorted(different_work)
+    uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:
@@ -365,6 +353,8 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
             done.uneven.append(episode)
         elif other_jobs.explained(episode):
             done.other_job.append(episode)
+        elif (rollout := rollouts.get(node)) and rollout.explains(episode, tick):
+            done.rollout.append(episode)
         elif shared.shared(episode):
             done.shared.append(episode)
         else:
