@@ -47,7 +47,7 @@ LEAST: Final = 0.05
 ERRORS: Final = 4.0
 """Change of a node's level against the nodes that worked on, log units, and in standard errors, at least."""
 
-MOST_NODES: Final = 4_000
+MOST_NODES: Final = 2_000
 """Nodes up to which they are followed: a vector of levels is kept for every time at which one fell silent."""
 
 
@@ -134,16 +134,14 @@ class OtherJobs:
 
     def _judge(self, until: int) -> None:
         """Compare the levels of nodes that were back by then, before and after."""
-        level, error = self._levels()
-        for one in [each for each in self._returns if self._judged < each.resumed <= until]:
-            together = [
-                each for each in self._returns
-                if abs(each.resumed - one.resumed) <= TOGETHER and self._cohort[each.place] == self._cohort[one.place]
-            ]  # fmt: skip
-            changes = [self._change(each, level, error) for each in together]
-            change = self._change(one, level, error)
-            if change and np.count_nonzero(changes) >= max(FEWEST_TOGETHER, SHARE * len(together)):
-                self._enter(one, change)
+        resumed = np.array([each.resumed for each in self._returns], np.int64)
+        cohort = self._cohort[[each.place for each in self._returns]]
+        changes = self._changes()
+        for number in np.flatnonzero((changes != 0) & (resumed > self._judged) & (resumed <= until)).tolist():
+            together = (np.abs(resumed - resumed[number]) <= TOGETHER) & (cohort == cohort[number])
+            least = max(FEWEST_TOGETHER, SHARE * np.count_nonzero(together))
+            if np.count_nonzero(changes[together]) >= least:
+                self._enter(self._returns[number], float(changes[number]))
         self._judged = until
         self._returns = [each for each in self._returns if each.resumed > until - TOGETHER]
         absent = (self._count > 0) & (self._worked < len(self._times) - 1)
@@ -161,20 +159,29 @@ class OtherJobs:
         if other and all(abs(one.resumed - tick) > TOGETHER for tick in times):
             times.append(one.resumed)
 
-    def _change(self, one: _Return, level: Floats, error: Floats) -> float:
-        """By how much the level of a node is another one than before, log units, against the nodes of its cohort that
-        worked on; 0 if that is little, or not known."""
-        before, before_error = self._before[one.stopped]
-        nodes = len(before)
-        inside = (self._cohort == self._cohort[one.place])[:nodes]
-        stayed = inside & (self._resumed[:nodes] < one.stopped) & (self._worked[:nodes] >= one.resumed)
-        stayed &= np.isfinite(before)
-        if np.count_nonzero(stayed) < max(FEWEST, STAYED * np.count_nonzero(inside)):
-            return 0.0
-        changes = level[:nodes] - before
-        change = float(changes[one.place] - np.median(changes[stayed]))
-        least = max(LEAST, ERRORS * float(np.hypot(error[one.place], before_error[one.place])))
-        return change if abs(change) > least else 0.0
+    def _changes(self) -> Floats:
+        """What the level of each node that returned differs from that before, log units, against the nodes of its cohort
+        that worked on; 0 if that is little, or not known."""
+        level, error = self._levels()
+        found = np.zeros(len(self._returns))
+        usual: dict[tuple[int, int, int], float] = {}
+        for number, one in enumerate(self._returns):
+            before, before_error = self._before[one.stopped]
+            key = one.stopped, one.resumed, int(self._cohort[one.place])
+            if key not in usual:
+                usual[key] = self._usual(level[: len(before)] - before, *key)
+            change = level[one.place] - before[one.place] - usual[key]
+            if abs(change) > max(LEAST, ERRORS * np.hypot(error[one.place], before_error[one.place])):
+                found[number] = change
+        return found
+
+    def _usual(self, changes: Floats, stopped: int, resumed: int, cohort: int) -> float:
+        """The median change of the nodes of a cohort that worked from one tick to another; NaN if these are few."""
+        nodes = len(changes)
+        inside = (self._cohort == cohort)[:nodes]
+        stayed = inside & (self._resumed[:nodes] < stopped) & (self._worked[:nodes] >= resumed) & np.isfinite(changes)
+        few = np.count_nonzero(stayed) < max(FEWEST, STAYED * np.count_nonzero(inside))
+        return np.nan if few else float(np.median(changes[stayed]))
 
     def _levels(self) -> tuple[Floats, Floats]:
         """The levels of all nodes, log units, over their last working ticks, and standard errors of these."""

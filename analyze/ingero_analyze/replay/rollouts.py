@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
 from ingero_detect.cohort_assignment import RESUME_TICKS
@@ -38,8 +39,8 @@ BACK: Final = 0.7
 DEEPER: Final = 1.5
 """A node that lost more than so many times what the others lost did not only do the same."""
 
-MOST_MEMBERS: Final = 20_000
-"""Nodes up to which they are followed: 1.6 KiB each for 8,000 ticks."""
+MOST_LEVELS: Final = 8_000_000
+"""Nodes times blocks up to which they are followed, 4 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,15 @@ class Rollouts:
     def __init__(self, members: CohortMembers) -> None:
         self._members = members
         self._block = np.full((BLOCK_TICKS, 0), np.nan)
-        self._tick = 0
-        self._levels: list[Floats] = []
+        self._tick, self._full = 0, False
+        self._levels: list[npt.NDArray[np.float32]] = []
         self._times: list[float] = []
 
     def note(self, now: float, seen: CohortTick) -> None:
         """Add a tick."""
-        if len(self._members) > MOST_MEMBERS:
+        if len(self._members) * (len(self._levels) + 1) > MOST_LEVELS:
+            self._levels, self._full = [], True
+        if self._full:
             return
         if len(seen.logs):
             self._block = longer(self._block, len(self._members), np.nan)
@@ -88,16 +91,16 @@ class Rollouts:
             enough = 2 * np.isfinite(self._block).sum(axis=0) >= BLOCK_TICKS
             level = np.full(self._block.shape[1], np.nan)
             level[enough] = np.nanmedian(self._block[:, enough], axis=0)
-            self._levels.append(level)
+            self._levels.append(level.astype(np.float32))
             self._times.append(now)
             self._block = np.full_like(self._block, np.nan)
 
     def found(self) -> dict[int, Rollout]:
         """By number of a node, what its cohort did."""
-        if len(self._levels) < 2 * SIDE or len(self._members) > MOST_MEMBERS:
+        if len(self._levels) < 2 * SIDE:
             return {}
         pairs = self._members.pairs
-        levels = np.array([longer(level, len(pairs), np.nan) for level in self._levels])
+        levels = np.array([longer(level, len(pairs), np.nan) for level in self._levels], np.float64)
         steps = _steps(levels - _reference(levels, pairs[:, 1]))
         found: dict[int, Rollout] = {}
         for cohort in np.unique(pairs[steps.certain, 1]).tolist():
