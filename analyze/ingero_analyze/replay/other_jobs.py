@@ -160,7 +160,7 @@ class OtherJobs:
             times.append(one.resumed)
 
     def _changes(self) -> Floats:
-        """What the level of each node that returned differs from that before, log units, against the nodes of its cohort
+        """By how much the level of each node that returned has changed, log units, against the nodes of its cohort
         that worked on; 0 if that is little, or not known."""
         level, error = self._levels()
         found = np.zeros(len(self._returns))
