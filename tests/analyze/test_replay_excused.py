@@ -142,3 +142,95 @@ def test_nobody_is_accused_among_nodes_of_jobs_that_no_column_tells_apart(tmp_pa
     assert named(without) == [] and len(named(without, "different_work")) == 16
     assert any("add a column 'job_id'" in doubt for doubt in without["summary"]["doubts"])
     assert named(labelled) == [] and not labelled["summary"]["different_work"] and not labelled["summary"]["doubts"]
+
+
+def halves(until: int = 600) -> tuple[Rates, npt.NDArray[np.int64]]:
+    """Two jobs of six nodes each follow one another on each half, each at its own rate, two ticks apart."""
+    rates, jobs = healthy(600), np.zeros((600, 12), np.int64)
+    for half, starts in ((slice(0, 6), (150, 330, 470)), (slice(6, 12), (210, 400))):
+        for number, (start, level) in enumerate(zip(starts, (0.78, 1.2, 0.85), strict=False), start=1):
+            if start < until:
+                rates[start:, half] *= level
+                rates[start - 2 : start, half] = np.nan
+                jobs[start:, half] = number
+    return rates, jobs
+
+
+def test_nobody_is_accused_among_two_jobs_that_no_column_tells_apart(tmp_path: Path) -> None:
+    found = judged(tmp_path, halves()[0])
+
+    assert named(found) == [] and len(named(found, "different_work")) == 12
+    assert any("add a column 'job_id'" in doubt for doubt in found["summary"]["doubts"])
+
+
+def test_nodes_that_came_back_together_at_another_rate_are_said_and_not_accused(tmp_path: Path) -> None:
+    found = judged(tmp_path, halves(until=300)[0])
+
+    assert named(found) == [] and not found["summary"]["different_work"]
+    assert set(named(found, "other_job")) <= {f"n{node}" for node in range(12)} and named(found, "other_job")
+    table = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=400).stdout
+    assert "came back together with others at a rate that had changed for all of these" in table
+
+
+def rebooted(slow: slice) -> Rates:
+    """Three racks of four nodes are silent for five ticks, each four times, and warm up for six; some nodes of the
+    second one are slow since."""
+    rates = healthy(600)
+    for time in range(4):
+        for rack in range(3):
+            start, nodes = 60 + 120 * time + 40 * rack, slice(4 * rack, 4 * rack + 4)
+            rates[start : start + 5, nodes] = np.nan
+            rates[start + 5 : start + 11, nodes] *= np.linspace(0.4, 0.9, 6)[:, None]
+    rates[345:, slow] *= 0.75
+    return rates
+
+
+@pytest.mark.parametrize("slow", [slice(5, 6), slice(4, 8)], ids=["one node", "the rack"])
+def test_nodes_that_are_slow_since_their_rack_came_back_are_accused(tmp_path: Path, slow: slice) -> None:
+    found = judged(tmp_path, rebooted(slow))
+
+    assert named(found) == [f"n{node}" for node in range(slow.start, slow.stop)]
+
+
+def test_a_rack_that_came_back_slow_and_was_repaired_is_accused(tmp_path: Path) -> None:
+    rates = healthy(600)
+    rates[200:400, 4:8] *= 0.75
+    rates[195:200, 4:8], rates[395:400, 4:8] = np.nan, np.nan
+
+    assert named(judged(tmp_path, rates)) == ["n4", "n5", "n6", "n7"]
+
+
+def updated(step: float, extra: dict[int, float] | None = None, pace: int = 15) -> Rates:
+    """A node every so many ticks is silent for three, and has another rate afterwards; some nodes lose more then."""
+    rates = healthy(420, seed=2)
+    for node in range(12):
+        start = 120 + pace * node
+        rates[start - 3 : start, node] = np.nan
+        rates[start:, node] *= (1 + step) * (extra or {}).get(node, 1.0)
+    return rates
+
+
+@pytest.mark.parametrize(("step", "pace"), [(-0.2, 15), (0.15, 6)])
+def test_a_change_that_nodes_make_one_after_another_accuses_nobody(tmp_path: Path, step: float, pace: int) -> None:
+    found = judged(tmp_path, updated(step, pace=pace))
+
+    assert named(found) == [] and len(named(found, "rollout")) >= 2
+    table = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=400).stdout
+    assert "one node after another" in table
+
+
+@pytest.mark.parametrize("how", ["loses far more", "is slow later", "is slow for a time", "loses it all at once"])
+def test_a_straggler_beside_a_rolling_update_is_accused(tmp_path: Path, how: str) -> None:
+    rates, slow = updated(-0.2), ["n4"]
+    if how == "loses far more":
+        rates = updated(-0.2, {4: 0.6})
+    elif how == "is slow later":
+        rates[330:, 4] *= 0.8
+    elif how == "is slow for a time":
+        rates[90:170, 4] *= 0.8
+        rates[177:, 4] /= 0.8
+    else:
+        rates, slow = healthy(420), ["n1", "n2", "n3", "n4"]
+        rates[200:, 1:5] *= 0.8
+
+    assert set(slow) <= set(named(judged(tmp_path, rates)))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.costs import HOUR, Presences
 from ingero_analyze.replay.drains import drained
+from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
@@ -179,15 +180,19 @@ class Replay:
     silences: Silences
     presences: Presences
     watch: Watch | None
-    drained: list[Silence]
+    drained: list[Silence] = field(default_factory=list)
     """Nodes that were accused while their load fell to nothing, after which they were silent."""
-    came_up: list[tuple[Episode, Start]]
+    came_up: list[tuple[Episode, Start]] = field(default_factory=list)
     """Accusations of nodes that came up after they had done nothing, and were soon as fast as usual."""
-    shared: list[Episode]
+    shared: list[Episode] = field(default_factory=list)
     """Accusations of losses that half of the peers have had as well, as deep and as long."""
-    uneven: list[Episode]
+    uneven: list[Episode] = field(default_factory=list)
     """Accusations of several nodes in one slowdown of their whole cohort, which were well when it had ended."""
-    different_work: list[NodeKey]
+    other_job: list[Episode] = field(default_factory=list)
+    """Accusations of nodes that had been silent together, and came back together at other levels than before."""
+    rollout: list[Episode] = field(default_factory=list)
+    """Accusations of a change that half of the cohort made alike, one node after another."""
+    different_work: list[NodeKey] = field(default_factory=list)
     """Nodes that nobody can judge, because most of their cohort change what they do, each at its own time."""
 
     def lasted(self, episode: Episode) -> float:
@@ -222,6 +227,8 @@ class Replay:
             "came_up": [_excused(episode) | {"since": start.resumed} for episode, start in self.came_up],
             "shared": [_excused(episode) for episode in self.shared],
             "uneven": [_excused(episode) for episode in self.uneven],
+            "other_job": [_excused(episode) for episode in self.other_job],
+            "rollout": [_excused(episode) for episode in self.rollout],
             "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
@@ -295,7 +302,7 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
     judge: Judge | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
     starts, shared = Starts(parameters.silent_ticks), SharedLosses()
-    slowdowns = Slowdowns(parameters.tick_seconds)
+    slowdowns, other_jobs = Slowdowns(parameters.tick_seconds), OtherJobs(parameters.tick_seconds)
     presences = Presences(silences, parameters.tick_seconds)
     ticks, last = 0, 0.0
     for moment in history.ticks():
@@ -308,10 +315,12 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
             else:
                 judge = PublishedRuleJudge(history.reading.measure, history.tick_seconds, parameters.warmup)
             presences, slowdowns = Presences(silences, history.tick_seconds), Slowdowns(history.tick_seconds)
+            other_jobs = OtherJobs(history.tick_seconds)
         edges = judge.tick(moment)
         episodes.add(edges)
         silences.note(moment.now, moment.seen)
         starts.note(moment.now, moment.seen)
+        other_jobs.note(moment.now, moment.seen)
         if isinstance(judge, DetectorJudge):
             shared.note(moment.now, judge.detector.memory, edges)
             slowdowns.note(moment.now, judge.detector.memory, edges)
@@ -325,14 +334,13 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
         history.reading.doubt(LOCKSTEP)
     nodes = len(history.subjects.nodes) - 1
     tick = history.tick_seconds
-    different_work = history.different_work()
+    different_work = history.different_work() | other_jobs.mixed()
     if different_work:
         history.reading.doubt(DIFFERENT_WORK)
     kept: list[Episode] = []
-    done = Replay(
-        history, judge, kept, ticks, nodes, last, silences, presences, watch, [], [], [], [], sorted(different_work)
-    )
-    uneven = slowdowns.explained(episodes.all())
+    done = Replay(history, judge, kept, ticks, nodes, last, silences, presences, watch)
+    done.different_work = sorted(different_work)
+    uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:
@@ -343,6 +351,10 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
             done.came_up.append((episode, start))
         elif (node, episode.first.since or 0.0) in uneven:
             done.uneven.append(episode)
+        elif other_jobs.explained(episode):
+            done.other_job.append(episode)
+        elif (rollout := rollouts.get(node)) and rollout.explains(episode, tick):
+            done.rollout.append(episode)
         elif shared.shared(episode):
             done.shared.append(episode)
         else:

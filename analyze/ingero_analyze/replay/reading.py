@@ -43,8 +43,8 @@ LOCKSTEP: Final = (
     "`ingero-fleet diagnose`"
 )
 DIFFERENT_WORK: Final = (
-    "most nodes change what they do by more than half, again and again and each at its own time, as nodes of several "
-    "jobs do, and nobody among them is accused: add a column 'job_id'"
+    "most nodes change what they do again and again, alone by more than half or after a silence together with a few "
+    "others, as nodes of several jobs do, and nobody among them is accused: add a column 'job_id'"
 )
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 STEPS: Final = "times are numbers of steps, and a step counts as a second"

@@ -20,6 +20,7 @@ from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.numbering import CohortMembers
 from ingero_analyze.replay.reading import COUNTER, DIFFERENT, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
+from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, Subjects
@@ -109,7 +110,7 @@ class RecordedHistory:
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
         self._members = CohortMembers()
-        self._work = DifferentWork(self._members)
+        self._work, self._rollouts = DifferentWork(self._members), Rollouts(self._members)
 
     @property
     def reading(self) -> Reading:
@@ -135,6 +136,11 @@ class RecordedHistory:
         """Nodes of cohorts that do different work at different times."""
         names = list(self.subjects.nodes)
         return {names[node] for node in self._work.found()}
+
+    def rollouts(self) -> dict[NodeKey, Rollout]:
+        """By node the change that its cohort made alike, one node after another."""
+        names = list(self.subjects.nodes)
+        return {names[node]: rollout for node, rollout in self._rollouts.found().items()}
 
     def stuck(self) -> list[tuple[NodeKey, Stuck]]:
         """Nodes that repeated a value as an exporter that hangs does; these rows count as no reports."""
@@ -268,6 +274,7 @@ class RecordedHistory:
         worked = self._members.tick(node[working], cohort[working], value[working])
         self._drifts.note(now, worked)
         self._work.note(worked)
+        self._rollouts.note(now, worked)
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

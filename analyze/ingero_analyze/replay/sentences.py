@@ -26,6 +26,16 @@ SHARED: Final = (
     "names it"
 )
 
+OTHER_JOB: Final = (
+    "a node went silent, and came back together with others at a rate that had changed for all of these, while the "
+    "rest of its cohort worked on, as nodes of a job do that no column tells: Fleet names it"
+)
+
+ROLLOUT: Final = (
+    "a node changed its rate as half of its cohort did, one node after another, or later than these, as in a rolling "
+    "update: Fleet names it"
+)
+
 
 def below(done: Replay) -> Iterator[str]:
     """The sentences, in order."""
@@ -54,6 +64,8 @@ def below(done: Replay) -> Iterator[str]:
     yield from _excused(about["came_up"], CAME_UP, calendar)
     yield from _excused(about["uneven"], UNEVEN, calendar)
     yield from _excused(about["shared"], SHARED, calendar)
+    yield from _excused(about["other_job"], OTHER_JOB, calendar)
+    yield from _excused(about["rollout"], ROLLOUT, calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)
