@@ -43,6 +43,7 @@ from ingero_detect.rank_outliers import (
 from ingero_detect.recorded_parts import recorded_parts, some_meet, with_those_that_act_alike
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
+from ingero_detect.slower_part import slower_part
 from ingero_detect.stalls import late_together, stalling_rank
 from ingero_detect.timeline import (
     FEWEST_STEPS,
@@ -132,7 +133,13 @@ def diagnose(line: Timeline) -> Diagnosis:
             Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": uneven_by}
         )
         found.append(uneven)
-    found = [doubts.with_operations(item) for item in found if item.cause is not Cause.NONE]
+    found = [item for item in found if item.cause is not Cause.NONE]
+    if not found and not single.any():
+        computing = _relative(compute[:, known], period) if known.any() else None
+        chips = CHIP_SPREAD * _share(computing) if computing is not None else 0.0
+        half = slower_part(computing, late if judged else late[:, :0], _like(stage), chips, period)
+        found += [with_those_that_act_alike(half, late, part)] if half is not None else []
+    found = [doubts.with_operations(item) for item in found]
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
     if worst is None:
         complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
@@ -181,7 +188,7 @@ def _from_compute(
     weight = float(np.nanmedian(usual)) / period
     if not weight > 0:
         return []
-    relative = compute / np.maximum(usual, 1e-12) * min(weight, 1.0)
+    relative = _relative(compute, period)
     facts["compute_share"] = round(weight, 6)
     alike = _like(stage)
     staged = len(np.unique(alike)) > 1
@@ -218,6 +225,13 @@ def _from_compute(
     if sequence is not None:
         found.append(sequence)
     return found
+
+
+def _relative(compute: Floats, period: float) -> Floats:
+    """Seconds of computing relative to the step's median, as a share of a step of usual length."""
+    usual = np.nanmedian(compute, axis=0)
+    weight = float(np.nanmedian(usual)) / period
+    return np.asarray(compute / np.maximum(usual, 1e-12) * min(weight, 1.0))
 
 
 def _in_calm_compute(
@@ -290,12 +304,12 @@ def _change(relative: Floats) -> tuple[Floats, Floats]:
 
 
 def _with_calls(balance: Diagnosis, line: Timeline, alike: Ints) -> Diagnosis:
-    """The imbalance with the ranks of the heaviest stage, and how many more operations these do than others.
+    """The imbalance with the ranks of the heaviest stages, and how many more operations these do than others.
 
     One with as many operations as the others, each of which takes longer, may also be on slow hosts.
     """
     calls = np.bincount(line.rank[~line.collective], minlength=line.ranks)
-    own = alike == balance.evidence["stage"]
+    own = np.isin(alike, balance.evidence.get("stages", [balance.evidence["stage"]]))
     more = float(np.median(calls[own]) / max(float(np.median(calls[~own])), 1.0))
     evidence = {"stage_ranks": np.flatnonzero(own).tolist(), "operations_over_others": round(more, 4)}
     return replace(balance, evidence={**balance.evidence, **evidence})

@@ -39,12 +39,18 @@ class Diagnosis:
 SMALLEST_IMBALANCE: Final = 0.05
 """Share of a step that an imbalance of stages or sequences must cost to be named."""
 
+AS_HEAVY: Final = 0.98
+"""Share of the longest time of a stage from which another stage is as heavy."""
+
 CHANCE_OF_ONE: Final = 0.01
 """Chance with which changing data strikes one rank so often that the cause is called unknown."""
 
 
 def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set[int]) -> Diagnosis | None:
-    """Stages whose work differs, and what the heaviest one costs compared with an even partition."""
+    """Stages whose work differs, and what the heaviest one costs compared with an even partition.
+
+    Several stages may be equally heavy: `stages` in the evidence has all of them.
+    """
     healthy = np.array([rank not in stragglers for rank in range(len(stage))])
     kinds = [kind for kind in np.unique(stage).tolist() if (healthy & (stage == kind)).any()]
     if len(kinds) < 2:
@@ -55,11 +61,13 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
     heaviest = int(np.argmax(typical))
     lost = float(np.nanmean(table[heaviest] - np.nanmean(table, axis=0)))
     second = float(np.partition(typical, -2)[-2])
-    steady = float(np.nanmean(table[heaviest] >= np.nanmax(table, axis=0) - 1e-12))
+    heavy = typical >= AS_HEAVY * typical[heaviest]
+    steady = float(np.nanmean(np.nanmax(table[heavy], axis=0) >= np.nanmax(table, axis=0) - 1e-12))
     if lost < SMALLEST_IMBALANCE * period or typical[heaviest] < 1.05 * np.median(typical) or steady < 0.6:
         return None
     evidence = {
         "stage": kinds[heaviest],
+        **({"stages": [kind for kind, found in zip(kinds, heavy, strict=True) if found]} if heavy.sum() > 1 else {}),
         "stage_over_mean": round(float(typical[heaviest] / typical.mean()), 6),
         "stage_over_second": round(float(typical[heaviest] / max(second, 1e-12)), 6),
     }

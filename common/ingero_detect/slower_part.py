@@ -1,0 +1,76 @@
+"""Finds a large part of the ranks that is slower than the rest, which medians over all ranks do not show. Pure.
+
+Where half of the ranks with the same work are slow, the median lies between the halves and nobody stands out. The
+faster half is then the measure: all slow ranks must be far behind all others. Whether they are on slow hosts, of
+another kind of hardware or always have more to do is not known, so nobody is named.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.imbalance import Cause, Diagnosis
+from ingero_detect.rank_outliers import (
+    MIN_SPREADS,
+    SIGNIFICANCE,
+    SMALLEST_EFFECT,
+    moderated_errors,
+    trimmed_mean,
+    upper_quantiles,
+    without_common_mode,
+)
+from ingero_detect.timeline import FEWEST_STEPS
+
+SLOWER_PART: Final = "slower_part"
+"""What shows that up to half of the ranks are slower than all others."""
+
+FEWEST_RANKS: Final = 4
+"""Ranks from which a slower half is more than a pair, one of which is always the slower one."""
+
+
+def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float, period: float) -> Diagnosis | None:
+    """The ranks that compute longer than all others and are waited for, or that are only waited for.
+
+    `compute`: share of a step by (rank, step), `None` if it is not comparable; `late`: seconds by (rank, step) that
+    each was blocked less than ranks with the same work (`alike`), without steps where no waits were recorded;
+    `chips`: by which share of a step healthy chips usually differ; `period`: seconds of a step.
+    """
+    waited = late / period
+    slow = _part(compute, alike, chips) if compute is not None else None
+    if slow is not None and compute is not None:
+        behind = np.nanmean(waited, axis=1) if late.shape[1] else slow.astype(np.float64)
+        if behind[slow].min() > behind[~slow].max():
+            return _possible(slow, compute, period)
+    slow = _part(waited, alike, 0.0)
+    return _possible(slow, waited, period) if slow is not None else None
+
+
+def _part(values: Floats, alike: Ints, chips: float) -> Bools | None:
+    """At least two and at most half of the ranks, the least of which is far above the highest of all others."""
+    ranks, steps = values.shape
+    if ranks < FEWEST_RANKS or steps < FEWEST_STEPS or (np.isfinite(values).sum(axis=1) < FEWEST_STEPS).any():
+        return None
+    mean, error = trimmed_mean(without_common_mode(values, alike))
+    error, freedom = moderated_errors(error, steps)
+    excess = np.zeros(ranks)
+    for kind in np.unique(alike).tolist():
+        own = alike == kind
+        excess[own] = mean[own] - np.median(np.sort(mean[own])[: (own.sum() + 1) // 2])
+    order = np.argsort(-excess)
+    gaps = excess[order][1 : ranks // 2] - excess[order][2 : ranks // 2 + 1]
+    slow = np.zeros(ranks, np.bool_)
+    slow[order[: int(gaps.argmax()) + 2]] = True
+    spread = max(float(np.std(excess[~slow], ddof=1)), chips)
+    chance = upper_quantiles(SIGNIFICANCE / ranks, freedom) * error
+    least = max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread, float(np.hypot(chance[slow].max(), chance[~slow].max())))
+    return slow if gaps.max() > least else None
+
+
+def _possible(slow: Bools, values: Floats, period: float) -> Diagnosis | None:
+    """The verdict on slow ranks if they cost enough: what the last of them is behind the last of the others."""
+    lost = float(np.nanmean(np.nanmax(values[slow], axis=0) - np.nanmax(values[~slow], axis=0)))
+    if lost < SMALLEST_EFFECT:
+        return None
+    evidence = {"by": SLOWER_PART, "possible": np.flatnonzero(slow).tolist()}
+    return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost * period, evidence=evidence)
