@@ -43,7 +43,7 @@ from ingero_detect.rank_outliers import (
 from ingero_detect.recorded_parts import recorded_parts, some_meet, with_those_that_act_alike
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
-from ingero_detect.slower_part import slower_part
+from ingero_detect.slower_part import idle_part, slower_part
 from ingero_detect.stalls import late_together, stalling_rank
 from ingero_detect.timeline import (
     FEWEST_STEPS,
@@ -134,10 +134,14 @@ def diagnose(line: Timeline) -> Diagnosis:
         )
         found.append(uneven)
     found = [item for item in found if item.cause is not Cause.NONE]
-    if not found and not single.any():
-        computing = _relative(compute[:, known], period) if known.any() else None
-        chips = CHIP_SPREAD * _share(computing) if computing is not None else 0.0
-        half = slower_part(computing, late if judged else late[:, :0], _like(stage), chips, period)
+    if not found:
+        half = None
+        if not single.any():
+            computing = _relative(compute[:, known], period) if known.any() else None
+            chips = CHIP_SPREAD * _share(computing) if computing is not None else 0.0
+            half = slower_part(computing, late if judged else late[:, :0], _like(stage), chips, period)
+        if half is None and staged and some_meet(recorded):
+            half = idle_part(recorded, line, period)
         found += [with_those_that_act_alike(half, late, part)] if half is not None else []
     found = [doubts.with_operations(item) for item in found]
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.idle_together import MOST_IDLE, idle_seconds
 from ingero_detect.imbalance import Cause, Diagnosis
 from ingero_detect.rank_outliers import (
     MIN_SPREADS,
@@ -20,13 +21,34 @@ from ingero_detect.rank_outliers import (
     upper_quantiles,
     without_common_mode,
 )
-from ingero_detect.timeline import FEWEST_STEPS
+from ingero_detect.stalls import WAITING
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
 
 SLOWER_PART: Final = "slower_part"
 """What shows that up to half of the ranks are slower than all others."""
 
 FEWEST_RANKS: Final = 4
 """Ranks from which a slower half is more than a pair, one of which is always the slower one."""
+
+
+def idle_part(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | None:
+    """The ranks that do nothing for longer than all others, in all stages, while these are blocked the longer.
+
+    `recorded`: all operations with their durations; the waits of `line` are those in which a rank does nothing else;
+    `period`: seconds of a step.
+    """
+    blocked = sum_by_rank_and_step(line, line.collective, line.duration)
+    idle = np.where(np.isfinite(blocked), idle_seconds(recorded), np.nan)
+    known = well_covered_steps(idle)
+    idle, blocked = idle[:, known] / period, blocked[:, known] / period
+    slow = _part(idle, np.zeros(len(idle), np.int64), 0.0)
+    if slow is None:
+        return None
+    usual, waits = np.nanmedian(idle, axis=1), np.nanmedian(blocked, axis=1)
+    longer = float(np.median(usual[slow]) - np.median(usual[~slow]))
+    if usual[~slow].max() > MOST_IDLE or np.median(waits[~slow]) - np.median(waits[slow]) < WAITING * longer:
+        return None
+    return _possible(slow, idle, period)
 
 
 def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float, period: float) -> Diagnosis | None:
