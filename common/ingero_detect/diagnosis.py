@@ -43,7 +43,7 @@ from ingero_detect.rank_outliers import (
 from ingero_detect.recorded_parts import recorded_parts, some_meet, with_those_that_act_alike
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
-from ingero_detect.slower_part import idle_part, slower_part
+from ingero_detect.slower_part import idle_part, slower_part, slower_ranks
 from ingero_detect.stalls import late_together, stalling_rank
 from ingero_detect.timeline import (
     FEWEST_STEPS,
@@ -139,7 +139,9 @@ def diagnose(line: Timeline) -> Diagnosis:
         if not single.any():
             computing = _relative(compute[:, known], period) if known.any() else None
             chips = CHIP_SPREAD * _share(computing) if computing is not None else 0.0
-            half = slower_part(computing, late if judged else late[:, :0], _like(stage), chips, period)
+            # Of several groups the waits of single ones show who sends and who receives.
+            told = judged and (free is not None or blame is None)
+            half = slower_part(computing, late if told else late[:, :0], _like(stage), chips, period)
         if half is None and staged and some_meet(recorded):
             half = idle_part(recorded, line, period)
         found += [with_those_that_act_alike(half, late, part)] if half is not None else []
@@ -218,7 +220,12 @@ def _from_compute(
         changed = _changed_stage(relative, alike) if not alone and not found else np.zeros(line.ranks, np.bool_)
         if changed.any():
             found.append(_node(changed, relative[:, -1], compute, np.zeros(line.ranks, np.int64), "compute_change"))
-        balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
+        apart = {rank for item in found for rank in item.ranks}
+        if not alone and not apart:
+            # Half of a stage that is slow makes no stage uneven.
+            half = slower_ranks(relative, alike, CHIP_SPREAD * min(weight, 1.0))
+            apart = set(np.flatnonzero(half).tolist()) if half is not None else apart
+        balance = stage_imbalance(compute, alike, period, apart)
         if balance is not None and not ((alone or changed.any()) and found):
             found.append(_with_calls(balance, line, alike))
     if compute.shape[1] < FEWEST_STEPS:

@@ -41,7 +41,7 @@ def idle_part(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | 
     idle = np.where(np.isfinite(blocked), idle_seconds(recorded), np.nan)
     known = well_covered_steps(idle)
     idle, blocked = idle[:, known] / period, blocked[:, known] / period
-    slow = _part(idle, np.zeros(len(idle), np.int64), 0.0)
+    slow = slower_ranks(idle, np.zeros(len(idle), np.int64), 0.0)
     if slow is None:
         return None
     usual, waits = np.nanmedian(idle, axis=1), np.nanmedian(blocked, axis=1)
@@ -59,16 +59,16 @@ def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float,
     `chips`: by which share of a step healthy chips usually differ; `period`: seconds of a step.
     """
     waited = late / period
-    slow = _part(compute, alike, chips) if compute is not None else None
+    slow = slower_ranks(compute, alike, chips) if compute is not None else None
     if slow is not None and compute is not None:
         behind = np.nanmean(waited, axis=1) if late.shape[1] else slow.astype(np.float64)
         if behind[slow].min() > behind[~slow].max():
             return _possible(slow, compute, period)
-    slow = _part(waited, alike, 0.0)
+    slow = slower_ranks(waited, alike, 0.0)
     return _possible(slow, waited, period) if slow is not None else None
 
 
-def _part(values: Floats, alike: Ints, chips: float) -> Bools | None:
+def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     """At least two and at most half of the ranks, the least of which is far above the highest of all others."""
     ranks, steps = values.shape
     if ranks < FEWEST_RANKS or steps < FEWEST_STEPS or (np.isfinite(values).sum(axis=1) < FEWEST_STEPS).any():

@@ -40,8 +40,9 @@ def test_ranks_that_are_alike_have_no_slower_half() -> None:
         assert str(diagnose(as_timeline(layered(rng, 1, 8, steps=20, jitter=0.1))).cause) == "none"
 
 
-def test_half_of_a_stage_is_compared_with_its_other_half() -> None:
-    found = diagnose(as_timeline(interleaved(np.random.default_rng(0), culprit=(4, 5), late=0.3)))
+@pytest.mark.parametrize("late", [0.3, 1.0])
+def test_half_of_a_stage_is_compared_with_its_other_half(late: float) -> None:
+    found = diagnose(as_timeline(interleaved(np.random.default_rng(0), culprit=(4, 5), late=late)))
 
     assert {*found.ranks, *found.evidence.get("possible", ())} == {4, 5}
 
