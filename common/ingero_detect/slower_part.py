@@ -25,7 +25,10 @@ from ingero_detect.stalls import WAITING
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
 
 SLOWER_PART: Final = "slower_part"
-"""What shows that up to half of the ranks are slower than all others."""
+"""What shows that up to half of the ranks compute longer than all others, or do nothing for longer."""
+
+LATE_PART: Final = "late_part"
+"""What shows that up to half of the ranks are only waited for by all others."""
 
 FEWEST_RANKS: Final = 4
 """Ranks from which a slower half is more than a pair, one of which is always the slower one."""
@@ -65,7 +68,7 @@ def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float,
         if behind[slow].min() > behind[~slow].max():
             return _possible(slow, compute, period)
     slow = slower_ranks(waited, alike, 0.0)
-    return _possible(slow, waited, period) if slow is not None else None
+    return _possible(slow, waited, period, LATE_PART) if slow is not None else None
 
 
 def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
@@ -89,10 +92,10 @@ def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     return slow if gaps.max() > least else None
 
 
-def _possible(slow: Bools, values: Floats, period: float) -> Diagnosis | None:
+def _possible(slow: Bools, values: Floats, period: float, by: str = SLOWER_PART) -> Diagnosis | None:
     """The verdict on slow ranks if they cost enough: what the last of them is behind the last of the others."""
     lost = float(np.nanmean(np.nanmax(values[slow], axis=0) - np.nanmax(values[~slow], axis=0)))
     if lost < SMALLEST_EFFECT:
         return None
-    evidence = {"by": SLOWER_PART, "possible": np.flatnonzero(slow).tolist()}
+    evidence = {"by": by, "possible": np.flatnonzero(slow).tolist()}
     return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost * period, evidence=evidence)
