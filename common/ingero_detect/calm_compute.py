@@ -14,7 +14,7 @@ from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.operation_excess import USUAL, USUAL_SHARE
 from ingero_detect.shared_data import DataGroups
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.timeline import Timeline, sum_by_rank_and_step
+from ingero_detect.timeline import Timeline, places_of_compute, sum_by_rank_and_step
 
 CALMER: Final = 0.5
 """Relative deviations of what is compared, over those of all compute, below which it is compared by itself."""
@@ -72,13 +72,7 @@ def _is_known(table: Floats) -> bool:
 
 def _halves_of_steady_places(line: Timeline, steps: Bools, alike: Ints, most: float) -> list[Floats]:
     """The compute at those places in the order of a step that differ little, as two halves that differ by less."""
-    place = np.zeros(len(line.rank), np.int64)
-    rows = np.flatnonzero(~line.collective)
-    rows = rows[np.lexsort((line.start[rows], line.step[rows], line.rank[rows]))]
-    cell = line.rank[rows] * line.steps + line.step[rows]
-    first = np.flatnonzero(np.diff(cell, prepend=-1))
-    place[rows] = np.arange(len(rows)) - np.repeat(first, np.diff(np.append(first, len(rows))))
-    tables = _by_kind(line, place, steps)
+    tables = _by_kind(line, places_of_compute(line), steps)
     if len(tables) < FEWEST_OPERATIONS or not all(map(_is_known, tables)):
         return []
     deviations = np.array([_deviation(table, alike) for table in tables])

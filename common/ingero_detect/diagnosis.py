@@ -43,6 +43,7 @@ from ingero_detect.rank_outliers import (
 from ingero_detect.recorded_parts import recorded_parts, some_meet, with_those_that_act_alike
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
+from ingero_detect.slower_part import idle_part, slower_part, slower_ranks
 from ingero_detect.stalls import late_together, stalling_rank
 from ingero_detect.timeline import (
     FEWEST_STEPS,
@@ -132,7 +133,19 @@ def diagnose(line: Timeline) -> Diagnosis:
             Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": uneven_by}
         )
         found.append(uneven)
-    found = [doubts.with_operations(item) for item in found if item.cause is not Cause.NONE]
+    found = [item for item in found if item.cause is not Cause.NONE]
+    if not found:
+        half = None
+        if not single.any():
+            computing = _relative(compute[:, known], period) if known.any() else None
+            chips = CHIP_SPREAD * _share(computing) if computing is not None else 0.0
+            # Of several groups the waits of single ones show who sends and who receives.
+            told = judged and (free is not None or blame is None)
+            half = slower_part(computing, late if told else late[:, :0], _like(stage), chips, period)
+        if half is None and staged and some_meet(recorded):
+            half = idle_part(recorded, line, period)
+        found += [with_those_that_act_alike(half, late, part)] if half is not None else []
+    found = [doubts.with_operations(item) for item in found]
     worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
     if worst is None:
         complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
@@ -181,7 +194,7 @@ def _from_compute(
     weight = float(np.nanmedian(usual)) / period
     if not weight > 0:
         return []
-    relative = compute / np.maximum(usual, 1e-12) * min(weight, 1.0)
+    relative = _relative(compute, period)
     facts["compute_share"] = round(weight, 6)
     alike = _like(stage)
     staged = len(np.unique(alike)) > 1
@@ -207,7 +220,12 @@ def _from_compute(
         changed = _changed_stage(relative, alike) if not alone and not found else np.zeros(line.ranks, np.bool_)
         if changed.any():
             found.append(_node(changed, relative[:, -1], compute, np.zeros(line.ranks, np.int64), "compute_change"))
-        balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
+        apart = {rank for item in found for rank in item.ranks}
+        if not alone and not apart:
+            # Half of a stage that is slow makes no stage uneven.
+            half = slower_ranks(relative, alike, CHIP_SPREAD * min(weight, 1.0))
+            apart = set(np.flatnonzero(half).tolist()) if half is not None else apart
+        balance = stage_imbalance(compute, alike, period, apart)
         if balance is not None and not ((alone or changed.any()) and found):
             found.append(_with_calls(balance, line, alike))
     if compute.shape[1] < FEWEST_STEPS:
@@ -218,6 +236,13 @@ def _from_compute(
     if sequence is not None:
         found.append(sequence)
     return found
+
+
+def _relative(compute: Floats, period: float) -> Floats:
+    """Seconds of computing relative to the step's median, as a share of a step of usual length."""
+    usual = np.nanmedian(compute, axis=0)
+    weight = float(np.nanmedian(usual)) / period
+    return np.asarray(compute / np.maximum(usual, 1e-12) * min(weight, 1.0))
 
 
 def _in_calm_compute(
@@ -290,12 +315,12 @@ def _change(relative: Floats) -> tuple[Floats, Floats]:
 
 
 def _with_calls(balance: Diagnosis, line: Timeline, alike: Ints) -> Diagnosis:
-    """The imbalance with the ranks of the heaviest stage, and how many more operations these do than others.
+    """The imbalance with the ranks of the heaviest stages, and how many more operations these do than others.
 
     One with as many operations as the others, each of which takes longer, may also be on slow hosts.
     """
     calls = np.bincount(line.rank[~line.collective], minlength=line.ranks)
-    own = alike == balance.evidence["stage"]
+    own = np.isin(alike, balance.evidence.get("stages", [balance.evidence["stage"]]))
     more = float(np.median(calls[own]) / max(float(np.median(calls[~own])), 1.0))
     evidence = {"stage_ranks": np.flatnonzero(own).tolist(), "operations_over_others": round(more, 4)}
     return replace(balance, evidence={**balance.evidence, **evidence})

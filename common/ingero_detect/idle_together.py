@@ -46,7 +46,7 @@ def idle_ranks(recorded: Timeline, line: Timeline, late: Floats, alike: Ints, pe
     `late`: seconds by (rank, step) that each was blocked less than ranks with the same work (`alike`); `period`:
     seconds of a step.
     """
-    blocked, idle = sum_by_rank_and_step(line, line.collective, line.duration), _idle_seconds(recorded)
+    blocked, idle = sum_by_rank_and_step(line, line.collective, line.duration), idle_seconds(recorded)
     known = well_covered_steps(np.where(np.isfinite(blocked), idle, np.nan))
     idle, blocked = idle[:, known], blocked[:, known]
     if idle.shape[1] < FEWEST_STEPS or not np.isfinite(idle + blocked).any(axis=1).all():
@@ -119,9 +119,12 @@ def _others_wait(blocked: Floats, together: Bools, seconds: Floats) -> bool:
 
 
 def _verdict(together: Bools, caused: Bools, total: int, seconds: Floats, period: float) -> Diagnosis | None:
-    """What stalls of these ranks prove, in the steps that they `caused` of `total` with any."""
+    """What stalls of these ranks prove, in the steps that they `caused` of `total` with any.
+
+    By chance it is as likely one of the `others`, the sets of so many ranks into which all are divided, as on hosts.
+    """
     ranks, others = np.flatnonzero(together).tolist(), len(together) / int(together.sum())
-    count, chance = int(caused.sum()), CHANCE_OF_STALLS / len(together)
+    count, chance = int(caused.sum()), CHANCE_OF_STALLS / others
     lost = float(seconds[caused].sum()) / len(caused)
     if (
         not count
@@ -131,7 +134,7 @@ def _verdict(together: Bools, caused: Bools, total: int, seconds: Floats, period
         return None
     evidence: dict[str, Any] = {"odd_steps": count, "of_odd_steps": total}
     runs = long_variance_inflation(caused) if not caused.all() else 1.0
-    needed = min_last_count(max(1, int(total / runs)), others, SIGNIFICANCE / len(together))
+    needed = min_last_count(max(1, int(total / runs)), others, SIGNIFICANCE / others)
     if count / runs >= needed:
         return Diagnosis(
             Cause.NODE, tuple(ranks), seconds_lost_per_step=lost, evidence={"by": _by(together), **evidence}
@@ -140,7 +143,7 @@ def _verdict(together: Bools, caused: Bools, total: int, seconds: Floats, period
     return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
 
 
-def _idle_seconds(line: Timeline) -> Floats:
+def idle_seconds(line: Timeline) -> Floats:
     """Seconds before operations in which a rank did nothing, by (rank, step of the operation).
 
     NaN for a step that lacks rows of the rank, as do those after one: what was lost is no time without an operation.

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.last_arrival import median_by_step, min_last_count
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, places_of_compute, sum_by_rank_and_step
 
 
 class Cause(StrEnum):
@@ -39,12 +39,25 @@ class Diagnosis:
 SMALLEST_IMBALANCE: Final = 0.05
 """Share of a step that an imbalance of stages or sequences must cost to be named."""
 
+AS_HEAVY: Final = 0.98
+"""Share of the longest time of a stage from which another stage is as heavy."""
+
 CHANCE_OF_ONE: Final = 0.01
 """Chance with which changing data strikes one rank so often that the cause is called unknown."""
 
 
+OF_ONE_OPERATION: Final = 0.8
+"""Share of what makes a step of a rank longer from which it is the pause of a single operation."""
+
+MOST_OF_ONE: Final = 1 / 3
+"""Share of a rank's compute of one operation from which the data of a step may make nothing else longer."""
+
+
 def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set[int]) -> Diagnosis | None:
-    """Stages whose work differs, and what the heaviest one costs compared with an even partition."""
+    """Stages whose work differs, and what the heaviest one costs compared with an even partition.
+
+    Several stages may be equally heavy: `stages` in the evidence has all of them.
+    """
     healthy = np.array([rank not in stragglers for rank in range(len(stage))])
     kinds = [kind for kind in np.unique(stage).tolist() if (healthy & (stage == kind)).any()]
     if len(kinds) < 2:
@@ -55,11 +68,13 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
     heaviest = int(np.argmax(typical))
     lost = float(np.nanmean(table[heaviest] - np.nanmean(table, axis=0)))
     second = float(np.partition(typical, -2)[-2])
-    steady = float(np.nanmean(table[heaviest] >= np.nanmax(table, axis=0) - 1e-12))
+    heavy = typical >= AS_HEAVY * typical[heaviest]
+    steady = float(np.nanmean(np.nanmax(table[heavy], axis=0) >= np.nanmax(table, axis=0) - 1e-12))
     if lost < SMALLEST_IMBALANCE * period or typical[heaviest] < 1.05 * np.median(typical) or steady < 0.6:
         return None
     evidence = {
         "stage": kinds[heaviest],
+        **({"stages": [kind for kind, found in zip(kinds, heavy, strict=True) if found]} if heavy.sum() > 1 else {}),
         "stage_over_mean": round(float(typical[heaviest] / typical.mean()), 6),
         "stage_over_second": round(float(typical[heaviest] / max(second, 1e-12)), 6),
     }
@@ -84,7 +99,8 @@ def sequence_imbalance(
 ) -> Diagnosis | None:
     """Excess that belongs to the data of a step on any rank, and not to one rank; `steps` are those of `compute`.
 
-    What makes a step longer on all ranks alike, such as a warm-up, is no imbalance.
+    What makes a step longer on all ranks alike, such as a warm-up, is no imbalance. Nor is what makes a single
+    operation of a step longer, because data makes forward and backward passes longer.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.maximum(compute, 1e-12))
@@ -113,12 +129,44 @@ def sequence_imbalance(
         possible = [int(np.flatnonzero(healthy)[counts.argmax()])]
         evidence = {"by": "few_steps", "possible": possible, "odd_steps": int(counts.max())}
         return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost_cells, evidence=evidence)
+    paused = np.zeros((line.ranks, line.steps), np.bool_)
+    paused[np.ix_(healthy, steps)] = odd
+    paused &= _longer_in_one_operation(line, steps)
+    paused = paused[np.ix_(healthy, steps)]
+    lasting = np.where(paused, np.minimum(compute, ordinary), compute)
+    lost_cells = float(np.nanmean(np.nanmax(lasting, axis=0) - np.nanmax(ordinary, axis=0)))
+    lost = max(lost_cells, lost_spread)
+    if lost < SMALLEST_IMBALANCE * period:
+        return None
     evidence = {
         "odd_share_of_cells": round(float(odd.mean()), 6), "noise": round(sigma, 6),
         "operations_move_together": round(together, 4),
         "seconds": {"cells": lost_cells, "spread": lost_spread},
     }  # fmt: skip
     return Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def _longer_in_one_operation(line: Timeline, steps: Bools) -> Bools:
+    """By (rank, step): what is longer than in other steps is nearly all in one operation that is usually short.
+
+    An operation is compared with those at the same place of other steps, all relative to the length of their step.
+    """
+    rows = np.flatnonzero(~line.collective & steps[line.step])
+    total = sum_by_rank_and_step(line, ~line.collective, line.duration)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        length = np.nan_to_num(median_by_step(total / np.nanmedian(total[:, steps], axis=1, keepdims=True)), nan=1.0)
+    length = np.maximum(length, 1e-12)
+    place = places_of_compute(line)[rows]
+    _, kind = np.unique(line.rank[rows] * (int(place.max(initial=0)) + 1) + place, return_inverse=True)
+    _, middle = grouped_median(line.duration[rows] / length[line.step[rows]], kind, int(kind.max(initial=-1)) + 1)
+    usual = middle[kind] * length[line.step[rows]]
+    longer = line.duration[rows] - usual
+    cell = line.rank[rows] * line.steps + line.step[rows]
+    size = line.ranks * line.steps
+    whole, most = np.bincount(cell, usual, size), np.zeros(size)
+    np.maximum.at(most, cell, np.where(usual < MOST_OF_ONE * whole[cell], longer, 0.0))
+    found = most >= OF_ONE_OPERATION * np.maximum(np.bincount(cell, longer, size), 1e-12)
+    return np.asarray(found.reshape(line.ranks, line.steps))
 
 
 def _concentrated(counts: Ints) -> bool:

@@ -210,7 +210,7 @@ def time_segments(steps: int) -> list[slice]:
     return found
 
 
-def _without_common_mode(values: Floats, alike: Ints) -> Floats:
+def without_common_mode(values: Floats, alike: Ints) -> Floats:
     """Remove what ranks with the same work have in common in a step, if that reduces their noise."""
     own = residuals_by_step(values, alike, fewest=3)
     before, after = (np.nanmedian(np.nanstd(table, axis=1)) for table in (values, own))
@@ -241,7 +241,7 @@ def _late_in_all_steps(relative: Floats, alike: Ints, blame: WaitAttribution | N
 
 def usual_excess(relative: Floats, alike: Ints, chips: float) -> tuple[Floats, Bools]:
     """The excess of each rank over ranks with the same work, and whether healthy chips differ by as much."""
-    mean, error = trimmed_mean(_without_common_mode(relative, alike))
+    mean, error = trimmed_mean(without_common_mode(relative, alike))
     found = _excess_over_peers(mean, error, alike, relative.shape[1], chips)
     return found.share, np.asarray(found.share <= found.usual)
 
@@ -257,7 +257,7 @@ def straggler_ranks(
         return _late_in_all_steps(relative, alike, blame)
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
-    relative = _without_common_mode(relative, alike)
+    relative = without_common_mode(relative, alike)
     for number, part in enumerate(time_segments(relative.shape[1])):
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():

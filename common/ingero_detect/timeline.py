@@ -60,6 +60,17 @@ def sum_by_rank_and_step(line: Timeline, chosen: Bools, values: Floats) -> Float
     return np.where(there, total, np.nan).reshape(line.ranks, line.steps)
 
 
+def places_of_compute(line: Timeline) -> Ints:
+    """The place of every operation of compute in the order of its rank's step; 0 for collectives."""
+    place = np.zeros(len(line.rank), np.int64)
+    rows = np.flatnonzero(~line.collective)
+    rows = rows[np.lexsort((line.start[rows], line.step[rows], line.rank[rows]))]
+    cell = line.rank[rows] * line.steps + line.step[rows]
+    first = np.flatnonzero(np.diff(cell, prepend=-1))
+    place[rows] = np.arange(len(rows)) - np.repeat(first, np.diff(np.append(first, len(rows))))
+    return place
+
+
 def shortest_by_instance(line: Timeline, rows: Ints, seconds: Floats) -> tuple[Ints, Floats]:
     """For every row the number of the operation that its ranks do together, and by operation the least of `seconds`.
 

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.diagnose.timeline_files import verdict
+from ingero_analyze.diagnose.topology import with_network
+from ingero_detect.slower_part import LATE_PART
+from ingero_detect.topology import ports_of
 from ingero_fleet.cli import main
-from ingero_testing.fabric_jobs import FabricJob, fabric_job, judged
+from ingero_testing.fabric_jobs import FabricJob, fabric_job, judged, recorded
 
 
 def written(folder: Path, job: FabricJob) -> tuple[str, str]:
@@ -156,3 +160,17 @@ def test_the_slow_interconnect_is_found_in_lines_of_nccl_inspector(tmp_path: Pat
 
     print(json.dumps(answer)[:3000])
     assert answer["network"]["elements"] == [{"kind": "interconnect", "name": job.name}]
+
+
+def test_ranks_that_only_come_late_are_explained_by_their_slow_groups() -> None:
+    job = fabric_job(1, 5, "nic")
+    timed = recorded(job)
+    slow = with_network(verdict(timed), timed, None)["network"]["slow_groups"][0]["ranks"]
+    late = {**verdict(timed), "kind": "unknown", "evidence": {"by": LATE_PART, "possible": slow}}
+
+    placed = with_network(late, timed, ports_of(job.topology))
+    assert (placed["kind"], placed["evidence"]) == ("network", {})
+    unplaced = with_network(late, timed, None)
+    assert (unplaced["kind"], unplaced["evidence"]) == ("unknown", {"possible": slow})
+    others = {**late, "evidence": {"by": LATE_PART, "possible": [*slow, "another"]}}
+    assert with_network(others, timed, None)["evidence"] == others["evidence"]

@@ -69,6 +69,18 @@ def test_a_stage_that_stands_still_while_all_others_wait_is_named(ranks: list[in
         assert (sorted(found.ranks), found.evidence["by"]) == (ranks, "idle_together")
 
 
+@pytest.mark.parametrize("ranks", [[4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]], ids=str)
+def test_stages_that_stand_still_for_the_same_time_in_every_step_are_possible(ranks: list[int]) -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        idle = np.zeros((RANKS, 24))
+        idle[ranks] = 0.05
+        found = pipeline(rng, idle, np.ones((RANKS, 24)))
+
+        assert (found.ranks, found.evidence["by"], found.evidence["possible"]) == ((), "slower_part", ranks)
+        assert not pipeline(rng, idle, np.ones((RANKS, 24)), recorded=False).ranks
+
+
 @pytest.mark.parametrize("rank", [0, 2, 3])
 def test_a_rank_alone_in_its_stage_that_stands_still_in_some_steps_is_named(rank: int) -> None:
     for seed in range(5):
@@ -156,6 +168,17 @@ def test_a_rank_that_waits_for_its_data_is_named_although_uneven_tokens_hide_it(
 
         named = {*found.ranks, *(rank for other in found.evidence.get("also", ()) for rank in other["ranks"])}
         assert named == {5}
+
+
+def test_seven_stalls_of_half_of_the_ranks_are_too_few_but_possible() -> None:
+    half = list(range(8))
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        idle = np.zeros((16, 28))
+        idle[half] = 0.5 * (np.arange(28) % 4 == 2) * rng.uniform(0.8, 1.2, 28)
+        found = diagnose(as_timeline(experts(idle, rng)))
+
+        assert (found.ranks, found.evidence["by"], found.evidence["possible"]) == ((), "few_stalls", half)
 
 
 def test_a_rank_that_does_nothing_is_not_named_where_no_exchange_between_stages_is_recorded() -> None:

@@ -19,6 +19,9 @@ SENTENCES: Final = {
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
     "late_together": "rank {possible} often come last together, too seldom to prove that they are the cause",
+    "slower_part": "rank {possible} are slower than all others; by a fault, other hardware or more work, that is not "
+    "known",
+    "late_part": "all others wait for rank {possible}, whose compute does not show why",
     "act_as_one": "rank {possible} hold the others up together; one of them may only wait for another, in operations "
     "that were not recorded",
     "absent_ranks": "no rank that was recorded delays the job, but they wait together; not recorded: rank {possible}",
@@ -41,6 +44,9 @@ NEXT: Final = {
     "network": "look at the error counters and the speed of what is named (ibstat, nvidia-smi nvlink -s)",
     "few_stalls": "record more steps: more stalls of the same rank prove it",
     "late_together": "record more steps, and look at what these ranks share, such as their host and its data loader",
+    "slower_part": "compare hardware, clocks (--dcgm) and work of these ranks with those of the others, and look at "
+    "what they share, such as their host and its data loader",
+    "late_part": "look at what these ranks share, such as their host, its data loader and its network",
     "act_as_one": "record all groups in which these ranks communicate (tensor, data, pipeline, expert); meanwhile "
     "look at what they share, such as their host and its data loader",
     "absent_ranks": "record the ranks that are missing, in the same steps",

@@ -80,6 +80,8 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         evidence["note"] = note
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
+    if "stages" in evidence:
+        evidence["stages"] = [recorded.stages[stage] for stage in evidence["stages"]]
     judged = "reason" not in evidence
     return {
         "kind": str(found.cause),

@@ -8,6 +8,7 @@ from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_detect.links import WORK, Element, RankPort, SlowElements
 from ingero_detect.rank_outliers import SMALLEST_EFFECT
 from ingero_detect.slow_links import slow_elements, slow_work
+from ingero_detect.slower_part import LATE_PART
 from ingero_detect.timeline import step_period
 from ingero_detect.topology import TopologyError, ports_of
 from ingero_kit.yaml_documents import YamlError, load_yaml
@@ -67,11 +68,18 @@ def with_network(
     waited_for = str(answer["evidence"].get("by", "")).startswith("blocked_least")
     in_slow_groups = {recorded.ranks[rank] for group in found.slow for rank in group.ranks}
     unnamed = answer["kind"] == "none" and (known or found.seconds_lost >= SMALLEST_EFFECT * period)
-    victims = answer["kind"] in ("node", "stage_imbalance") and waited_for
-    if not unnamed and not (victims and (ports is not None or in_slow_groups.issuperset(answer["ranks"]))):
+    late = answer["evidence"].get("by") == LATE_PART
+    victims = late or (answer["kind"] in ("node", "stage_imbalance") and waited_for)
+    suspects = answer["evidence"]["possible"] if late else answer["ranks"]
+    if not unnamed and not (victims and (ports is not None or in_slow_groups.issuperset(suspects))):
         return answer
     lost = min(found.seconds_lost, 0.99 * period)
-    evidence = {**answer["evidence"], **({"possible": answer["ranks"]} if victims and not known else {})}
+    evidence = {
+        name: value
+        for name, value in answer["evidence"].items()
+        if name != "possible" and not (late and name == "by")
+    }
+    evidence |= {"possible": suspects} if victims and not known else {}
     return {
         **answer, "kind": "network" if ports is not None and (known or victims) else "unknown", "ranks": [],
         "slowdown": round(period / (period - lost), 6), "seconds_lost_per_step": round(lost, 9), "evidence": evidence,

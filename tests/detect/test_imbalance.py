@@ -1,0 +1,54 @@
+"""Steps that are longer by their data, and those that are by the pause of an operation."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.diagnosis import diagnose
+from ingero_detect.imbalance import Diagnosis
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import Table, as_timeline
+
+OPERATIONS = ("attention", "mlp", "mlp backward", "attention backward")
+
+
+def of_layers(rng: np.random.Generator, longer: npt.NDArray[np.float64], layers: int = 2) -> Diagnosis:
+    """Eight ranks that compute layers and then meet; `longer`: factors by (rank, step, operation)."""
+    ranks, steps, _ = longer.shape
+    table, now, rank = Table(), np.zeros(ranks), np.arange(ranks)
+    for step in range(steps):
+        for number in range(layers * len(OPERATIONS)):
+            seconds = 0.01 * longer[:, step, number] * (1 + 0.01 * rng.normal(size=ranks))
+            table.add(rank=rank, op=OPERATIONS[number // layers], kind="compute", start=now, duration=seconds,
+                      step=step, group="", seq="")  # fmt: skip
+            now = now + seconds
+        end = now.max() + 1e-3
+        table.add(rank=rank, op="all_reduce", kind="collective", start=now, duration=end - now, step=step,
+                  group="all", seq=step)  # fmt: skip
+        now = np.full(ranks, end)
+    return diagnose(as_timeline(table))
+
+
+def test_pauses_of_single_operations_on_any_rank_are_no_data() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        longer = np.ones((8, 40, 8))
+        for step in range(0, 40, 2):
+            longer[rng.integers(8), step, rng.integers(8)] = 3.0
+
+        assert str(of_layers(rng, longer).cause) == "none"
+
+
+def test_sequences_and_experts_that_take_longer_in_some_steps_are_data() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        for places in (slice(None), slice(2, 6)):
+            longer = np.ones((8, 40, 8))
+            for step in range(0, 40, 2):
+                longer[rng.integers(8), step, places] = 1.5
+
+            assert str(of_layers(rng, longer).cause) == "sequence_imbalance"

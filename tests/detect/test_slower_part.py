@@ -1,0 +1,58 @@
+"""A half of the ranks that is slower than the other half."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingero_detect.diagnosis import diagnose
+from ingero_detect.imbalance import Diagnosis
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import as_timeline, interleaved, layered
+
+
+def of_slow_ranks(slow: tuple[int, ...], seed: int, slower: float = 0.0, idle: float = 0.0) -> Diagnosis:
+    return diagnose(as_timeline(layered(np.random.default_rng(seed), 1, 8, culprit=slow, slower=slower, idle=idle)))
+
+
+@pytest.mark.parametrize("how", [{"slower": 0.2}, {"idle": 0.1}], ids=["computes longer", "stands still"])
+@pytest.mark.parametrize("slow", [(0, 1, 2, 3), (1, 4, 6, 7), (2, 3, 5)])
+def test_a_slower_half_of_the_ranks_is_possible(slow: tuple[int, ...], how: dict[str, float]) -> None:
+    for seed in range(3):
+        found = of_slow_ranks(slow, seed, **how)
+
+        assert (str(found.cause), found.ranks) == ("unknown", ())
+        by = "slower_part" if "slower" in how else "late_part"
+        assert (found.evidence["by"], found.evidence["possible"]) == (by, list(slow))
+        assert found.seconds_lost_per_step == pytest.approx(0.08 if "slower" in how else 0.1, rel=0.3)
+
+
+@pytest.mark.parametrize("slow", [(0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4)])
+def test_a_minority_that_is_faster_accuses_nobody(slow: tuple[int, ...]) -> None:
+    assert str(of_slow_ranks(slow, 0, slower=0.2).cause) == "none"
+
+
+def test_ranks_that_are_alike_have_no_slower_half() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        assert str(diagnose(as_timeline(layered(rng, 1, 8, steps=20, jitter=0.1))).cause) == "none"
+
+
+@pytest.mark.parametrize("late", [0.3, 1.0])
+def test_half_of_a_stage_is_compared_with_its_other_half(late: float) -> None:
+    found = diagnose(as_timeline(interleaved(np.random.default_rng(0), culprit=(4, 5), late=late)))
+
+    assert {*found.ranks, *found.evidence.get("possible", ())} == {4, 5}
+
+
+def test_two_stages_that_are_equally_heavy_are_uneven_too() -> None:
+    for seed in range(3):
+        slow = tuple(range(8))
+        found = diagnose(as_timeline(interleaved(np.random.default_rng(seed), culprit=slow, late=0.4)))
+
+        assert (str(found.cause), found.ranks) == ("stage_imbalance", ())
+        assert found.evidence["stages"] == [0, 1]
+        assert found.evidence["stage_ranks"] == list(slow)
