@@ -43,7 +43,8 @@ def reader(tmp_path: Path, shard: Shard) -> Iterator[OpenReader]:
 
 
 def asked(store: Store, config: EchoConfig, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    service = QueryService(config, lambda: store)
+    patient = config.query.model_copy(update={"timeout": 120.0})
+    service = QueryService(config.model_copy(update={"query": patient}), lambda: store)
     try:
         return asyncio.run(service.call(ANONYMOUS, tool, arguments)).body
     finally:
