@@ -405,7 +405,8 @@ class RowBuilder:
         else:
             event_id = event_id_bytes(str(given))
         place = self.place_of(record)
-        context = _bad_time(record.time, request.now, request.oldest) or self.record_context(record, place)
+        wrong = _bad_time(record.time, request.now, request.oldest) or _bad_score(record)
+        context = wrong or self.record_context(record, place)
         if isinstance(context, str):
             request.batch.reject(context)
             return None
@@ -512,6 +513,13 @@ def _bad_time(time: int, now: int, oldest: int) -> str | None:
     if time < 0 or 0 < time < oldest:
         return "the time lies before what retention keeps"
     return None
+
+
+def _bad_score(record: Record) -> str | None:
+    """Why a health score is none, as Fleet says it."""
+    if record.name != metrics.HEALTH_SCORE or record.value is None or 0 <= record.value <= 1:
+        return None
+    return f"{metrics.HEALTH_SCORE} is not between 0 and 1"
 
 
 def _int32(value: Any) -> int | None:

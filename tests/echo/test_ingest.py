@@ -167,6 +167,21 @@ def test_a_bad_record_is_left_out_and_named(service: Running, at: int | None, re
     assert reason in answer.partial_success.error_message
 
 
+def test_a_health_score_that_is_none_is_left_out_as_fleet_does_it(service: Running) -> None:
+    scores: list[telemetry.Point] = [(metrics.HEALTH_SCORE, score, {}) for score in (-1.0, float("nan"), 1.5)]
+    request = telemetry.gauges([(metrics.HEALTH_SCORE, 0.5, {}), ("other", -1.0, {})], "scores", "well")
+    request.resource_metrics.extend(telemetry.gauges(scores, "scores", "wrong").resource_metrics)
+
+    answer = ExportMetricsServiceResponse.FromString(push(service, request, "metrics").content)
+
+    assert answer.partial_success.rejected_data_points == 3
+    assert "ingero.node.health_score is not between 0 and 1" in answer.partial_success.error_message
+    found = rows(
+        service, "SELECT node_id, value_double FROM events WHERE cluster_id = 'scores' ORDER BY value_double"
+    )
+    assert found == [["well", -1.0], ["well", 0.5]]
+
+
 @pytest.mark.parametrize(
     ("content", "content_type", "status"),
     [
