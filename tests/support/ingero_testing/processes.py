@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -10,16 +11,20 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from scripts.controlplane import MORTAL
 
 BIN = Path(sys.executable).parent
+STACKS = 20_000
+"""Characters of the log of a process that did not answer which are shown."""
+
 SHARED = next(
     (parent / "shared" for parent in Path(__file__).resolve().parents if (parent / "shared/peers").is_dir()), None
 )
@@ -195,13 +200,19 @@ def echo_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignor
 
 @contextmanager
 def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
-    """Any process; it ends with the block."""
+    """Any process; it ends with the block. If it, or another one, does not answer in time, the stacks are shown."""
+    variables = {**os.environ, "PYTHONFAULTHANDLER": "1", **environment}
     with log.open("wb") as stream:
-        started = subprocess.Popen(
-            [*MORTAL, *command], stdout=stream, stderr=stream, env={**os.environ, **environment}
-        )
+        started = subprocess.Popen([*MORTAL, *command], stdout=stream, stderr=stream, env=variables)
+    running = Running(started, log=log)
     try:
-        yield Running(started, log=log)
+        yield running
+    except httpx.TimeoutException as error:
+        started.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(15)
+        error.add_note(f"{command[0]} {_fate(started)}, its log:\n{running.words()[-STACKS:]}")
+        raise
     finally:
         started.terminate()
         try:
