@@ -78,16 +78,13 @@ def play(
 def play_each(histories: Sequence[npt.NDArray[np.float64]], **parameters: float) -> list[list[tuple[int, str]]]:
     """(tick, node) of every accusation in each of some histories of equal shape, as `play` finds them.
 
-    Each is a cluster of its own: others change nothing for it, and a tick of all costs little more than that of one.
+    Each is a cohort of its own: others change nothing for it, and a tick of all costs little more than that of one.
     """
-    rates, nodes = np.concatenate(histories, axis=1), histories[0].shape[1]
-    names = [node_key(f"c{one}", f"n{number}") for one in range(len(histories)) for number in range(nodes)]
-    cohort, cohorts = np.repeat(np.arange(len(histories)), nodes), [(f"c{one}", "") for one in range(len(histories))]
+    nodes, cohorts = histories[0].shape[1], [("c", f"job-{one}") for one in range(len(histories))]
+    cohort, rates = np.repeat(np.arange(len(histories)), nodes), np.concatenate(histories, axis=1)
     detector = Detector(Parameters(tick_seconds=TICK, **parameters))  # type: ignore[arg-type]
     found: list[list[tuple[int, str]]] = [[] for _ in histories]
-    for tick, value in enumerate(rates):
-        state = np.where(np.isnan(value), ABSENT, ACTIVE).astype(np.uint8)
-        for edge in detector.tick(1000 + tick * TICK, Observation(names, cohort, cohorts, value, state)).edges:
-            if edge.what == "accused":
-                found[int(edge.verdict.cluster[1:])].append((tick, edge.verdict.node))
+    for tick, name in play(rates, cohort=cohort, cohorts=cohorts, detector=detector).accused():
+        one, node = divmod(int(name[1:]), nodes)
+        found[one].append((tick, f"n{node}"))
     return found

@@ -61,7 +61,7 @@ def test_a_cohort_that_has_seen_large_faults_finds_a_small_one_as_soon_as_one_th
     assert sum(waited) / len(waited) <= 0.5, waited
 
 
-def test_clusters_are_judged_each_by_itself() -> None:
+def test_cohorts_are_judged_each_by_itself() -> None:
     quiet, late, all_slow = healthy(300, 8), healthy(300, 8, 2), healthy(300, 8, 3)
     late[200:, 3] *= 0.7
     all_slow[220:] *= 0.5

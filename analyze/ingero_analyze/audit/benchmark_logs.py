@@ -17,6 +17,9 @@ Found = list[tuple[int, Row]]
 COLUMNS: Final = ("node", "gpu", "model", "benchmark", "run", "value", "unit", "temperature", "status")
 """Columns of the rows; those that a log does not tell are left out."""
 
+LOOKED_AT: Final = 1 << 20
+"""Length of the begin of a text by which a log is known."""
+
 _LAUNCHER: Final = re.compile(r"\[\d+,\d+\]<\w+>: ?|\[?\w[\w.-]*:\d+\]? (?=#)")
 """What launchers such as mpirun put before every line."""
 
@@ -39,23 +42,27 @@ def rows_of_log(text: str, node: str) -> Rows | None:
 
     `node`: that of results whose place the log does not tell.
     """
-    lines = [_LAUNCHER.sub("", line, count=1) for line in text.splitlines()]
-    read = _reader_of(lines)
+    read = _reader_of(text[:LOOKED_AT])
     if read is None:
         return None
     rows = [
         (number, row if "node" in row or not row.get("gpu", "0").isdigit() else row | {"node": node})
-        for number, row in read(lines)
+        for number, row in read(_lines_of(text))
     ]
     return [name for name in COLUMNS if any(name in row for _, row in rows)] or ["node", "value"], iter(rows)
 
 
 def is_log(text: str) -> bool:
     """Whether a text, or the begin of one, is a log that can be read."""
-    return _reader_of([_LAUNCHER.sub("", line, count=1) for line in text.splitlines()]) is not None
+    return _reader_of(text) is not None
 
 
-def _reader_of(lines: Sequence[str]) -> Callable[[Sequence[str]], Found] | None:
+def _lines_of(text: str) -> list[str]:
+    return [_LAUNCHER.sub("", line, count=1) for line in text.splitlines()]
+
+
+def _reader_of(text: str) -> Callable[[Sequence[str]], Found] | None:
+    lines = _lines_of(text)
     return next((read for sign, read in _READERS if any(map(sign.match, lines))), None)
 
 

@@ -37,9 +37,6 @@ ROLES = (
 LOGS: Final = re.compile(r"\.(log|out|txt)$", re.IGNORECASE)
 """How names of logs end that are read of a folder, if they are of a benchmark that is known."""
 
-LOOKED_AT: Final = 1 << 20
-"""Bytes at the begin of a log by which it is known."""
-
 
 def with_tables_and_logs(
     context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]
@@ -47,7 +44,7 @@ def with_tables_and_logs(
     """The callback of an argument of files: those given, with the tables and logs in it for every folder."""
 
     def known(file: Path) -> bool:
-        from ingero_analyze.audit.benchmark_logs import is_log
+        from ingero_analyze.audit.benchmark_logs import LOOKED_AT, is_log
 
         if not LOGS.search(file.name):
             return False

@@ -113,7 +113,7 @@ class Measurements:
         self.options = options
         self.problems = Problems()
         self.unused: Counter[str] = Counter()
-        self.rows = self.repeated = self._used = 0
+        self.rows = self.repeated = 0
         self.latest: float | None = None
         self.failed: dict[str, int] = {}
         self._texts = {name: Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
@@ -183,7 +183,6 @@ class Measurements:
                 used += self._add(file, line, row, roles | {"value": value}, parameters)
         if not used and self.problems.count == before:
             self.problems.add(file, "there are no rows")
-        self._used += used
 
     def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str], parameters: Sequence[str]) -> bool:
         place = f"{file}:{line}"
@@ -294,9 +293,10 @@ class Measurements:
     def populations(self) -> list[AuditInput]:
         """What can be compared: rows of one cluster, model, benchmark (with its parameters) and unit each.
 
-        `TableError` with the last reason if nothing in any file could be used.
+        `TableError` with the first reason if nothing in any file could be used.
         """
-        if not self._used:
+        used = np.flatnonzero(np.isfinite(np.array(self._slowness)))
+        if not len(used):
             raise TableError(self.problems.shown[0], "nothing can be used")
         texts = {name: self._texts[name].coded for name in (*KINDS, "gpu", "slot", "node", "group")}
         if len(texts["parameters"].names) > MOST_PARAMETERS:
@@ -312,7 +312,6 @@ class Measurements:
             texts["day"] if texts["day"].names else of_files, self._by_name,
         )  # fmt: skip
         run, runs = self._runs(found.chip.codes)
-        used = np.flatnonzero(np.isfinite(np.array(self._slowness)))
         self._note_failed(found, used)
         kind, first = numbered(*(texts[name].codes[used] for name in KINDS))
         without = len(numbered(*(texts[name].codes[used] for name in KINDS if name != "unit"))[1])

@@ -74,11 +74,8 @@ def with_network(
     if not unnamed and not (victims and (ports is not None or in_slow_groups.issuperset(suspects))):
         return answer
     lost = min(found.seconds_lost, 0.99 * period)
-    evidence = {
-        name: value
-        for name, value in answer["evidence"].items()
-        if name != "possible" and not (late and name == "by")
-    }
+    replaced = {"possible", "by"} if late else {"possible"}
+    evidence = {name: value for name, value in answer["evidence"].items() if name not in replaced}
     evidence |= {"possible": suspects} if victims and not known else {}
     return {
         **answer, "kind": "network" if ports is not None and (known or victims) else "unknown", "ranks": [],

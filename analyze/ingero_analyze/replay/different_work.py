@@ -4,12 +4,9 @@ from typing import Final
 
 import numpy as np
 
-from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
+from ingero_analyze.replay.level_blocks import LevelBlock
+from ingero_analyze.replay.numbering import CohortMembers, longer
 from ingero_detect.grouped import grouped_median
-from ingero_detect.threshold import MAD_TO_SIGMA, MEDIAN_ERROR
-
-BLOCK_TICKS: Final = 20
-"""Ticks of a block, over which the level of a node is a median; it works in half of them at least."""
 
 JUMP: Final = float(np.log(1.5))
 """Change of a node's level from one block to the next, beyond the median of such changes, log units."""
@@ -29,44 +26,18 @@ class DifferentWork:
 
     def __init__(self, members: CohortMembers) -> None:
         self._members = members
-        self._block = np.full((BLOCK_TICKS, 0), np.nan)
         self._level, self._error = np.zeros(0), np.zeros(0)
         self._jumps, self._blocks = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._tick = 0
 
-    def note(self, seen: CohortTick) -> None:
-        """Add a tick."""
-        if len(seen.logs):
-            members = len(self._members)
-            self._block, self._level = (longer(each, members, np.nan) for each in (self._block, self._level))
-            self._error = longer(self._error, members, 0.0)
-            self._jumps, self._blocks = (longer(each, members, 0) for each in (self._jumps, self._blocks))
-            self._block[self._tick, seen.place] = seen.logs - seen.middle[seen.cohort]
-        self._tick += 1
-        if self._tick == BLOCK_TICKS:
-            self._close()
-
-    def found(self) -> set[int]:
-        """Numbers of the nodes in such cohorts."""
-        pairs = self._members.pairs
-        found: set[int] = set()
-        for cohort in np.unique(pairs[self._jumps >= FEWEST_JUMPS, 1]).tolist():
-            inside = (pairs[:, 1] == cohort) & (self._blocks > FEWEST_JUMPS)
-            many = np.count_nonzero(self._jumps[inside] >= FEWEST_JUMPS)
-            if many >= max(FEWEST_NODES, np.count_nonzero(inside) / 2):
-                found |= set(pairs[pairs[:, 1] == cohort, 0].tolist())
-        return found
-
-    def _close(self) -> None:
-        """End a block: count the nodes that are at another level than in their last one, unless most are."""
-        block, self._tick = self._block, 0
-        self._block = np.full_like(block, np.nan)
-        here = np.flatnonzero(2 * np.isfinite(block).sum(axis=0) >= BLOCK_TICKS)
+    def note(self, block: LevelBlock) -> None:
+        """Add a block: count the nodes that are at another level than in their last one, unless most are."""
+        here = np.flatnonzero(np.isfinite(block.level))
         if not len(here):
             return
-        level = np.nanmedian(block[:, here], axis=0)
-        spread = MAD_TO_SIGMA * np.nanmedian(np.abs(block[:, here] - level), axis=0)
-        error = MEDIAN_ERROR * spread / np.sqrt(np.isfinite(block[:, here]).sum(axis=0))
+        members = len(block.level)
+        self._level, self._error = longer(self._level, members, np.nan), longer(self._error, members, 0.0)
+        self._jumps, self._blocks = (longer(each, members, 0) for each in (self._jumps, self._blocks))
+        level, error = block.level[here], block.error[here]
         cohort = self._members.pairs[here, 1]
         change = level - self._level[here]
         known = np.isfinite(change)
@@ -76,3 +47,15 @@ class DifferentWork:
         self._jumps[here] += jumped & (2 * many < count)[cohort]
         self._level[here], self._error[here] = level, error
         self._blocks[here] += 1
+
+    def found(self) -> set[int]:
+        """Numbers of the nodes in such cohorts."""
+        pairs = self._members.pairs
+        jumps, blocks = (longer(each, len(pairs), 0) for each in (self._jumps, self._blocks))
+        found: set[int] = set()
+        for cohort in np.unique(pairs[jumps >= FEWEST_JUMPS, 1]).tolist():
+            inside = (pairs[:, 1] == cohort) & (blocks > FEWEST_JUMPS)
+            many = np.count_nonzero(jumps[inside] >= FEWEST_JUMPS)
+            if many >= max(FEWEST_NODES, np.count_nonzero(inside) / 2):
+                found |= set(pairs[pairs[:, 1] == cohort, 0].tolist())
+        return found

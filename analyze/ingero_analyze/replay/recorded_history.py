@@ -16,6 +16,7 @@ from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
 from ingero_analyze.replay.irregularities import Irregularities
+from ingero_analyze.replay.level_blocks import LevelBlocks
 from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.numbering import CohortMembers
 from ingero_analyze.replay.reading import COUNTER, DIFFERENT, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
@@ -110,6 +111,7 @@ class RecordedHistory:
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
         self._members = CohortMembers()
+        self._blocks = LevelBlocks(self._members)
         self._work, self._rollouts = DifferentWork(self._members), Rollouts(self._members)
 
     @property
@@ -273,8 +275,9 @@ class RecordedHistory:
         working = state == ACTIVE
         worked = self._members.tick(node[working], cohort[working], value[working])
         self._drifts.note(now, worked)
-        self._work.note(worked)
-        self._rollouts.note(now, worked)
+        if (block := self._blocks.add(worked)) is not None:
+            self._work.note(block)
+            self._rollouts.note(now, block)
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

@@ -6,15 +6,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
+from ingero_analyze.replay.level_blocks import BLOCK_TICKS, LevelBlock
+from ingero_analyze.replay.numbering import CohortMembers, longer
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.verdicts import Axis
-
-BLOCK_TICKS: Final = 20
-"""Ticks of a block, over which the level of a node is a median; it works in half of them at least."""
 
 SIDE: Final = 3
 """Blocks before and after a step, whose median levels are compared; two are known at least."""
@@ -71,33 +69,25 @@ class Rollouts:
 
     def __init__(self, members: CohortMembers) -> None:
         self._members = members
-        self._block = np.full((BLOCK_TICKS, 0), np.nan)
-        self._tick, self._full = 0, False
+        self._full = False
         self._levels: list[npt.NDArray[np.float32]] = []
         self._times: list[float] = []
 
-    def note(self, now: float, seen: CohortTick) -> None:
-        """Add a tick."""
-        if len(self._members) * (len(self._levels) + 1) > MOST_LEVELS:
-            self._levels, self._full = [], True
+    def note(self, now: float, block: LevelBlock) -> None:
+        """Add a block that ends at this time."""
+        self._full |= self._too_many()
         if self._full:
+            self._levels = []
             return
-        if len(seen.logs):
-            self._block = longer(self._block, len(self._members), np.nan)
-            self._block[self._tick, seen.place] = seen.logs - seen.middle[seen.cohort]
-        self._tick += 1
-        if self._tick == BLOCK_TICKS:
-            self._tick = 0
-            enough = 2 * np.isfinite(self._block).sum(axis=0) >= BLOCK_TICKS
-            level = np.full(self._block.shape[1], np.nan)
-            level[enough] = np.nanmedian(self._block[:, enough], axis=0)
-            self._levels.append(level.astype(np.float32))
-            self._times.append(now)
-            self._block = np.full_like(self._block, np.nan)
+        self._levels.append(block.level.astype(np.float32))
+        self._times.append(now)
+
+    def _too_many(self) -> bool:
+        return len(self._members) * (len(self._levels) + 1) > MOST_LEVELS
 
     def found(self) -> dict[int, Rollout]:
         """By number of a node, what its cohort did."""
-        if len(self._levels) < 2 * SIDE:
+        if self._too_many() or len(self._levels) < 2 * SIDE:
             return {}
         pairs = self._members.pairs
         levels = np.array([longer(level, len(pairs), np.nan) for level in self._levels], np.float64)
