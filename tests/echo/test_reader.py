@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -309,6 +310,26 @@ def test_a_cached_file_that_was_cut_is_fetched_again_and_one_with_another_length
     short = FileCache(tmp_path / "d", 100, lambda table, file, target: write(table, LakeFile("", 3, 1), target))
     with pytest.raises(EchoApiError, match="3 bytes instead of 40"), short.using([file]):
         pass
+
+
+def test_a_question_does_not_wait_for_a_storage_that_hangs_and_finds_its_file_there_later(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+
+    def fetch(table: str, file: LakeFile, target: Path) -> None:
+        assert goes_on.wait(60)
+        write(table, file, target)
+
+    cache = FileCache(tmp_path / "c", 100, fetch, patience=0.05)
+    late, other = files(60, 60)
+    with pytest.raises(EchoApiError, match="1 of its 1 data files are still being copied"), cache.using([late]):
+        pass
+    with pytest.raises(EchoApiError, match="whole cache"), cache.using([other]):
+        pass  # what is being copied keeps its room
+    goes_on.set()
+    wait_until(lambda: any((tmp_path / "c").glob("*.parquet")), "the file")
+    with cache.using([late]) as paths:
+        assert [path.stat().st_size for path in paths.values()] == [60]
+    assert cache.fetched == 1
 
 
 def test_a_cache_is_emptied_at_the_start(tmp_path: Path) -> None:

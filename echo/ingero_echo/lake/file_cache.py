@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,6 +14,9 @@ from ingero_echo.lake.view import LakeFile
 
 AT_ONCE: Final = 8
 """Files that are fetched at the same time."""
+
+PATIENCE_SECONDS: Final = 30.0
+"""Longest time that a question waits for files that are fetched; fetching goes on after it."""
 
 
 @dataclass
@@ -26,8 +29,15 @@ class _Entry:
 class FileCache:
     """Holds the files that questions use. The folder is emptied at first: nothing in it is trusted."""
 
-    def __init__(self, folder: Path, limit: int, fetch: Callable[[str, LakeFile, Path], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit: int,
+        fetch: Callable[[str, LakeFile, Path], None],
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
         self.hits = self.fetched = 0
+        self._patience = patience
         self._folder, self._limit, self._fetch = folder, limit, fetch
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
@@ -49,8 +59,7 @@ class FileCache:
         try:
             for (table, file), entry in mine:
                 self._pool.submit(self._load, table, file, entry)
-            for name in names:
-                self._entries[name].there.result()
+            self._wait([self._entries[name].there for name in names])
             yield {file.location: self._folder / file.name for _, file in files}
         except (UserError, OSError) as error:
             if isinstance(error, EchoApiError):
@@ -58,6 +67,15 @@ class FileCache:
             raise EchoApiError("storage", f"a data file cannot be read: {error}", "ask again", 503, 1) from None
         finally:
             self._release(names)
+
+    def _wait(self, fetched: Sequence[Future[None]]) -> None:
+        """Until all are there. Raises what a fetch has raised, `EchoApiError` if one takes too long."""
+        ended, running = wait(fetched, self._patience, FIRST_EXCEPTION)
+        for one in ended:
+            one.result()
+        if running:
+            message = f"{len(running)} of its {len(fetched)} data files are still being copied from the storage"
+            raise EchoApiError("not_ready", message, "ask again", 503, 5)
 
     def _reserve(self, files: Sequence[tuple[str, LakeFile]]) -> list[tuple[tuple[str, LakeFile], _Entry]]:
         """Mark all as used, make room; returns those that are to be fetched."""
@@ -70,7 +88,12 @@ class FileCache:
             new = [(table, file) for table, file in files if not self._whole(file)]
             room = self._limit - sum(file.size for _, file in new)
             total = sum(entry.size for entry in self._entries.values())
-            for name in [name for name, entry in self._entries.items() if not entry.uses and name not in names]:
+            unused = [
+                name
+                for name, entry in self._entries.items()
+                if not entry.uses and entry.there.done() and name not in names
+            ]
+            for name in unused:
                 if total <= room:
                     break
                 total -= self._drop(name)

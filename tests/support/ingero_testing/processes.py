@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,28 @@ def echo_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignor
         yield running
 
 
+def _abort(started: subprocess.Popen[bytes]) -> None:
+    """Have a process write its stacks and end, its children first: they would end with it, without a word."""
+    started.send_signal(signal.SIGSTOP)
+    for thread in Path(f"/proc/{started.pid}/task").glob("*/children"):
+        for child in map(int, thread.read_text().split()):
+            os.kill(child, signal.SIGABRT)
+            with suppress(AssertionError):
+                wait_until(partial(_ended, child), "a child to end", 15)
+    started.send_signal(signal.SIGABRT)
+    started.send_signal(signal.SIGCONT)
+    with suppress(subprocess.TimeoutExpired):
+        started.wait(15)
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for its parent to notice that it has ended."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
 @contextmanager
 def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
     """Any process; it ends with the block. If it, or another one, does not answer in time, the stacks are shown."""
@@ -208,9 +231,7 @@ def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
     try:
         yield running
     except httpx.TimeoutException as error:
-        started.send_signal(signal.SIGABRT)
-        with suppress(subprocess.TimeoutExpired):
-            started.wait(15)
+        _abort(started)
         error.add_note(f"{command[0]} {_fate(started)}, its log:\n{running.words()[-STACKS:]}")
         raise
     finally:
