@@ -484,7 +484,7 @@ def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
     try:
         config: dict[str, Any] = {"memory_limit": f"{memory_limit_mb}MB", "preserve_insertion_order": "true"}
         with _appearing(target) as part, duckdb.connect(config=config) as both:
-            both.execute(f"ATTACH {literal(str(source))} AS old (READ_ONLY)")
+            both.execute(f"ATTACH {literal(str(source))} AS old (READ_ONLY, TYPE duckdb)")
             both.execute(f"ATTACH {literal(str(part))} AS fresh")
             both.execute("COPY FROM DATABASE old TO fresh")
             both.execute("CHECKPOINT fresh")

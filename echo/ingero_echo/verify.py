@@ -174,7 +174,7 @@ def _engine(config: EchoConfig, database: Path, folder: Path) -> Iterator[Any]:
         "temp_directory": str(folder / "spill"), "preserve_insertion_order": "false",
     }  # fmt: skip
     with duckdb.connect(config=settings) as engine:
-        engine.execute(f"ATTACH {literal(str(database))} AS checked (READ_ONLY)")
+        engine.execute(f"ATTACH {literal(str(database))} AS checked (READ_ONLY, TYPE duckdb)")
         engine.execute("USE checked")
         have = engine.execute("SELECT max(number) FROM schema_versions").fetchall()[0][0]
         if have != len(migrations()):

@@ -1,6 +1,7 @@
 """A state file that is replaced atomically: it holds the old state or the new one, never a part."""
 
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
 from ingero_kit.files import replace_file
@@ -39,8 +40,10 @@ class SnapshotFile:
     def read(self) -> bytes | None:
         """The state that was written last; `None` if there is none."""
         try:
-            if self._file.stat().st_size > MOST_BYTES:
-                log.warning("snapshot_refused", reason="the file is larger than 1 GiB")
+            found = self._file.stat()
+            if found.st_size > MOST_BYTES or not S_ISREG(found.st_mode):
+                reason = "larger than 1 GiB" if S_ISREG(found.st_mode) else "not a file, such as a folder or a device"
+                log.warning("snapshot_refused", file=str(self._file), reason=f"it is {reason}")
                 return None
             return self._file.read_bytes()
         except FileNotFoundError:

@@ -232,6 +232,15 @@ def test_what_cannot_be_checked_has_another_exit_status(path: Path) -> None:
     assert "in use by process" in used.stderr
 
 
+def test_a_file_of_another_kind_is_called_no_database(tmp_path: Path) -> None:
+    other = tmp_path / "rows.json"
+    other.write_text('{"a": 1}')
+
+    done = CliRunner().invoke(main, ["verify", "--database", str(other)])
+
+    assert done.exit_code == 2 and "not a valid DuckDB database" in done.stderr
+
+
 def test_names_of_files_tell_shard_and_range() -> None:
     name = file_name("node_rollups", "2026-01-01", "prod-0-a", "0123456789ab", 6, 12)
 

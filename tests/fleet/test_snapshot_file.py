@@ -22,3 +22,8 @@ def test_a_snapshot_is_written_as_often_as_it_is_cheap(tmp_path: Path, cost: flo
 
     assert not snapshots.due(100.0 + interval - 0.1)
     assert snapshots.due(100.0 + interval)
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    for name in (tmp_path, Path("/dev/zero")):
+        assert SnapshotFile(name, 10.0, 60.0).read() is None

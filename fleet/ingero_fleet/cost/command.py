@@ -170,7 +170,10 @@ def _require_https(request: httpx.Request) -> None:
 def _decoded(body: bytes) -> str:
     if len(body) > MAX_BYTES:
         raise RatesError(f"larger than {MAX_BYTES} bytes")
-    return body.decode()
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise RatesError(f"no text in UTF-8, see its byte {error.start + 1}") from None
 
 
 def _read(source: str | None, consequence: str = "") -> tuple[str, RateTable]:
@@ -178,7 +181,7 @@ def _read(source: str | None, consequence: str = "") -> tuple[str, RateTable]:
     try:
         text = obtain(source)
         return text, parse(text)
-    except (RatesError, OSError, UnicodeDecodeError) as error:
+    except (RatesError, OSError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         place = f"{source}: " if source and not reason.startswith(source) else ""
         _fail(f"{place}{reason}{consequence}")
