@@ -9,10 +9,11 @@ predictive distribution): a small population, or one whose tail is unclear, give
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
+from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Floats
 
 
@@ -22,7 +23,8 @@ class Prior:
     `sums` of two kinds of spread; and shares of outliers, which begin `outliers_from` spreads of the bulk.
 
     `heavier`: a tail that is not normal counts as the next heavier one, because the sum of two kinds of spread looks
-    lighter in the bulk than it is far out.
+    lighter in the bulk than it is far out. `tail`: share of the values, the largest healthy ones, whose distances
+    bound the chances whatever the shape (`_by_excesses`); 0 for none.
     """
 
     tails: tuple[tuple[float, float], ...]
@@ -31,6 +33,7 @@ class Prior:
     sums: tuple[tuple["Sum", float], ...] = ()
     outliers_from: float = 2.0
     heavier: bool = False
+    tail: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Sum:
 
     freedom: float
     share: float
+    long_tailed: ClassVar[bool] = True
 
     @cached_property
     def _table(self) -> tuple[Floats, Floats, Floats]:
@@ -87,6 +91,7 @@ OF_CHIPS: Final = Prior(
         *((Sum(freedom, 0.6), 0.03) for freedom in (3.0, 4.0)),
     ),
     outliers_from=3.5,
+    tail=0.3,
 )
 """Chips that differ in a skewed or heavy-tailed way, and noise. What is nearer than outliers is healthy (the zero
 assumption; Efron 2004): otherwise a long slow side of healthy chips passes for outliers."""
@@ -103,6 +108,7 @@ OF_SINGLE_VALUES: Final = Prior(
     OF_CHIPS.outliers,
     tuple((one, 0.045) for one, _ in OF_CHIPS.sums),
     outliers_from=3.5,
+    tail=0.3,
 )
 """The noise of single measurements is part of their spread, so heavy and skewed tails are more likely."""
 
@@ -139,6 +145,15 @@ QUANTILE_DEVIATES: Final = (-0.8416, 0.0, 0.5244)
 GRID: Final = np.linspace(-3.2, 3.2, 7)
 MOST_POINTS: Final = 600
 """More values than these are joined to blocks in the middle of the distribution, where each alone tells little."""
+
+FEWEST_EXCESSES: Final = 8
+"""Values of a tail below which it tells nothing."""
+
+DOUBTED: Final = 0.5
+"""Adjusted chance up to which a value may be an outlier: it does not tell the tail of healthy ones at first."""
+
+EXPECTED: Final = 0.05
+"""Share of the values at a distance that the tail has to explain for these to be healthy too."""
 
 NEGLIGIBLE: Final = 1e-6
 """Weight, relative to the best fit, below which a fit is left out."""
@@ -180,6 +195,11 @@ class Shape:
 
     freedom: float
     skew: float
+
+    @property
+    def long_tailed(self) -> bool:
+        """Whether large values are more likely than normal ones."""
+        return self.skew > 0 or not math.isinf(self.freedom)
 
     @property
     def _factor(self) -> float:
@@ -254,6 +274,41 @@ def outlier_chances(
     """
     ordered = np.sort(values)
     wanted = values if asked is None else asked
+    if round(prior.tail * len(ordered)) < FEWEST_EXCESSES:
+        return _averaged_chances(ordered, smallest_spread, prior, wanted)[0]
+    found, long_tailed = _averaged_chances(ordered, smallest_spread, prior, np.concatenate((wanted, ordered)))
+    of_wanted, of_all = np.split(found, [len(wanted)])
+    return np.maximum(of_wanted, long_tailed * _by_excesses(ordered, of_all, prior.tail, wanted))
+
+
+def _by_excesses(ordered: Floats, chances: Floats, share: float, wanted: Floats) -> Floats:
+    """The least chances of values if those of the tail are exponential, with what is not known of its mean.
+
+    The excesses over the smallest of the tail (Pickands 1975) have a predictive distribution with a heavier tail than
+    theirs, the heavier the fewer they are. `chances`: of the sorted values; those that are most likely outliers are
+    no part of the tail, unless it explains how many there are. 0 below the tail, and where outliers leave none.
+    """
+    count, size = len(ordered), round(share * len(ordered))
+    end = count - int((adjusted_chances(chances) <= DOUBTED).sum())
+    if end in (count, 0) or end <= size:
+        return np.zeros(len(wanted))
+
+    def tail(beyond: Floats) -> Floats:
+        begin = ordered[end - size - 1]
+        mean = max(float(ordered[end - size : end].mean() - begin), 1e-9)
+        excess = np.maximum(beyond - begin, 0.0)
+        return np.where(beyond > begin, (size + 1) / count * (1 + excess / (size * mean)) ** -size, 0.0)
+
+    while end < count and float(tail(ordered[end : end + 1])[0]) * count > EXPECTED * (count - end):
+        end += 1
+    return tail(wanted)
+
+
+def _averaged_chances(ordered: Floats, smallest_spread: float, prior: Prior, wanted: Floats) -> tuple[Floats, float]:
+    """The chances of values among sorted ones, averaged over all that these leave open.
+
+    Also how likely it is that the healthy ones have a longer upper tail than normal ones.
+    """
     points, weight = _condensed(ordered)
     low, middle, high = np.quantile(ordered, QUANTILES)
     span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
@@ -285,11 +340,12 @@ def outlier_chances(
         weights.append(np.logaddexp.reduce(logs, axis=0) + math.log(likely))
         chances.append((shape, location, scales))
     most = max(float(one.max()) for one in weights)
-    total, found = 0.0, np.zeros(len(wanted))
+    total, long_tailed, found = 0.0, 0.0, np.zeros(len(wanted))
     for place, logs_of in enumerate(weights):
         likelihood = float(np.exp(logs_of - most).sum())
         total += likelihood
         freedom = chances[place][0].freedom
+        long_tailed += likelihood * chances[place][0].long_tailed
         next_one = prior.heavier and not math.isinf(freedom) and freedom != prior.tails[-1][0]
         judge = place + len(prior.skews) if next_one else place
         share = np.exp(weights[judge] - weights[judge].max())
@@ -298,4 +354,4 @@ def outlier_chances(
         if some.any():
             shape, location, scales = chances[judge]
             found += share[some] @ shape.upper_tail((wanted - location[some]) / scales[some])
-    return np.clip(found / total, 1e-300, 1.0)
+    return np.clip(found / total, 1e-300, 1.0), long_tailed / total

@@ -1,6 +1,7 @@
 """The audit on simulated fleets: who is named, who is not, and how often chance names somebody."""
 
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.chip_levels import two_levels
 from ingero_detect.discoveries import adjusted_chances
-from ingero_detect.healthy_spread import OF_FEW_JOBS, normal_upper_tail, outlier_chances
+from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, normal_upper_tail, outlier_chances
 from ingero_testing.audit_fleets import BAD_VALUES, CHIP_SPREADS, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
@@ -407,6 +408,17 @@ def test_a_heavy_tail_on_both_sides_gives_a_larger_chance_where_few_jobs_make_it
     careful, usual = outlier_chances(values, prior=OF_FEW_JOBS)[0], outlier_chances(values)[0]
 
     assert careful > 1.5 * usual
+
+
+def test_beyond_a_long_tail_the_chance_allows_for_what_is_not_known_of_it_and_beyond_a_normal_one_hardly() -> None:
+    places = (np.arange(100) + 0.5) / 100
+    long = np.append(-np.log(1 - places), 7.3)
+    short = np.append(np.array([NormalDist().inv_cdf(place) for place in places]), 4.6)
+    by_shape = replace(OF_CHIPS, tail=0.0)
+
+    assert outlier_chances(long, prior=by_shape)[-1] < np.exp(-7.3) < outlier_chances(long)[-1] / 2
+    assert outlier_chances(long)[-1] < 10 * np.exp(-7.3)
+    assert outlier_chances(short)[-1] < 2 * outlier_chances(short, prior=by_shape)[-1]
 
 
 @pytest.mark.parametrize("chips", [16, 48, 128])
