@@ -216,30 +216,56 @@ class Shape:
     def density(self, x: Floats) -> Floats:
         """Density of values."""
         z, slope = self.deviates(x)
-        found: Floats = np.exp(-0.5 * np.minimum(z * z, 140.0)) * slope / math.sqrt(2 * math.pi)
+        found = np.minimum(z * z, 140.0)
+        found *= -0.5
+        np.exp(found, out=found)
+        if slope is not None:
+            found *= slope
+        found /= math.sqrt(2 * math.pi)
         return found
 
     def upper_tail(self, x: Floats) -> Floats:
         """The chance of a larger value."""
         return normal_upper_tail(self.deviates(x)[0])
 
-    def deviates(self, x: Floats) -> tuple[Floats, Floats]:
-        """Standard normal deviates of values, and the derivative: 0 beyond the end of a skewed distribution."""
-        t, slope = x, np.ones(1)
-        inside = np.ones(1, np.bool_)
+    def deviates(self, x: Floats) -> tuple[Floats, Floats | None]:
+        """Standard normal deviates of values, and the derivative: 0 beyond the end of a skewed distribution, `None`
+        where it is 1."""
+        t, slope, inside = x, None, None
         if self.skew:
-            inside = 1 + self.skew * x > 1e-9
-            base = np.where(inside, 1 + self.skew * x, 1.0)
-            t, slope = np.log(base) / self.skew, 1 / base
+            base = 1 + self.skew * x
+            inside = base > 1e-9
+            inside = None if inside.all() else inside
+            base = base if inside is None else np.where(inside, base, 1.0)
+            t, slope = np.log(base), 1 / base
+            t /= self.skew
         z = t
         if not math.isinf(self.freedom):
-            factor, nu = self._factor, self.freedom
-            z = np.sign(t) * factor * np.sqrt(nu * np.log1p(t * t / nu))
-            small = np.abs(t) < 1e-6
-            slope = slope * np.where(small, factor, factor**2 * t / ((1 + t * t / nu) * np.where(small, 1.0, z)))
-        if not self.skew:
-            return z, np.broadcast_to(slope, z.shape)
-        return np.where(inside, z, -math.copysign(_FARTHEST, self.skew)), np.where(inside, slope, 0.0)
+            z, of_t = self._of_student(t)
+            slope = of_t if slope is None else slope * of_t
+        if inside is None:
+            return z, slope
+        beyond = -math.copysign(_FARTHEST, self.skew)
+        return np.where(inside, z, beyond), None if slope is None else np.where(inside, slope, 0.0)
+
+    def _of_student(self, t: Floats) -> tuple[Floats, Floats]:
+        """Standard normal deviates of Student values, and the derivative."""
+        factor, nu = self._factor, self.freedom
+        square = t * t
+        square /= nu
+        z = np.log1p(square)
+        z *= nu
+        np.sqrt(z, out=z)
+        z *= factor
+        np.copysign(z, t, out=z)
+        square += 1
+        square *= z
+        slope: Floats = factor**2 * t
+        small = np.abs(t) < 1e-6
+        if small.any():
+            return z, np.where(small, factor, slope / np.where(small, 1.0, square))
+        slope /= square
+        return z, slope
 
 
 def _condensed(ordered: Floats) -> tuple[Floats, Floats]:
@@ -318,17 +344,16 @@ def _averaged_chances(ordered: Floats, smallest_spread: float, prior: Prior, wan
     outlier = _outlier_density(beyond[among]) / spread
     bulk = float(weight[~among].sum())
     width = GRID / math.sqrt(len(ordered))
+    factors = np.exp(1.1 * width)
     weights, chances = [], []
     for shape, likely in _shapes(prior):
         ends = [shape.value(deviate) for deviate in QUANTILE_DEVIATES]
         scale = spread * span / (ends[2] - ends[0])
-        location, scales = (
-            grid.ravel()[:, None]
-            for grid in np.meshgrid(
-                middle - scale * ends[1] + 1.3 * scale * width, scale * np.exp(1.1 * width), indexing="ij"
-            )
-        )
-        healthy = shape.density((points - location) / scales) / scales + 1e-9 / spread
+        location = np.repeat(middle - scale * ends[1] + 1.3 * scale * width, len(GRID))[:, None]
+        scales = np.tile(scale * factors, len(GRID))[:, None]
+        healthy = shape.density((points - location) / scales)
+        healthy /= scales
+        healthy += 1e-9 / spread
         of_bulk, upper = np.log(healthy[:, ~among]) @ weight[~among], healthy[:, among]
         logs = [
             of_bulk

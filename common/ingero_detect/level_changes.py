@@ -50,37 +50,45 @@ def level_changes(found: RunValues, asked: Bools, fdr: float, smallest: float) -
     noise = max(noise, LEAST_NOISE)
     order = np.lexsort((found.run, found.of))
     order = order[found.run[order] >= 0]
-    starts = np.flatnonzero(np.diff(found.of[order], prepend=-1))
-    units, chances, changes = list[int](), list[float](), list[LevelChange]()
-    for rows in np.split(order, starts[1:]):
-        if len(rows) < FEWEST_VALUES or not asked[found.of[rows[0]]]:
-            continue
-        values = found.values[rows]
-        chance, place, size = min(_rise(values, noise), _rise(-values, noise))
-        loss = float(values[place:].mean() - values[:place].mean())
-        units.append(int(found.of[rows[0]]))
-        chances.append(min(1.0, 2 * chance) if size >= smallest else 1.0)
-        changes.append(LevelChange(int(found.run[rows[place]]), loss, place, len(rows) - place))
-    significant = adjusted_chances(np.array(chances)) <= fdr
-    return {unit: change for unit, change, yes in zip(units, changes, significant.tolist(), strict=True) if yes}
+    first = np.flatnonzero(np.diff(found.of[order], prepend=-1))
+    count = np.diff(first, append=len(order))
+    kept = (count >= FEWEST_VALUES) & asked[found.of[order[first]]]
+    first, count = first[kept], count[kept]
+    chance, place = np.ones(len(first)), np.zeros(len(first), np.int64)
+    for length in np.unique(count).tolist():
+        of_length = np.flatnonzero(count == length)
+        values = found.values[order[first[of_length, None] + np.arange(length)]]
+        slower, faster = _rises(values, noise), _rises(-values, noise)
+        is_faster = (faster[0] < slower[0]) | ((faster[0] == slower[0]) & (faster[1] < slower[1]))
+        either, begins, size = (np.where(is_faster, down, up) for down, up in zip(faster, slower, strict=True))
+        chance[of_length] = np.where(size >= smallest, np.minimum(1.0, 2 * either), 1.0)
+        place[of_length] = begins
+    changes = dict[int, LevelChange]()
+    for number in np.flatnonzero(adjusted_chances(chance) <= fdr).tolist():
+        rows = order[first[number] : first[number] + count[number]]
+        values, at = found.values[rows], int(place[number])
+        loss = float(values[at:].mean() - values[:at].mean())
+        changes[int(found.of[rows[0]])] = LevelChange(int(found.run[rows[at]]), loss, at, len(rows) - at)
+    return changes
 
 
-def _rise(values: Floats, noise: float) -> tuple[float, int, float]:
-    """The clearest rise that separates all later values from all earlier ones: its chance, place and size."""
-    n = len(values)
+def _rises(values: Floats, noise: float) -> tuple[Floats, Ints, Floats]:
+    """By row, the clearest rise that separates all later values from all earlier ones: its chance, place and size."""
+    n = values.shape[1]
     before = np.arange(1, n - FEWEST_LATER + 1)
-    highest = np.maximum.accumulate(values)[before - 1]
-    lowest = np.minimum.accumulate(values[::-1])[::-1][before]
-    sums, squares = np.cumsum(values), np.cumsum(values**2)
-    first, last = sums[before - 1] / before, (sums[-1] - sums[before - 1]) / (n - before)
-    rest = np.maximum(squares[-1] - before * first**2 - (n - before) * last**2, 0.0)
+    highest = np.maximum.accumulate(values, axis=1)[:, before - 1]
+    lowest = np.minimum.accumulate(values[:, ::-1], axis=1)[:, ::-1][:, before]
+    sums, squares = np.cumsum(values, axis=1), np.cumsum(values**2, axis=1)
+    first, last = sums[:, before - 1] / before, (sums[:, -1:] - sums[:, before - 1]) / (n - before)
+    rest = np.maximum(squares[:, -1:] - before * first**2 - (n - before) * last**2, 0.0)
     root = np.sqrt(1 / before + 1 / (n - before))
     own = np.maximum(np.sqrt(rest / (n - 2)), LEAST_NOISE / n)
     rise = np.where(lowest > highest, last - first, 0.0) / root
     deviate = np.minimum(rise / noise, normal_deviate(rise / own, np.full(len(before), n - 2.0)))
-    best = int(deviate.argmax())
-    chance = min(1.0, len(before) * float(normal_upper_tail(deviate[best : best + 1])[0]))
-    return chance, int(before[best]), float(last[best] - first[best])
+    best = deviate.argmax(axis=1)
+    row = np.arange(len(values))
+    chance = np.minimum(1.0, len(before) * normal_upper_tail(deviate[row, best]))
+    return chance, before[best], last[row, best] - first[row, best]
 
 
 def stale(changes: Mapping[int, LevelChange], unit: Ints, run: Ints) -> Bools:

@@ -1,7 +1,7 @@
 """Small fleets for tests of the detector: rates over ticks in, edges out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -75,16 +75,37 @@ def play(
     return played
 
 
-def play_each(histories: Sequence[npt.NDArray[np.float64]], **parameters: float) -> list[list[tuple[int, str]]]:
-    """(tick, node) of every accusation in each of some histories of equal shape, as `play` finds them.
+def play_side_by_side(
+    histories: Sequence[npt.NDArray[np.float64]],
+    *,
+    idle: Sequence[npt.NDArray[np.bool_]] | None = None,
+    seconds: float = TICK,
+    **parameters: float,
+) -> list[Played]:
+    """What happened in each of some histories of equal length, as `play` finds it; they share the detector.
 
     Each is a cohort of its own: others change nothing for it, and a tick of all costs little more than that of one.
+    In the detector, the nodes of the first come first, and its group is the first one.
     """
-    nodes, cohorts = histories[0].shape[1], [("c", f"job-{one}") for one in range(len(histories))]
-    cohort, rates = np.repeat(np.arange(len(histories)), nodes), np.concatenate(histories, axis=1)
-    detector = Detector(Parameters(tick_seconds=TICK, **parameters))  # type: ignore[arg-type]
-    found: list[list[tuple[int, str]]] = [[] for _ in histories]
-    for tick, name in play(rates, cohort=cohort, cohorts=cohorts, detector=detector).accused():
-        one, node = divmod(int(name[1:]), nodes)
-        found[one].append((tick, f"n{node}"))
+    sizes = [rates.shape[1] for rates in histories]
+    cohort, first = np.repeat(np.arange(len(sizes)), sizes), np.cumsum([0, *sizes])
+    whole = play(
+        np.concatenate(histories, axis=1),
+        idle=None if idle is None else np.concatenate(idle, axis=1),
+        cohorts=[("c", f"job-{one}") for one in range(len(sizes))],
+        cohort=cohort,
+        detector=Detector(Parameters(tick_seconds=seconds, **parameters)),  # type: ignore[arg-type]
+        seconds=seconds,
+    )
+    found = [Played(whole.detector) for _ in sizes]
+    for tick, edge in whole.edges:
+        number = int(edge.verdict.node[1:])
+        one = int(cohort[number])
+        edge = replace(edge, verdict=replace(edge.verdict, node=f"n{number - first[one]}"))
+        found[one].edges.append((tick, edge))
     return found
+
+
+def play_each(histories: Sequence[npt.NDArray[np.float64]], **parameters: float) -> list[list[tuple[int, str]]]:
+    """(tick, node) of every accusation in each of some histories of equal length, as `play` finds them."""
+    return [one.accused() for one in play_side_by_side(histories, **parameters)]  # type: ignore[arg-type]

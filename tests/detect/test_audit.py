@@ -66,9 +66,9 @@ def test_healthy_chips_on_a_long_slow_side_are_seldom_named_and_lemons_are(chips
 @pytest.mark.parametrize("noise", BAD_VALUES)
 def test_single_bad_values_name_somebody_in_few_healthy_fleets(noise: str) -> None:
     random = np.random.default_rng(11)
-    fleets = [SimulatedFleet(chips=400, runs=runs, noise=noise) for runs in (2, 3, 5, 10) for _ in range(7)]
+    fleets = [SimulatedFleet(chips=400, runs=runs, noise=noise) for runs in (2, 3, 5, 10) for _ in range(4)]
 
-    assert sum(bool(audit([fleet.draw(random)[0]]).findings) for fleet in fleets) <= 4
+    assert sum(bool(audit([fleet.draw(random)[0]]).findings) for fleet in fleets) <= 2
 
 
 def test_slow_chips_are_named_although_single_values_are_bad() -> None:
@@ -320,8 +320,8 @@ def rounded(slow: float, seed: int) -> Population:
 
 
 def test_a_loss_of_one_rounding_step_is_no_proof() -> None:
-    assert sum(bool(audit([rounded(0.0, seed)]).findings) for seed in range(20)) <= 2
-    assert sum(bool(audit([replace(rounded(0.0, seed), rounding=0.0)]).findings) for seed in range(20)) > 2
+    assert sum(bool(audit([rounded(0.0, seed)]).findings) for seed in range(10)) <= 1
+    assert sum(bool(audit([replace(rounded(0.0, seed), rounding=0.0)]).findings) for seed in range(10)) > 1
 
 
 def test_a_loss_of_several_rounding_steps_is_named_with_half_a_step_of_doubt() -> None:
@@ -577,7 +577,7 @@ def test_a_slow_rack_of_seven_is_named_and_none_of_seven_that_differ() -> None:
     rack, run = np.repeat(np.arange(7), 32), np.tile(np.arange(3), 224)
     unit, node = np.repeat(np.arange(224), 3), np.arange(224) // 4
     found, wrong = 0, 0
-    for _ in range(20):
+    for _ in range(10):
         level = 0.012 * random.normal(size=224) + 0.01 * random.normal(size=7)[rack]
         noise = 0.008 * random.normal(size=len(unit))
         wrong += bool(audit([Population("", level[unit] + noise, unit, run, node, np.arange(56) // 8)]).findings)
@@ -586,7 +586,7 @@ def test_a_slow_rack_of_seven_is_named_and_none_of_seven_that_differ() -> None:
         found += named(audit([given])) == {("group", 2)}
 
     assert wrong <= 1
-    assert found >= 19
+    assert found >= 9
 
 
 def test_a_finding_says_which_of_its_members_are_slow() -> None:
