@@ -34,12 +34,12 @@ def accused(found: dict[str, Any]) -> set[str]:
     return {episode["node"] for episode in found["episodes"]}
 
 
-def steps(seed: int, factor: float, measure: str, since: float = 6000.0) -> Iterable[Row]:
+def steps(seed: int, factor: float, measure: str, since: float = 3000.0) -> Iterable[Row]:
     """Rows at the end of each node's own steps of 12 s, which take longer at n3 by a factor after some time."""
     random = np.random.default_rng(seed)
     for node in range(8):
         time = START + 12 * random.random()
-        while time < START + 12_000:
+        while time < START + 6000:
             seconds = 12 * float(np.exp(0.03 * random.normal()))
             seconds *= factor if node == 3 and time >= START + since else 1.0
             time += seconds
@@ -56,7 +56,7 @@ def test_a_node_whose_rows_are_rare_because_its_steps_are_long_is_named(
 
     (episode,) = found["episodes"]
     assert episode["node"] == "n3"
-    assert episode["start"] == pytest.approx(START + 6000, abs=60)
+    assert episode["start"] == pytest.approx(START + 3000, abs=60)
     assert episode["severity"] == pytest.approx(1 - 1 / factor, abs=0.1)
 
 
