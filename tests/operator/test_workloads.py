@@ -134,7 +134,8 @@ NO_SNAPSHOT = replace(WARM_UP, refusal="it is damaged")
     ("answer", "spec", "status", "reason", "words"),
     [
         (replace(GOOD, warm_up=WarmUp()), {}, "True", "Learned", "most"),
-        (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning", "at about 2026-01-01T00:05:00Z"),
+        (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning",
+         "at about 2026-01-01T00:05:00Z for nodes that work all the time, and later for others"),
         (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning", "set spec.fleet.snapshots.size"),
         (replace(GOOD, warm_up=WARM_UP), {"snapshots": {"size": "1Gi"}}, "False", "Learning", "first start: wait"),
         (replace(GOOD, warm_up=NO_SNAPSHOT), {}, "False", "SnapshotRefused", "it is damaged"),
