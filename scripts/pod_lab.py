@@ -18,7 +18,7 @@ import trustme
 from ingero_contract.kubernetes import STRAGGLER_CONDITION, STRAGGLER_TAINT
 from scripts import pod_job
 from scripts.controlplane import ControlPlane
-from scripts.lab import Lab
+from scripts.lab import Lab, LabFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 LAB = ROOT.parent / "shared/nodelab"
@@ -59,11 +59,16 @@ def missing() -> str:
 
 @contextmanager
 def nodes(lab: Lab) -> Iterator[Nodes]:
-    """The cluster that `INGERO_LAB` names, or one that is started on this machine and ends with the block."""
+    """The cluster that `INGERO_LAB` names, or one that is started on this machine and ends with the block.
+
+    Raises `LabFailed` when the folder that is named has no kubeconfig.
+    """
     named = os.environ.get("INGERO_LAB")
     if named:
-        load = Path(named) / "load-image"
-        yield Nodes(Path(named) / "kubeconfig", (str(load),) if load.exists() else ())
+        kubeconfig, load = Path(named) / "kubeconfig", Path(named) / "load-image"
+        if not kubeconfig.exists():
+            raise LabFailed(f"INGERO_LAB names the folder of a running cluster, and there is no {kubeconfig}")
+        yield Nodes(kubeconfig, (str(load),) if load.exists() else ())
         return
     folder = lab.folder / "nodes"
     programs = subprocess.run([LAB / "unpack"], capture_output=True, text=True, check=True).stdout.strip()

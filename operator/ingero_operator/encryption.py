@@ -81,7 +81,7 @@ class DriverRule:
     """One driver: what proves encryption, the level without that proof, and what its volumes repeat."""
 
     names: tuple[str, ...]
-    fix: str
+    fix: str = ""  # what proves it, in words; empty where no class of the driver can prove it
     proof: Proof | None = None
     key: str = ""  # parameter that names the key, shown to users
     otherwise: Level = Level.NONE  # level without the proof and without any declaration
@@ -155,12 +155,11 @@ ROWS: tuple[DriverRule, ...] = (
         otherwise=Level.PROVIDER_DEFAULT),
     DriverRule(("blockvolume.csi.oraclecloud.com",), "kms-key-id: <OCID>", _matches("kms-key-id", r"ocid1\.key\..+"),
         key="kms-key-id", otherwise=Level.PROVIDER_DEFAULT),
-    DriverRule(("dobs.csi.digitalocean.com",), "a declaration by a cluster administrator",
-        otherwise=Level.PROVIDER_DEFAULT),
+    DriverRule(("dobs.csi.digitalocean.com",), otherwise=Level.PROVIDER_DEFAULT),
     DriverRule(
         ("csi.trident.netapp.io", "csi.vsphere.vmware.com", "kubernetes.io/vsphere-volume", "csi.hetzner.cloud",
-         "cinder.csi.openstack.org", "kubernetes.io/cinder", *_LOCAL), "a declaration by a cluster administrator"),
-    DriverRule((".openebs.io",), "a declaration by a cluster administrator", suffix=True),
+         "cinder.csi.openstack.org", "kubernetes.io/cinder", *_LOCAL)),
+    DriverRule((".openebs.io",), suffix=True),
     DriverRule(("cephfs.csi.ceph.com",), "a block storage class (a shared file system cannot hold the store)",
         declarable=False, suffix=True),
     DriverRule(("efs.csi.aws.com", "file.csi.azure.com", "nfs.csi.k8s.io", "smb.csi.k8s.io"),
@@ -237,10 +236,31 @@ def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:
     if level is Level.NONE or level < policy:
         return Judgement(
             Level.NONE, "ClassNotEncrypted",
-            f"{where} reaches {level.label} and {policy.label} is required; it needs {row.fix}: create such a class "
-            "and set spec.storage.className to it (possible until a claim exists)",
+            f"{where} reaches {level.label} and {policy.label} is required; {_remedy(row, level, policy)}",
         )  # fmt: skip
     return Judgement(level, level.name, f"{where} reaches {level.label}")
+
+
+def _remedy(row: DriverRule, level: Level, policy: Level) -> str:
+    """What lets the store have a class that reaches `level` only, as a sentence."""
+    if row.proof:
+        return (
+            f"it needs {row.fix}: create such a class and set spec.storage.className to it "
+            "(possible until a claim exists)"
+        )
+    best = max(row.otherwise, Level.DECLARED)
+    needs = []
+    if level < best:
+        needs.append(
+            f"it needs the annotations {DECLARED_KEY}: declared, and {EVIDENCE_KEY} with a sentence of at least "
+            f"{MIN_EVIDENCE} characters that says what encrypts its volumes"
+        )
+    if best < policy:
+        needs.append(
+            f"no class of this driver reaches more than {best.label}: choose another driver's class, or set "
+            f"spec.storage.encryption.policy: {best.label}, if the operator's --min-encryption allows it"
+        )
+    return "; ".join(needs)
 
 
 def judge_volume(volume: Volume, recorded: Recorded, current: StorageClass | None, claim_uid: str) -> Judgement:

@@ -88,7 +88,8 @@ def learned(result: PollResult | None, spec: FleetClusterSpec) -> Condition | No
         return yes(kind, "Learned", "Fleet knows what is normal for most of the nodes that work")
     message = (
         f"since {warm_up.since} Fleet learns what is normal, and accuses no node that is in its warm-up; that ends "
-        f"at about {warm_up.until}, for nodes that pause later. {_why_it_learns(warm_up, spec)}"
+        f"at about {warm_up.until} for nodes that work all the time, and later for others. "
+        f"{_why_it_learns(warm_up, spec)}"
     )
     return no(kind, "SnapshotRefused" if warm_up.refusal else "Learning", message)
 

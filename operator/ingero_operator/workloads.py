@@ -68,6 +68,11 @@ def available(kind: str, live: Manifest | None, what: str, problem: PodProblem |
     overdue = reported(live, type="Progressing", reason="ProgressDeadlineExceeded")
     if ready < desired and overdue:
         return no(kind, "ProgressDeadlineExceeded", f"{name}: {overdue} See `kubectl describe pod` of its pods.")
+    # Once rolled out, a Deployment never passes its deadline, whatever becomes of its pods.
+    rolled_out_before = reported(live, type="Progressing", reason="NewReplicaSetAvailable") is not None
+    if ready < desired and rolled_out_before:
+        hint = "if that lasts, `kubectl describe pod` of its pods names the probe or the node that fails"
+        return no(kind, "Unavailable", f"{name} has {ready} of {desired} pods ready; {hint}")
     if ready < desired:
         return no(kind, "Progressing", f"{name} has {ready} of {desired} pods ready")
     return yes(kind, "Available", f"{name} has {ready} of {desired} pods ready")

@@ -104,6 +104,35 @@ def test_a_refusal_names_class_driver_parameter_and_field() -> None:
         assert part in message
 
 
+ANNOTATE, LOWER = "ingero.io/encryption-evidence", "spec.storage.encryption.policy: "
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "annotations", "policy", "said"),
+    [
+        ("hostpath.csi.k8s.io", {}, Level.DECLARED, {ANNOTATE}),
+        ("hostpath.csi.k8s.io", {}, PROVEN, {ANNOTATE, LOWER + "Declared"}),
+        (
+            "hostpath.csi.k8s.io",
+            DECLARED | {"ingero.io/encryption-evidence": "yes"},
+            Level.DECLARED,
+            {"20 characters"},
+        ),
+        ("hostpath.csi.k8s.io", DECLARED, PROVIDER, {LOWER + "Declared"}),
+        ("dobs.csi.digitalocean.com", {}, PROVEN, {LOWER + "ProviderDefault"}),
+    ],
+)
+def test_a_refusal_says_what_would_be_accepted(
+    provisioner: str, annotations: dict[str, str], policy: Level, said: set[str]
+) -> None:
+    message = judge_class(_class(provisioner, {}, annotations), policy).message
+
+    assert all(words in message for words in said)
+    assert (LOWER in message) is any(words.startswith(LOWER) for words in said)
+    lowered = Level.PROVIDER_DEFAULT if "dobs" in provisioner else Level.DECLARED
+    assert judge_class(_class(provisioner, {}, DECLARED), lowered).proven
+
+
 def test_a_policy_of_none_is_refused() -> None:
     with pytest.raises(ValueError, match="policy"):
         judge_class(_class("ebs.csi.aws.com", {"encrypted": "true"}), NONE)

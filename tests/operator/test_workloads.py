@@ -80,6 +80,7 @@ def deployment(**conditions: tuple[str, str]) -> dict[str, Any]:
 LATE = deployment(Progressing=("False", "ProgressDeadlineExceeded"))
 REFUSED = deployment(ReplicaFailure=("True", "FailedCreate"))
 STARTING = deployment(Progressing=("True", "ReplicaSetUpdated"))
+FROZEN = deployment(Progressing=("True", "NewReplicaSetAvailable"))
 PODLESS = {
     "kind": "DaemonSet", "metadata": {"name": "prod-trace", "generation": 1}, "spec": {"template": {"spec": {}}},
     "status": {"observedGeneration": 1, "desiredNumberScheduled": 3, "currentNumberScheduled": 0, "numberReady": 0},
@@ -110,6 +111,14 @@ def test_what_passes_by_waiting_is_not() -> None:
     assert stuck([starting, agents_available([PODLESS], None), quorum_met(FEW, SPEC), *UP]) == []
 
 
+def test_a_fleet_that_ran_and_is_not_ready_is_not_said_to_progress() -> None:
+    frozen = available("FleetAvailable", FROZEN, "Fleet")
+
+    assert (frozen.status, frozen.reason) == ("False", "Unavailable") and "kubectl describe pod" in frozen.message
+    assert conditions_of(GONE, False, frozen, UP[1])["Ready"] == ("False", "FleetUnavailable")
+    assert available("FleetAvailable", STARTING, "Fleet").reason == "Progressing"
+
+
 @pytest.mark.parametrize(
     ("quorum", "words"),
     [
@@ -134,7 +143,8 @@ NO_SNAPSHOT = replace(WARM_UP, refusal="it is damaged")
     ("answer", "spec", "status", "reason", "words"),
     [
         (replace(GOOD, warm_up=WarmUp()), {}, "True", "Learned", "most"),
-        (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning", "at about 2026-01-01T00:05:00Z"),
+        (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning",
+         "at about 2026-01-01T00:05:00Z for nodes that work all the time, and later for others"),
         (replace(GOOD, warm_up=WARM_UP), {}, "False", "Learning", "set spec.fleet.snapshots.size"),
         (replace(GOOD, warm_up=WARM_UP), {"snapshots": {"size": "1Gi"}}, "False", "Learning", "first start: wait"),
         (replace(GOOD, warm_up=NO_SNAPSHOT), {}, "False", "SnapshotRefused", "it is damaged"),
