@@ -219,6 +219,14 @@ def test_a_change_that_nodes_make_one_after_another_accuses_nobody(tmp_path: Pat
     assert "one node after another" in table
 
 
+def test_half_of_the_nodes_that_become_slow_one_after_another_and_no_more_are_accused(tmp_path: Path) -> None:
+    rates = healthy(330)
+    for node in range(6):
+        rates[60 + 20 * node :, node] *= 0.8
+
+    assert named(judged(tmp_path, rates)) == [f"n{node}" for node in range(6)]
+
+
 @pytest.mark.parametrize("how", ["loses far more", "is slow later", "is slow for a time", "loses it all at once"])
 def test_a_straggler_beside_a_rolling_update_is_accused(tmp_path: Path, how: str) -> None:
     rates, slow = updated(-0.2), ["n4"]

@@ -192,7 +192,7 @@ class Replay:
     other_job: list[Episode] = field(default_factory=list)
     """Accusations of nodes that had been silent together, and came back together at other levels than before."""
     rollout: list[Episode] = field(default_factory=list)
-    """Accusations of a change that half of the cohort made alike, one node after another."""
+    """Accusations of a change that most of the cohort made alike, one node after another."""
     routine: list[Episode] = field(default_factory=list)
     """Accusations of losses that half of the cohort has again and again, each node at its own time."""
     different_work: list[NodeKey] = field(default_factory=list)

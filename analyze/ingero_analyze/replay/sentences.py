@@ -32,7 +32,7 @@ OTHER_JOB: Final = (
 )
 
 ROLLOUT: Final = (
-    "a node changed its rate as half of its cohort did, one node after another, or later than these, as in a rolling "
+    "a node changed its rate as most of its cohort did, one node after another, or later than these, as in a rolling "
     "update: Fleet names it"
 )
 
