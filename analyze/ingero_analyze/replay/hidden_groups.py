@@ -136,11 +136,13 @@ def _sides(apart: Floats) -> Bools | None:
 
 @dataclass(frozen=True)
 class _Two:
-    """Two groups: by block the levels of both, log units; by what nodes differ from their own; whether nodes that are
-    between both are few, by block."""
+    """Two groups: by block the levels of both, log units; what the first one was ahead by at first; by what nodes
+    differ from their own; and by block whether most nodes are at their own level, and not where they would be if the
+    groups had not changed against each other."""
 
     one: Floats
     other: Floats
+    first: float
     spread: float
     clear: Bools
 
@@ -149,14 +151,20 @@ class _Two:
         """From the distances of all nodes from the common level, by block, and the side of each."""
         with np.errstate(invalid="ignore"):
             one, other = (_median(apart[:, part]) for part in (side, ~side))
-        own, its = np.where(side, one[:, None], other[:, None]), np.where(side, other[:, None], one[:, None])
+        difference = one - other
+        together = difference[np.isfinite(difference)][:FIRST]
+        first = float(np.median(together)) if len(together) else 0.0
+        own, its = (
+            np.where(side, of_one[:, None], of_other[:, None])
+            for of_one, of_other in ((one, other), (other + first, one - first))
+        )
         off = np.abs(apart - own)
         known = np.isfinite(off)
         nearer = known & (off < np.abs(apart - its))
         clear = np.ones(len(apart), np.bool_)
         for part in (side, ~side):
             clear &= nearer[:, part].sum(axis=1) >= np.maximum(1, OWN_SIDE * known[:, part].sum(axis=1))
-        return cls(one, other, MAD_TO_SIGMA * float(np.median(off[known])), clear)
+        return cls(one, other, first, MAD_TO_SIGMA * float(np.median(off[known])), clear)
 
     @property
     def _difference(self) -> Floats:
@@ -184,7 +192,7 @@ class _Two:
         """Whether one group was ahead of the other by more than at first, and behind it by more as well."""
         difference = self._difference
         known = np.isfinite(difference)
-        change = np.where(known, difference, 0.0) - float(np.median(difference[known][:FIRST]))
+        change = np.where(known, difference - self.first, 0.0)
         return all(_lasts(known & self.clear & (way > self._least)) for way in (change, -change))
 
     def follow_differently(self, common: Floats) -> bool:
