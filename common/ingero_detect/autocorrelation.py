@@ -67,6 +67,9 @@ long run. A loss smaller than it adds no evidence."""
 _MOST: Final = np.float32(3.0)
 """Largest innovation that counts within a loss: a larger one is no noise, but the beginning of something."""
 
+_BEYOND: Final = np.float32(3.0)
+"""Standard deviations from tick to tick, beyond what adds no evidence, that noise does not bring a node to."""
+
 
 @dataclass(frozen=True)
 class Autocorrelation:
@@ -168,13 +171,15 @@ class Steps:
 
 
 def steps_of(
-    memory: ColumnStore, found: Autocorrelation, index: slice | Ints, group: Ints, follows: Bools, scale: Singles,
-    z: Singles, allowance: Singles,
+    memory: ColumnStore, found: Autocorrelation, index: slice | Ints, group: Ints, follows: Bools, sigma: Singles,
+    scale: Singles, z: Singles, allowance: Singles,
 ) -> Steps:  # fmt: skip
     """The log likelihood ratio of a loss of twice the allowance, in units of it (Basseville and Nikiforov 1993, 7.2).
 
     `follows`: nodes whose last residual tells what to expect of this one. `z`: the loss in standard deviations of the
-    long run, `scale`; `allowance`: what of it adds nothing. Innovations have the same mean in a lasting loss.
+    long run, `scale`; `allowance`: what of it adds nothing; `sigma`: the standard deviation from tick to tick.
+    Innovations have the same mean in a lasting loss. Where the loss itself makes the node restless they tell little:
+    a node that is further away than noise brings it has not recovered because it is less so than a tick before.
     """
     correlated = found.coefficient > _CORRELATED
     if not correlated.any():
@@ -186,8 +191,11 @@ def steps_of(
     known = follows & correlated[group] & np.isfinite(innovation)
     innovation = np.where(known, innovation, np.float32(0))
     first = [(way - allowance) / spread**2 for way in (innovation, -innovation)]
+    beyond = allowance + _BEYOND * sigma / scale
     later = [
         np.where(known, np.minimum(way / new, _MOST), one) - allowance
         for way, one in ((innovation, z), (-innovation, -z))
     ]
+    for step, one in zip(later, (z, -z), strict=True):
+        np.maximum(step, np.float32(0), out=step, where=one > beyond)
     return Steps((later[0], later[1]), (first[0], first[1]))

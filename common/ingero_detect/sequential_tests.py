@@ -163,7 +163,7 @@ def compute_bounds(
     most = np.where(crowded, np.minimum(most, alarm / CROWD_TICKS), most)
     cap = np.minimum(parameters.largest_step, most)
     follows = ~(nodes.new | nodes.reference.common[group])
-    steps = steps_of(memory, nodes.past, nodes.index, group, follows, scale, z, allowance)
+    steps = steps_of(memory, nodes.past, nodes.index, group, follows, nodes.sigma, scale, z, allowance)
     return Bounds(
         z,
         parameters.largest_step,

@@ -157,10 +157,24 @@ def halves(until: int = 600) -> tuple[Rates, npt.NDArray[np.int64]]:
 
 
 def test_nobody_is_accused_among_two_jobs_that_no_column_tells_apart(tmp_path: Path) -> None:
-    found = judged(tmp_path, halves()[0])
+    rates = healthy(400)
+    for start, level in ((100, 0.78), (200, 1.15), (300, 0.8)):
+        rates[start:, :6] *= level
+        rates[start - 2 : start, :6] = np.nan
+    found = judged(tmp_path, rates)
 
     assert named(found) == [] and len(named(found, "different_work")) == 12
     assert any("add a column 'job_id'" in doubt for doubt in found["summary"]["doubts"])
+
+
+def test_two_jobs_that_gain_and_lose_against_each_other_are_judged_by_themselves(tmp_path: Path) -> None:
+    rates = healthy(130)
+    for start, half, level in ((50, slice(0, 6), 0.78), (90, slice(6, 12), 0.6)):
+        rates[start:, half] *= level
+        rates[start - 2 : start, half] = np.nan
+    found = judged(tmp_path, rates)
+
+    assert named(found) == [] and not found["summary"]["different_work"] and found["summary"]["cohorts"] == 2
 
 
 def test_nodes_that_came_back_together_at_another_rate_are_said_and_not_accused(tmp_path: Path) -> None:
@@ -217,6 +231,14 @@ def test_a_change_that_nodes_make_one_after_another_accuses_nobody(tmp_path: Pat
     assert named(found) == [] and len(named(found, "rollout")) >= 2
     table = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=400).stdout
     assert "one node after another" in table
+
+
+def test_half_of_the_nodes_that_become_slow_one_after_another_and_no_more_are_accused(tmp_path: Path) -> None:
+    rates = healthy(330)
+    for node in range(6):
+        rates[60 + 20 * node :, node] *= 0.8
+
+    assert named(judged(tmp_path, rates)) == [f"n{node}" for node in range(6)]
 
 
 @pytest.mark.parametrize("how", ["loses far more", "is slow later", "is slow for a time", "loses it all at once"])

@@ -34,6 +34,15 @@ def test_a_sudden_loss_stands_out_of_what_noise_changes_from_tick_to_tick() -> N
     assert np.mean(waited[8:]) <= 5, waited
 
 
+def test_a_loss_that_makes_its_node_restless_is_named() -> None:
+    fleets = [100 * np.exp(0.01 * autoregressive(430, 8, 0.97, seed)) for seed in range(4)]
+    for seed, rates in enumerate(fleets):
+        rates[400:, 1] *= 0.8 + 0.04 * np.random.default_rng(seed).normal(size=30)
+    waited = [next(tick for tick, node in found if node == "n1") - 399 for found in play_each(fleets, budget=1e-3)]
+
+    assert max(waited) <= 12, waited
+
+
 def test_a_sudden_loss_within_the_band_accuses_nobody() -> None:
     fleets = [100 * np.exp(0.004 * autoregressive(900, 8, 0.8, seed)) for seed in range(6)]
     for rates in fleets:

@@ -120,7 +120,7 @@ def command(
         history = RecordedHistory(
             files, parameters.tick_seconds, advance, chosen, labels, metric, wide, bool(tick or file)
         )
-        done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
+        done = judge.replay(history, rule, parameters, judge.Watch() if plot else None, live=bool(file))
     if done.history.tick_seconds != parameters.tick_seconds and not done.history.reading.steps:
         asked, found = parameters.tick_seconds, done.history.tick_seconds
         click.echo(f"the rows are {found:g} s apart, so that is the tick, not {asked:g} s", err=True)

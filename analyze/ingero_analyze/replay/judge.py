@@ -15,6 +15,7 @@ from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
+from ingero_analyze.replay.routines import routines
 from ingero_analyze.replay.shared_losses import SharedLosses
 from ingero_analyze.replay.silences import Silence, Silences
 from ingero_analyze.replay.slowdowns import Slowdowns
@@ -191,7 +192,9 @@ class Replay:
     other_job: list[Episode] = field(default_factory=list)
     """Accusations of nodes that had been silent together, and came back together at other levels than before."""
     rollout: list[Episode] = field(default_factory=list)
-    """Accusations of a change that half of the cohort made alike, one node after another."""
+    """Accusations of a change that most of the cohort made alike, one node after another."""
+    routine: list[Episode] = field(default_factory=list)
+    """Accusations of losses that half of the cohort has again and again, each node at its own time."""
     different_work: list[NodeKey] = field(default_factory=list)
     """Nodes that nobody can judge, because most of their cohort change what they do, each at its own time."""
 
@@ -229,6 +232,7 @@ class Replay:
             "uneven": [_excused(episode) for episode in self.uneven],
             "other_job": [_excused(episode) for episode in self.other_job],
             "rollout": [_excused(episode) for episode in self.rollout],
+            "routine": [_excused(episode) for episode in self.routine],
             "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
@@ -290,12 +294,20 @@ def _excused(episode: Episode) -> dict[str, Any]:
     return {"cluster": first.cluster, "node": first.node, "since": first.since, "until": episode.end}
 
 
-def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None = None) -> Replay:
-    """Judge a whole history; the tick is the history's. `TableError` when nothing of it can be used."""
+def replay(
+    history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None = None, live: bool = False
+) -> Replay:
+    """Judge a whole history; the tick is the history's. `TableError` when nothing of it can be used.
+
+    Cohorts whose nodes turn out to be several groups are judged again, unless the question is what a live Fleet does.
+    """
     try:
-        return _replay(history, rule, parameters, watch)
+        done = _replay(history, rule, parameters, watch)
     except (NotInOrder, NotRegular):
-        return _replay(history.sorted(), rule, parameters, watch and Watch(watch.most_cells))
+        watch = watch and Watch(watch.most_cells)
+        done = _replay(history.sorted(), rule, parameters, watch)
+    again = None if live or rule != "ingero" else done.history.with_groups()
+    return _replay(again, rule, parameters, watch and Watch(watch.most_cells)) if again else done
 
 
 def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None) -> Replay:
@@ -341,6 +353,7 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
     done = Replay(history, judge, kept, ticks, nodes, last, silences, presences, watch)
     done.different_work = sorted(different_work)
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
+    repeated = routines(episodes.all(), last, tick)
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:
@@ -355,6 +368,8 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
             done.other_job.append(episode)
         elif (rollout := rollouts.get(node)) and rollout.explains(episode, tick):
             done.rollout.append(episode)
+        elif (node, episode.first.since or 0.0) in repeated:
+            done.routine.append(episode)
         elif shared.shared(episode):
             done.shared.append(episode)
         else:

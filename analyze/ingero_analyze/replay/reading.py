@@ -46,6 +46,10 @@ DIFFERENT_WORK: Final = (
     "most nodes change what they do again and again, alone by more than half or after a silence together with a few "
     "others, as nodes of several jobs do, and nobody among them is accused: add a column 'job_id'"
 )
+GROUPS: Final = (
+    "groups of nodes change their load apart from the others, as those of several jobs or models of GPU, and no "
+    "column tells which: each group is compared by itself"
+)
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"

@@ -15,16 +15,17 @@ from ingero_analyze.replay.columns import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
+from ingero_analyze.replay.hidden_groups import NodeLevels
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.level_blocks import LevelBlocks
 from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.numbering import CohortMembers
-from ingero_analyze.replay.reading import COUNTER, DIFFERENT, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
+from ingero_analyze.replay.reading import COUNTER, DIFFERENT, GROUPS, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
 from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
-from ingero_analyze.replay.subjects import NOBODY, Subjects
+from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
 from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
@@ -93,13 +94,16 @@ class RecordedHistory:
         wide: str | None = None,
         tick_given: bool = False,
         in_order: bool = True,
+        groups: HiddenGroups | None = None,
     ) -> None:
         self.files = list(files)
         self.tick_seconds = tick_seconds
         self._given = (self.files, tick_seconds, progress, chosen, labels, metric, wide, tick_given)
         self._in_order = in_order and "-" not in files
         self._progress = progress
-        self._reader = RowReader(self.files, chosen or {}, labels, metric, wide)
+        self._reader = RowReader(self.files, chosen or {}, labels, metric, wide, groups)
+        if groups:
+            self.reading.note(GROUPS)
         self._started, self._tick_given, self._phase = False, tick_given, 0.0
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
@@ -111,7 +115,7 @@ class RecordedHistory:
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
         self._members = CohortMembers()
-        self._blocks = LevelBlocks(self._members)
+        self._blocks, self._levels = LevelBlocks(self._members), NodeLevels(self._members)
         self._work, self._rollouts = DifferentWork(self._members), Rollouts(self._members)
 
     @property
@@ -152,6 +156,14 @@ class RecordedHistory:
     def sorted(self) -> "RecordedHistory":
         """The same files, all of which are read and sorted by time before the first tick."""
         return RecordedHistory(*self._given, in_order=False)
+
+    def with_groups(self) -> "RecordedHistory | None":
+        """The same files, read again the same way, with a cohort for each group of nodes that no column tells;
+        `None` if there are none, in a recording, and of standard input."""
+        found = {} if self.reading.recorded or "-" in self.files else self._levels.found()
+        nodes, cohorts = list(self.subjects.nodes), list(self.subjects.cohorts)
+        groups = {(nodes[node], cohorts[cohort]): group for (node, cohort), group in found.items()}
+        return RecordedHistory(*self._given, in_order=self._in_order, groups=groups) if groups else None
 
     def ticks(self) -> Iterator[RecordedTick]:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""
@@ -278,6 +290,7 @@ class RecordedHistory:
         if (block := self._blocks.add(worked)) is not None:
             self._work.note(block)
             self._rollouts.note(now, block)
+        self._levels.note(worked)
         key = node.tobytes()
         if key != self._order.key:
             every = list(self.subjects.nodes)

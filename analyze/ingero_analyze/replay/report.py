@@ -19,7 +19,7 @@ from ingero_kit.clock import rfc3339
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
 SILENCE_TIMES: Final = ("last_report", "since", "until")
-EXCUSED: Final = ("came_up", "uneven", "shared", "other_job", "rollout")
+EXCUSED: Final = ("came_up", "uneven", "shared", "other_job", "rollout", "routine")
 MEASURED: Final = ("named", "lasted", "lost", "cost")
 """Columns of the table that are numbers."""
 

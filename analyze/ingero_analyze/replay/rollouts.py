@@ -1,4 +1,4 @@
-"""Finds changes that half of a cohort made alike, one node after another, as in a rolling update. Pure."""
+"""Finds changes that most of a cohort made alike, one node after another, as in a rolling update. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,9 +21,11 @@ LEAST: Final = 0.05
 ERRORS: Final = 4.0
 """A step, log units, and in deviations of such comparisons where the node makes no step, at least."""
 
-SHARE: Final = 0.5
+SHARE: Final = 0.75
+UNDER_WAY: Final = 0.5
 FEWEST: Final = 3
-"""Share of the nodes of a cohort, and nodes, that make a step alike."""
+"""Share of the nodes of a cohort, and nodes, that make a step alike: fewer may fail one after another. The second one
+where the history ends before the next step is due, after twice the usual time between two of them and two blocks."""
 
 ALIKE: Final = 0.3
 """Steps differ from their median by no more than this share of it, or by no more than `LEAST` / 2."""
@@ -103,7 +105,11 @@ class Rollouts:
         typical = float(np.median(steps.size[steps.certain]))
         alike = steps.single & (np.abs(steps.size - typical) <= max(ALIKE * abs(typical), LEAST / 2) + steps.error)
         when = steps.when[alike & steps.certain]
-        if len(when) < max(FEWEST, SHARE * len(nodes)):
+        if len(when) < max(FEWEST, UNDER_WAY * len(nodes)):
+            return {}
+        pace = (int(when.max()) - int(when.min())) / (len(when) - 1)
+        under_way = len(self._times) - int(when.max()) <= SIDE + 2 + 2 * pace
+        if not under_way and len(when) < SHARE * len(nodes):
             return {}
         blocks = np.bincount(when, minlength=len(self._times))
         if np.convolve(blocks, np.ones(2, np.int64)).max() > AT_ONCE * len(when):

@@ -13,7 +13,7 @@ from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, number
 from ingero_analyze.replay.columns import FILE, Columns, date_of, recognised, time_of, unit_of
 from ingero_analyze.replay.metrics import MetricColumn
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, POINTS, ZONELESS, Reading
-from ingero_analyze.replay.subjects import RowSource, Subjects, short_names
+from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
 from ingero_analyze.replay.wide import WideTable, wide_table
 from ingero_analyze.table_errors import TableError
@@ -83,10 +83,10 @@ class RowReader:
 
     def __init__(
         self, files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str], metric: str | None,
-        wide: str | None,
+        wide: str | None, groups: HiddenGroups | None = None,
     ) -> None:  # fmt: skip
         self.reading = Reading()
-        self.subjects = Subjects(files)
+        self.subjects = Subjects(files, groups)
         self._files, self._short = list(files), short_names(files)
         self._chosen, self._labels, self._metric, self._wide = chosen, labels, metric, wide
         self._texts: dict[str, dict[str, int]] = {}

@@ -32,8 +32,13 @@ OTHER_JOB: Final = (
 )
 
 ROLLOUT: Final = (
-    "a node changed its rate as half of its cohort did, one node after another, or later than these, as in a rolling "
+    "a node changed its rate as most of its cohort did, one node after another, or later than these, as in a rolling "
     "update: Fleet names it"
+)
+
+ROUTINE: Final = (
+    "a node lost what half of its cohort lose again and again, as much and as long, each node at its own time, as in "
+    "backups that go round: Fleet names it"
 )
 
 
@@ -66,6 +71,7 @@ def below(done: Replay) -> Iterator[str]:
     yield from _excused(about["shared"], SHARED, calendar)
     yield from _excused(about["other_job"], OTHER_JOB, calendar)
     yield from _excused(about["rollout"], ROLLOUT, calendar)
+    yield from _excused(about["routine"], ROUTINE, calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)

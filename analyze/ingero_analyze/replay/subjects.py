@@ -1,6 +1,6 @@
 """Who is judged under which name: a node, or each of its GPUs or workloads at one time. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,6 +28,10 @@ Members = dict[tuple[int, int], list[int]]
 """Numbers of sources by unit and part: codes of what they share, and of what differs between them."""
 
 
+HiddenGroups = Mapping[tuple[NodeKey, CohortKey], int]
+"""By node and cohort its group, from 0, of those that no column tells."""
+
+
 class RowSource(NamedTuple):
     """What tells rows of a history apart, besides their time. `file`: its number."""
 
@@ -42,10 +46,12 @@ class Subjects:
 
     A node whose rows are of one source after another stays one node. Where rows of several come at one time, each is
     a node of its own: every GPU as node/gpu, and of the rest those that differ, as node/workload. Files with the same
-    nodes and other values are clusters. A name that was given stays, except that a node may become several.
+    nodes and other values are clusters. A name that was given stays, except that a node may become several. A cohort
+    whose nodes were told apart in an earlier reading is one cohort for each of these `groups`.
     """
 
-    def __init__(self, files: Sequence[str]) -> None:
+    def __init__(self, files: Sequence[str], groups: HiddenGroups | None = None) -> None:
+        self._groups = groups or {}
         self.nodes: dict[NodeKey, int] = {NOBODY: 0}
         self.cohorts: dict[CohortKey, int] = {}
         self.by_gpu = self.by_file = self.files_are_clusters = False
@@ -172,7 +178,10 @@ class Subjects:
             self._node[number] = self._cohort[number] = 0
             return
         key = (self._cluster(source), *source.cohort[1:])
-        self._node[number] = self.nodes.setdefault(self._given_name(number), len(self.nodes))
+        name = self._given_name(number)
+        if (group := self._groups.get((name, key))) is not None:
+            key = (*key, f"group {group + 1}")
+        self._node[number] = self.nodes.setdefault(name, len(self.nodes))
         self._cohort[number] = self.cohorts.setdefault(key, len(self.cohorts))
 
     def _given_name(self, number: int) -> NodeKey:

@@ -1,0 +1,246 @@
+"""Finds groups of nodes whose load changes apart from the others', as that of jobs or models of GPU that no column
+tells. Pure.
+
+A group of faulty nodes loses and recovers. One that does something else also gains on the others, or follows what all
+do by another amount every time.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.threshold import MAD_TO_SIGMA
+
+BLOCK_TICKS: Final = 5
+"""Ticks of a block, over which the level of a node is a median; it works in three of them at least."""
+
+FEWEST: Final = 3
+"""Nodes of a group: fewer are not compared with each other, and may as well be faulty."""
+
+FIRST: Final = 6
+"""Blocks from whose median it is told what a group gained and lost: a history begins with the warm-up."""
+
+LEAST: Final = 0.05
+SPREADS: Final = 4.0
+"""What groups change by against each other, log units, and in standard deviations of nodes of one group, at least."""
+
+LASTING: Final = 4
+"""Blocks that a gain or loss lasts, one after another: longer than nodes need to come up."""
+
+FEWEST_MOVES: Final = 4
+"""Common moves, down or up, that groups follow by different amounts, as those of two pauses."""
+
+OFTEN: Final = 2 / 3
+"""Share of the common moves, the first one among them, that they follow so."""
+
+OWN_SIDE: Final = 0.8
+"""Share of the nodes of each group that are at its level and not at that of the other one while these are apart."""
+
+MOST_LEVELS: Final = 4_000_000
+MOST_NODES: Final = 1_000
+"""Nodes times blocks up to which levels are kept, 4 bytes each, and nodes of a cohort that are told apart."""
+
+
+class NodeLevels:
+    """Levels of nodes by block, log units."""
+
+    def __init__(self, members: CohortMembers) -> None:
+        self._members = members
+        self._block, self._tick, self._full = np.full((BLOCK_TICKS, 0), np.nan), 0, False
+        self._levels: list[npt.NDArray[np.float32]] = []
+
+    def note(self, seen: CohortTick) -> None:
+        """Add a tick."""
+        members = len(self._members)
+        self._full |= members * (len(self._levels) + 1) > MOST_LEVELS
+        if self._full:
+            self._levels = []
+            return
+        self._block = longer(self._block, members, np.nan)
+        self._block[self._tick, seen.place] = seen.logs
+        self._tick += 1
+        if self._tick < BLOCK_TICKS:
+            return
+        level = np.full(members, np.nan, np.float32)
+        here = np.flatnonzero(2 * np.isfinite(self._block).sum(axis=0) > BLOCK_TICKS)
+        if len(here):
+            level[here] = np.nanmedian(self._block[:, here], axis=0)
+        self._levels.append(level)
+        self._block[:], self._tick = np.nan, 0
+
+    def found(self) -> dict[tuple[int, int], int]:
+        """The group of each node in its cohort, by their numbers; only of cohorts that have several."""
+        pairs = self._members.pairs
+        levels = np.array([longer(level, len(pairs), np.nan) for level in self._levels], np.float64)
+        found: dict[tuple[int, int], int] = {}
+        for cohort in np.unique(pairs[:, 1]).tolist() if len(levels) > FIRST else ():
+            inside = np.flatnonzero(pairs[:, 1] == cohort)
+            if 2 * FEWEST <= len(inside) <= MOST_NODES:
+                group = hidden_groups(levels[:, inside])
+                if group.any():
+                    found |= {(int(pairs[row, 0]), cohort): int(of) for row, of in zip(inside, group, strict=True)}
+        return found
+
+
+def hidden_groups(levels: Floats) -> Ints:
+    """The group of every node, from 0, of levels by block and node, log units; NaN where there is none."""
+    group = np.zeros(levels.shape[1], np.int64)
+    often = 2 * np.isfinite(levels).sum(axis=0) >= len(levels)
+    parts = [np.flatnonzero(often)]
+    while parts:
+        part = parts.pop()
+        if (split := _split(levels[:, part])) is not None:
+            group[part[split]] = group.max() + 1
+            parts += [part[split], part[~split]]
+    if group.any():
+        group[~often] = _nearest(levels, group, often)
+    return group
+
+
+def _split(levels: Floats) -> Bools | None:
+    """Which nodes belong to another group than the rest, if there is one."""
+    if levels.shape[1] < 2 * FEWEST:
+        return None
+    usual = np.nanmedian(levels, axis=0)
+    common = _median(levels - usual)
+    apart = levels - usual - common[:, None]
+    side = _sides(np.nan_to_num(apart))
+    if side is None:
+        return None
+    two = _Two.of(apart, side)
+    side = two.nearer(apart)
+    if min(np.count_nonzero(side), np.count_nonzero(~side)) < FEWEST:
+        return None
+    two = _Two.of(apart, side)
+    return side if two.apart() and (two.gain_and_lose() or two.follow_differently(common)) else None
+
+
+def _sides(apart: Floats) -> Bools | None:
+    """The best division by what nodes do alike: the leading eigenvector of their correlations, cut where squares are
+    least."""
+    spread = apart.std(axis=0)
+    unit = apart / np.maximum(spread, 1e-9)
+    vector = np.linalg.eigh(unit.T @ unit)[1][:, -1]
+    order = np.argsort(vector)
+    sums, n = np.cumsum(vector[order]), len(order)
+    size = np.arange(FEWEST, n - FEWEST + 1)
+    between = sums[size - 1] ** 2 / size + (sums[-1] - sums[size - 1]) ** 2 / (n - size)
+    side = np.zeros(n, np.bool_)
+    side[order[: int(size[between.argmax()])]] = True
+    return side
+
+
+@dataclass(frozen=True)
+class _Two:
+    """Two groups: by block the levels of both, log units; what the first one was ahead by at first; by what nodes
+    differ from their own; and by block whether most nodes are at their own level, and not where they would be if the
+    groups had not changed against each other."""
+
+    one: Floats
+    other: Floats
+    first: float
+    spread: float
+    clear: Bools
+
+    @classmethod
+    def of(cls, apart: Floats, side: Bools) -> "_Two":
+        """From the distances of all nodes from the common level, by block, and the side of each."""
+        with np.errstate(invalid="ignore"):
+            one, other = (_median(apart[:, part]) for part in (side, ~side))
+        difference = one - other
+        together = difference[np.isfinite(difference)][:FIRST]
+        first = float(np.median(together)) if len(together) else 0.0
+        own, its = (
+            np.where(side, of_one[:, None], of_other[:, None])
+            for of_one, of_other in ((one, other), (other + first, one - first))
+        )
+        off = np.abs(apart - own)
+        known = np.isfinite(off)
+        nearer = known & (off < np.abs(apart - its))
+        clear = np.ones(len(apart), np.bool_)
+        for part in (side, ~side):
+            clear &= nearer[:, part].sum(axis=1) >= np.maximum(1, OWN_SIDE * known[:, part].sum(axis=1))
+        return cls(one, other, first, MAD_TO_SIGMA * float(np.median(off[known])), clear)
+
+    @property
+    def _difference(self) -> Floats:
+        return self.one - self.other
+
+    @property
+    def _least(self) -> float:
+        return max(LEAST, SPREADS * self.spread)
+
+    def nearer(self, apart: Floats) -> Bools:
+        """By node whether it is mostly nearer to the first group; a single long loss of it counts as little."""
+        most = 2 * self._least
+        off, its = (
+            np.nanmean(np.minimum(np.abs(apart - level[:, None]), most), axis=0) for level in (self.one, self.other)
+        )
+        nearer: Bools = off < its
+        return nearer
+
+    def apart(self) -> bool:
+        """Whether the groups are anywhere apart."""
+        difference = self._difference[np.isfinite(self._difference)]
+        return len(difference) > FIRST and float(np.ptp(difference)) > self._least
+
+    def gain_and_lose(self) -> bool:
+        """Whether one group was ahead of the other by more than at first, and behind it by more as well."""
+        difference = self._difference
+        known = np.isfinite(difference)
+        change = np.where(known, difference - self.first, 0.0)
+        return all(_lasts(known & self.clear & (way > self._least)) for way in (change, -change))
+
+    def follow_differently(self, common: Floats) -> bool:
+        """Whether they followed most moves of all by different amounts."""
+        first, second = (_moves(level + common) for level in (self.one, self.other))
+        smaller = np.where(first * second > 0, np.minimum(np.abs(first), np.abs(second)), 0.0)
+        moves = _single(smaller, LEAST)
+        clear = np.convolve(self.clear, np.ones(3, np.int64), "same") > 0
+        differently = (clear & (np.abs(first - second) > self._least))[moves]
+        enough = np.count_nonzero(differently) >= max(FEWEST_MOVES, OFTEN * len(moves))
+        return bool(enough and differently[0])
+
+
+def _median(values: Floats) -> Floats:
+    """By row; NaN where there is none."""
+    found = np.full(len(values), np.nan)
+    some = np.isfinite(values).any(axis=1)
+    found[some] = np.nanmedian(values[some], axis=1)
+    return found
+
+
+def _moves(level: Floats) -> Floats:
+    """By block, what the level is after it more than before it; 0 where that is not known."""
+    moves = np.zeros(len(level))
+    moves[1:-1] = level[2:] - level[:-2]
+    return np.nan_to_num(moves)
+
+
+def _single(size: Floats, least: float) -> Ints:
+    """The blocks with the largest moves, of those that follow one another."""
+    large = size >= least
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], large, [False])).astype(np.int8)))
+    return np.array([start + int(size[start:stop].argmax()) for start, stop in edges.reshape(-1, 2)], np.int64)
+
+
+def _lasts(blocks: Bools) -> bool:
+    return bool(np.convolve(blocks, np.ones(LASTING, np.int64)).max(initial=0) >= LASTING)
+
+
+def _nearest(levels: Floats, group: Ints, known: Bools) -> Ints:
+    """The groups of nodes that worked too little to tell: those whose levels they were mostly nearest to."""
+    usual = np.nanmedian(levels[:, known], axis=0)
+    off = levels[:, known] - usual
+    of_group = np.stack([_median(off[:, group[known] == one]) for one in range(group.max() + 1)])
+    found = []
+    for node in levels[:, ~known].T:
+        off = node - of_group
+        here = np.isfinite(off).all(axis=0)
+        off = np.abs(off[:, here] - np.median(off[:, here], axis=1, keepdims=True)) if here.any() else off[:, :0]
+        found.append(int(np.minimum(off, 2 * LEAST).sum(axis=1).argmin()))
+    return np.array(found, np.int64)

@@ -1,0 +1,80 @@
+"""Nodes of several jobs or models of GPU that no column tells, and chores that go round."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .test_replay_excused import Rates, healthy, judged, named
+
+KINDS = np.arange(12) % 2 == 0
+
+
+def two_models() -> Rates:
+    """All nodes are slower in pauses of 15 ticks: half of them by a fifth, and the others by 45 %."""
+    rates = healthy(130)
+    for begin in (35, 70):
+        rates[begin : begin + 15] *= np.where(KINDS, 0.8, 0.55)
+    return rates
+
+
+def two_jobs() -> Rates:
+    """Half of the nodes do first more and then less for 25 ticks."""
+    rates = healthy(115)
+    rates[40:65, KINDS] *= 1.4
+    rates[80:105, KINDS] *= 0.7
+    return rates
+
+
+@pytest.mark.parametrize("rates", [two_models(), two_jobs()], ids=["models", "jobs"])
+def test_groups_that_change_their_load_apart_are_judged_by_themselves(tmp_path: Path, rates: Rates) -> None:
+    found = judged(tmp_path, rates)
+
+    assert named(found) == []
+    assert found["summary"]["cohorts"] == 2
+    assert any("each group is compared by itself" in note for note in found["summary"]["notes"])
+
+
+def test_a_straggler_in_such_a_group_is_accused(tmp_path: Path) -> None:
+    rates = two_models()
+    rates[100:, 3] *= 0.8
+
+    found = judged(tmp_path, rates)
+    assert [(one["node"], one["cohort"]) for one in found["episodes"]] == [("n3", "group 1")]
+
+
+@pytest.mark.parametrize("nodes", [slice(0, 3), slice(0, 6)], ids=["a quarter", "half"])
+def test_nodes_that_lose_alike_again_and_again_are_accused(tmp_path: Path, nodes: slice) -> None:
+    rates = healthy(200)
+    for begin in (40, 100, 160):
+        rates[begin : begin + 30, nodes] *= 0.75
+
+    assert named(judged(tmp_path, rates)) == [f"n{node}" for node in range(nodes.stop)]
+
+
+def chores(times: int, nodes: int = 12, depth: float = 0.75) -> Rates:
+    """One node after another does less for ten ticks, again every 120 ticks."""
+    rates = healthy()
+    for node in range(nodes):
+        for turn in range(times):
+            begin = 40 + 10 * node + 120 * turn
+            rates[begin : begin + 10, node] *= depth
+    return rates
+
+
+def test_what_half_of_the_nodes_lose_again_and_again_is_a_routine(tmp_path: Path) -> None:
+    found = judged(tmp_path, chores(2))
+
+    assert (named(found), named(found, "routine")) == ([], sorted(f"n{node}" for node in range(12)))
+
+
+@pytest.mark.parametrize("how", ["once each", "few nodes", "a longer loss", "a deeper loss"])
+def test_a_loss_that_is_no_routine_is_accused(tmp_path: Path, how: str) -> None:
+    rates = chores(1 if how == "once each" else 2, nodes=4 if how == "few nodes" else 12)
+    if how == "a longer loss":
+        rates[250:300, 2] *= 0.75
+    elif how == "a deeper loss":
+        rates[250:260, 2] *= 0.5
+    accused = named(judged(tmp_path, rates))
+
+    assert len(accused) == {"once each": 12, "few nodes": 4}.get(how, 1) and "n2" in accused
