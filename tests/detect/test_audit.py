@@ -514,7 +514,7 @@ def test_a_chip_that_is_nearly_slow_enough_is_said_to_be_slower() -> None:
     for seed in range(10):
         effect = spread(100, seed)
         healthy += bool(audit([population(effect, 3, seed)]).populations[0].apart)
-        effect[40] = 0.052
+        effect[40] = 0.055
         found = audit([population(effect, 3, seed)])
         named_too += ("chip", 40) in named(found)
         said += any(number == 40 for level, number, _ in found.populations[0].apart if level == "chip")

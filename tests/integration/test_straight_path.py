@@ -57,9 +57,8 @@ def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path, pro
         )  # fmt: skip
         wait_until(ports.exists, "the sink")
         port = json.loads(ports.read_text())["metrics"]
-        wait_until(lambda: (tmp_path / "slow.sock").exists(), "the agent's socket")
         with socket.socket(socket.AF_UNIX) as second:
-            second.connect(str(tmp_path / "slow.sock"))
+            wait_until(lambda: second.connect_ex(str(tmp_path / "slow.sock")) == 0, "the agent's socket")
             second.settimeout(90)
             first_line = second.makefile().readline()
         active = 'ingero_sink_active_stragglers{cluster_id="lab",node_id="slow"}'
