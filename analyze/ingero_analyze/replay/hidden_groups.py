@@ -11,12 +11,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.level_blocks import BlockOfTicks, levels_of
 from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_detect.work_in_waits import row_medians
 
 BLOCK_TICKS: Final = 5
-"""Ticks of a block, over which the level of a node is a median; it works in three of them at least."""
+"""Ticks of a block, over which the level of a node is a median."""
 
 FEWEST: Final = 3
 """Nodes of a group: fewer are not compared with each other, and may as well be faulty."""
@@ -49,28 +51,17 @@ class NodeLevels:
     """Levels of nodes by block, log units."""
 
     def __init__(self, members: CohortMembers) -> None:
-        self._members = members
-        self._block, self._tick, self._full = np.full((BLOCK_TICKS, 0), np.nan), 0, False
+        self._members, self._full = members, False
+        self._block = BlockOfTicks(members, BLOCK_TICKS)
         self._levels: list[npt.NDArray[np.float32]] = []
 
     def note(self, seen: CohortTick) -> None:
         """Add a tick."""
-        members = len(self._members)
-        self._full |= members * (len(self._levels) + 1) > MOST_LEVELS
+        self._full |= len(self._members) * (len(self._levels) + 1) > MOST_LEVELS
         if self._full:
             self._levels = []
-            return
-        self._block = longer(self._block, members, np.nan)
-        self._block[self._tick, seen.place] = seen.logs
-        self._tick += 1
-        if self._tick < BLOCK_TICKS:
-            return
-        level = np.full(members, np.nan, np.float32)
-        here = np.flatnonzero(2 * np.isfinite(self._block).sum(axis=0) > BLOCK_TICKS)
-        if len(here):
-            level[here] = np.nanmedian(self._block[:, here], axis=0)
-        self._levels.append(level)
-        self._block[:], self._tick = np.nan, 0
+        elif (block := self._block.add(seen.place, seen.logs)) is not None:
+            self._levels.append(levels_of(block)[0].astype(np.float32))
 
     def found(self) -> dict[tuple[int, int], int]:
         """The group of each node in its cohort, by their numbers; only of cohorts that have several."""
@@ -106,20 +97,16 @@ def _split(levels: Floats) -> Bools | None:
     if levels.shape[1] < 2 * FEWEST:
         return None
     usual = np.nanmedian(levels, axis=0)
-    common = _median(levels - usual)
+    common = row_medians(levels - usual)
     apart = levels - usual - common[:, None]
-    side = _sides(np.nan_to_num(apart))
-    if side is None:
-        return None
-    two = _Two.of(apart, side)
-    side = two.nearer(apart)
+    side = _Two.of(apart, _sides(np.nan_to_num(apart))).nearer(apart)
     if min(np.count_nonzero(side), np.count_nonzero(~side)) < FEWEST:
         return None
     two = _Two.of(apart, side)
     return side if two.apart() and (two.gain_and_lose() or two.follow_differently(common)) else None
 
 
-def _sides(apart: Floats) -> Bools | None:
+def _sides(apart: Floats) -> Bools:
     """The best division by what nodes do alike: the leading eigenvector of their correlations, cut where squares are
     least."""
     spread = apart.std(axis=0)
@@ -149,8 +136,7 @@ class _Two:
     @classmethod
     def of(cls, apart: Floats, side: Bools) -> "_Two":
         """From the distances of all nodes from the common level, by block, and the side of each."""
-        with np.errstate(invalid="ignore"):
-            one, other = (_median(apart[:, part]) for part in (side, ~side))
+        one, other = (row_medians(apart[:, part]) for part in (side, ~side))
         difference = one - other
         together = difference[np.isfinite(difference)][:FIRST]
         first = float(np.median(together)) if len(together) else 0.0
@@ -206,14 +192,6 @@ class _Two:
         return bool(enough and differently[0])
 
 
-def _median(values: Floats) -> Floats:
-    """By row; NaN where there is none."""
-    found = np.full(len(values), np.nan)
-    some = np.isfinite(values).any(axis=1)
-    found[some] = np.nanmedian(values[some], axis=1)
-    return found
-
-
 def _moves(level: Floats) -> Floats:
     """By block, what the level is after it more than before it; 0 where that is not known."""
     moves = np.zeros(len(level))
@@ -236,7 +214,7 @@ def _nearest(levels: Floats, group: Ints, known: Bools) -> Ints:
     """The groups of nodes that worked too little to tell: those whose levels they were mostly nearest to."""
     usual = np.nanmedian(levels[:, known], axis=0)
     off = levels[:, known] - usual
-    of_group = np.stack([_median(off[:, group[known] == one]) for one in range(group.max() + 1)])
+    of_group = np.stack([row_medians(off[:, group[known] == one]) for one in range(group.max() + 1)])
     found = []
     for node in levels[:, ~known].T:
         off = node - of_group

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
-from ingero_detect.grouped import Floats
+from ingero_detect.grouped import Floats, Ints
 from ingero_detect.threshold import MAD_TO_SIGMA, MEDIAN_ERROR
 
 BLOCK_TICKS: Final = 20
@@ -21,27 +21,50 @@ class LevelBlock:
     error: Floats
 
 
+class BlockOfTicks:
+    """Collects the values of nodes over so many ticks."""
+
+    def __init__(self, members: CohortMembers, ticks: int) -> None:
+        self._members = members
+        self._block, self._tick = np.full((ticks, 0), np.nan), 0
+
+    def add(self, place: Ints, values: Floats) -> Floats | None:
+        """Add a tick; the block that ends with it, (ticks, members), NaN where a node did not work."""
+        if len(place):
+            self._block = longer(self._block, len(self._members), np.nan)
+            self._block[self._tick, place] = values
+        self._tick += 1
+        if self._tick < len(self._block):
+            return None
+        block, self._block, self._tick = self._block, np.full_like(self._block, np.nan), 0
+        return block
+
+
+def levels_of(block: Floats) -> tuple[Floats, Ints, Ints]:
+    """The levels of nodes in a block, NaN of those that work in less than half of it; which have one, and the ticks
+    in which each node works."""
+    ticks = np.isfinite(block).sum(axis=0)
+    here = np.flatnonzero(2 * ticks >= len(block))
+    level = np.full(len(ticks), np.nan)
+    if len(here):
+        level[here] = np.nanmedian(block[:, here], axis=0)
+    return level, here, ticks
+
+
 class LevelBlocks:
-    """Collects the ticks of a block."""
+    """The levels of nodes against the median of their cohorts, block by block."""
 
     def __init__(self, members: CohortMembers) -> None:
-        self._members = members
-        self._block, self._tick = np.full((BLOCK_TICKS, 0), np.nan), 0
+        self._block = BlockOfTicks(members, BLOCK_TICKS)
 
     def add(self, seen: CohortTick) -> LevelBlock | None:
         """Add a tick; the block that ends with it."""
-        if len(seen.logs):
-            self._block = longer(self._block, len(self._members), np.nan)
-            self._block[self._tick, seen.place] = seen.logs - seen.middle[seen.cohort]
-        self._tick += 1
-        if self._tick < BLOCK_TICKS:
+        block = self._block.add(seen.place, seen.logs - seen.middle[seen.cohort])
+        if block is None:
             return None
-        block, self._block, self._tick = self._block, np.full_like(self._block, np.nan), 0
-        ticks = np.isfinite(block).sum(axis=0)
-        here = np.flatnonzero(2 * ticks >= BLOCK_TICKS)
-        level, error = np.full(len(ticks), np.nan), np.full(len(ticks), np.nan)
+        level, here, ticks = levels_of(block)
+        error = np.full(len(level), np.nan)
         if len(here):
-            level[here] = np.nanmedian(block[:, here], axis=0)
             spread = MAD_TO_SIGMA * np.nanmedian(np.abs(block[:, here] - level[here]), axis=0)
             error[here] = MEDIAN_ERROR * spread / np.sqrt(ticks[here])
         return LevelBlock(level, error)
