@@ -37,6 +37,14 @@ PHASE = 8.0
 """Seconds in which the cost of tracing is measured once."""
 HANG_WITHIN = 75.0
 MAX_STATUS = 1 << 24
+MODELS = [
+    ("ddp", "host", 1), ("fsdp", "host", 1), ("ddp", "host", 10), ("fsdp", "host", 10),
+    ("ddp", "gpu", 1), ("fsdp", "gpu", 1),
+]  # fmt: skip
+"""Models in training, where one of their ranks is late, and after how many steps each rank waits for its GPU.
+
+On the host, a rank that does not wait for its GPU runs ahead of it, and so long costs nobody anything by being late.
+"""
 WITHIN, COST = 5.0, 0.005
 
 
@@ -113,7 +121,12 @@ class Bench:
         seconds, seen = self.watch(DEADLINE, lambda named: bool(named & self.places(job.pids[rank])))
         _, after = self.watch(AFTER, lambda _: False)
         job.heal()
-        return seconds, len((early | (seen | after) - self.places(job.pids[rank])) - old)
+        others = (early | (seen | after) - self.places(job.pids[rank])) - old
+        here = set[tuple[str, int]]().union(*map(self.places, job.pids))
+        for comm, number in sorted(others):
+            of = "this job" if (comm, number) in here else "an earlier job"
+            print(f"  also named: rank {number} of communicator {comm} of {of}", file=sys.stderr, flush=True)
+        return seconds, len(others)
 
 
 def ras_counts(bench: Bench, job: CudaJob) -> dict[tuple[str, int], int]:
@@ -309,6 +322,21 @@ def named_live(bench: Bench, jobs: int) -> None:
             f"worst ≤ {WITHIN:g}", max(times) <= WITHIN)  # fmt: skip
 
 
+def model_named(bench: Bench, model: str, how: str, read: int) -> None:
+    """A rank of a model in training becomes late, traced."""
+    flags = ("--ranks", 4, "--model", model, "--late", 2, "--extra", 0.05, "--how", how, "--read-loss", read)
+    with cuda_job(bench.folder, *flags) as job:
+        job.go()
+        seconds, others = bench.late_rank(job, 2)
+        durations = job.dump(bench.folder / "model")
+        (bench.folder / f"{model}-{how}-{read}.json").write_text(json.dumps(bench.collectives(), indent=1))
+    said = f"{seconds:.1f} s" if seconds is not None else "not named"
+    step = f"steps of {statistics.median(durations) * 1e3:.0f} ms"
+    seen = how == "host" and read == 1
+    row(f"{model.upper()}, loss read every {read} steps: rank late on its {how} ({step})", f"{said}; others {others}",
+        f"≤ {DEADLINE:g} s, 0" if seen else "0 others", not others and (seconds is not None or not seen))  # fmt: skip
+
+
 Given = ParamSpec("Given")
 
 
@@ -330,6 +358,8 @@ def run(folder: Path, jobs: int, plugin: Path | None) -> None:
         with bench.tracer():
             part(named_live, bench, jobs)
             part(hang, bench, job, 1)
+            for model, how, read in MODELS:
+                part(model_named, bench, model, how, read)
             if plugin:
                 for how in ("host", "gpu"):
                     part(inspector, bench, plugin, how)

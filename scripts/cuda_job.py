@@ -1,4 +1,6 @@
-"""A job of PyTorch over NCCL on a real GPU: tensor groups inside of data groups, any number of ranks on one GPU.
+"""A job of PyTorch over NCCL on a real GPU: tensor groups inside of data groups, or a model that DDP or FSDP trains.
+
+Any number of ranks share one GPU.
 
 NCCL refuses two ranks on one GPU of one host. Here each rank says that it is a host of its own (`NCCL_HOSTID`), so
 NCCL connects them by sockets; everything else is as on many machines: its kernels, its communicators, PyTorch's
@@ -36,6 +38,10 @@ WIDTH = 2048
 """Rows and columns of the matrices that a step multiplies."""
 GRADIENTS = 1 << 20
 """Elements of the gradients that a data group adds up in a step."""
+MODEL, BLOCKS, BUCKET = 384, 6, 8
+"""A trained model: its width, its number of layers, and the megabytes of gradients that DDP sends at once."""
+BATCH = (16, 128)
+"""Sequences of a step, and their tokens."""
 BUFFER = 2000
 """Entries that the Flight Recorder keeps."""
 PROFILED = 20
@@ -55,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--late", type=int, default=-1)
     found.add_argument("--extra", type=float, default=0.05, help="seconds by which the late rank is late")
     found.add_argument("--how", choices=["host", "gpu"], default="host", help="sleeps, or has more work on its GPU")
+    found.add_argument("--model", choices=["ddp", "fsdp"], help="train a transformer, with all ranks in one group")
+    found.add_argument("--read-loss", type=int, default=1, help="steps of the model until its loss is read, a wait")
     found.add_argument("--timeout", type=float, default=600.0, help="seconds until PyTorch gives up a collective")
     found.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     return found
@@ -66,6 +74,35 @@ def groups(ranks: int, tensor: int) -> tuple[list[list[int]], list[list[int]]]:
         [list(range(first, first + tensor)) for first in range(0, ranks, tensor)],
         [list(range(place, ranks, tensor)) for place in range(tensor)],
     )
+
+
+def trained(torch: Any, device: Any, how: str) -> Callable[[], Any]:
+    """A transformer whose replicas (`ddp`) or shards (`fsdp`) are the ranks; calling it trains one step.
+
+    Returns the loss of the step, which lies on the GPU: nothing has waited for it.
+    """
+    model = torch.nn.Sequential(
+        *(torch.nn.TransformerEncoderLayer(MODEL, 8, 4 * MODEL, 0.0, batch_first=True) for _ in range(BLOCKS))
+    ).to(device)
+    if how == "ddp":
+        parallel = importlib.import_module("torch.nn.parallel")
+        model = parallel.DistributedDataParallel(model, device_ids=[device.index], bucket_cap_mb=BUCKET)
+    else:
+        shard = importlib.import_module("torch.distributed.fsdp").fully_shard
+        for block in model:
+            shard(block)
+        shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(*BATCH, MODEL, device=device)
+
+    def train() -> Any:
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return train
 
 
 class Rank:
@@ -121,6 +158,8 @@ class Rank:
         tensor, data = (next(group for ranks, group in kind if flags.rank in ranks) for kind in made)
         left, right = (torch.randn(WIDTH, WIDTH, device=device, dtype=torch.bfloat16) for _ in range(2))
         gradients = torch.ones(GRADIENTS, device=device)
+        train = trained(torch, device, flags.model) if flags.model else None
+        steps = 0
 
         def products(count: int) -> Any:
             result = left
@@ -129,7 +168,15 @@ class Rank:
             return result
 
         def step() -> None:
+            nonlocal steps
             time.sleep(flags.step + (flags.extra if self.late and flags.how == "host" else 0.0))
+            if train:
+                if self.late and flags.how == "gpu":
+                    products(slower)
+                loss, steps = train(), steps + 1
+                if not steps % flags.read_loss:
+                    loss.item()
+                return
             for layer in range(flags.layers):
                 result = products(flags.products)
                 if self.late and flags.how == "gpu" and layer == 0:

@@ -70,6 +70,44 @@ def test_a_habit_of_being_last_by_a_hair_is_no_fault() -> None:
     assert "of the time was lost" in finding.why_not
 
 
+def with_pauses(job: Job, steps: int, paused: dict[int, float]) -> tuple[Any, Any, float]:
+    """The window of a job in which rank 3 pauses for so many milliseconds in some steps."""
+    last, lost, elapsed = window(job, steps)
+    for step, pause in paused.items():
+        last[step], lost[step], elapsed = 3, pause, elapsed + pause
+    return last, lost, elapsed
+
+
+@pytest.mark.parametrize("late_ms", [0.05, 0.5])
+@pytest.mark.parametrize("ranks", [4, 8, 64])
+def test_a_habit_of_being_last_by_a_hair_and_a_few_pauses_are_no_fault(ranks: int, late_ms: float) -> None:
+    job = Job(ranks, jitter_ms=late_ms, late_ms={3: late_ms})
+
+    finding = find_late_rank(*with_pauses(job, 300, {40: 2000.0, 200: 1000.0, 270: 2000.0}), ranks, ERROR)
+
+    assert finding is not None
+    assert (finding.rank, finding.accused) == (3, False), finding
+    assert finding.share > 0.1
+
+
+def test_pauses_do_not_hide_a_late_rank() -> None:
+    job = Job(8, jitter_ms=1.0, late_ms={3: 5.0})
+
+    finding = find_late_rank(*with_pauses(job, 300, {40: 2000.0, 200: 1000.0}), 8, ERROR)
+
+    assert finding is not None
+    assert (finding.rank, finding.accused) == (3, True), finding
+
+
+def test_a_rank_that_pauses_again_and_again_is_named() -> None:
+    job = Job(8, jitter_ms=1.0)
+
+    finding = find_late_rank(*with_pauses(job, 300, dict.fromkeys(range(10, 300, 20), 200.0)), 8, ERROR)
+
+    assert finding is not None
+    assert (finding.rank, finding.accused) == (3, True), finding
+
+
 def test_with_many_collectives_a_step_the_first_decides() -> None:
     job = Job(8, step_ms=500, jitter_ms=0.5, late_ms={6: 25.0}, per_step=40)
 

@@ -4,7 +4,9 @@ The collectives that count are the fewest that contain most of the loss: they ar
 not by which rank was last. If all ranks are alike, each is equally likely to arrive last, so the number of last
 arrivals is binomial(n, 1/ranks). A step with fifty collectives, of which only the first shows who is late, is thus
 judged by its first. A rank is accused when its last arrivals are beyond chance at the allowed error, over all ranks
-at once, and the time lost to it is at least the configured share: being last by a tiny margin is no accusation.
+at once, and the time lost to it is at least the configured share: being last by a tiny margin is no accusation. Nor
+is a pause added to such a habit, as of a rank that writes a checkpoint: of each loss counts at most as much as several
+of the rank's losses reach.
 
 `ingero_detect.diagnosis` averages lags over the steps of a whole timeline instead. A window here has no steps, and
 may hold too few collectives to estimate the error of an average, while a count of last arrivals is exact from the
@@ -26,7 +28,8 @@ LOSS_SHARES: Final = (0.4, 0.7, 1.0)
 class AttributionConfig:
     """`error`: chance of accusing any rank in a window of a healthy communicator; `share`: least share of time lost;
 
-    `fewest`: below this number of collectives no rank is accused.
+    `fewest`: below this number of collectives no rank is accused, and so many of its losses must be as large as what
+    counts of one.
     """
 
     error: float = 1e-6
@@ -43,7 +46,8 @@ class LateRankFinding:
     """The rank that was last most often. `share` is the part of the window's time that was lost to it alone.
 
     It arrived last in `last_arrivals` of the `collectives` that counted. `chance` is the probability of so many for
-    any rank if all are alike. `why_not` is empty when the rank is accused; `unknown`: whether it may be late.
+    any rank if all are alike. `repeated_share` is `share` without what single losses exceed the others by. `why_not`
+    is empty when the rank is accused; `unknown`: whether it may be late.
     """
 
     rank: int
@@ -51,6 +55,7 @@ class LateRankFinding:
     collectives: int
     chance: float
     share: float
+    repeated_share: float = 0.0
     lost_ms: float
     why_not: str = ""
     unknown: bool = False
@@ -77,7 +82,7 @@ def find_late_rank(
         min(len(order), max(config.fewest, int(np.searchsorted(waiting, level * float(waiting[-1]))) + 1))
         for level in LOSS_SHARES
     }
-    found = [_judge(order[:size], last, lost, elapsed_ms, ranks) for size in sorted(sizes)]
+    found = [_judge(order[:size], last, lost, elapsed_ms, ranks, config.fewest) for size in sorted(sizes)]
     best = min(found, key=lambda item: (item.chance, -item.lost_ms))
     why_not = ""
     if best.collectives < config.fewest:
@@ -86,6 +91,8 @@ def find_late_rank(
         why_not = f"last in {best.last_arrivals} of {best.collectives}, which chance explains"
     elif best.share < config.share:
         why_not = f"only {100 * best.share:.2f} % of the time was lost to it"
+    elif best.repeated_share < config.share:
+        why_not = f"only {100 * best.repeated_share:.2f} % of the time was lost to it, apart from single pauses"
     return replace(best, why_not=why_not)
 
 
@@ -95,19 +102,23 @@ def _judge(
     lost: npt.NDArray[np.float64],
     elapsed_ms: float,
     ranks: int,
+    repeats: int,
 ) -> LateRankFinding:
     """The rank to which the most time was lost in the counted collectives."""
     last_arrivals = np.bincount(last[counted], minlength=ranks)
     losses = np.bincount(last[counted], weights=lost[counted], minlength=ranks)
     rank = int(np.argmax(losses))
     tail = binomial_tail(len(counted), 1.0 / ranks, int(last_arrivals[rank]))
-    share = float(losses[rank]) / elapsed_ms if elapsed_ms > 0 else 0.0
+    own = lost[counted][last[counted] == rank]
+    usual = np.minimum(own, own[np.argsort(-own)[:repeats][-1]])
+    share, repeated = (float(np.sum(time)) / elapsed_ms if elapsed_ms > 0 else 0.0 for time in (own, usual))
     return LateRankFinding(
         rank=rank,
         last_arrivals=int(last_arrivals[rank]),
         collectives=len(counted),
         chance=min(1.0, len(LOSS_SHARES) * ranks * tail),
         share=min(share, 1.0),
+        repeated_share=min(repeated, 1.0),
         lost_ms=float(losses[rank]),
     )
 
