@@ -1,5 +1,6 @@
 """How often each rank arrives last; significant also where a rank is late in some steps only. Pure."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Final
@@ -64,7 +65,7 @@ def frequently_last(
 
     Without a fault every rank is last equally often (binomial). `stretch` is, by rank, the variance of a sum of steps
     relative to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance
-    from the last rank to the one before it.
+    from the last rank to the one before it, without what single steps exceed the others by.
 
     Of a `whole` timeline the same is asked of those steps alone in which the last rank is far behind, as whoever is
     last in the other steps tells nothing. Stalls that last for several steps count less, stalls in a rhythm do not.
@@ -85,8 +86,18 @@ def frequently_last(
             often[rank] = _too_often(was, steps, len(members), chance, partial(_in_runs, stretch=stretch[rank])) or (
                 whole and _too_often(was & far, int(far.sum()), len(members), chance, long_variance_inflation)
             )
-        cost[members] = np.bincount(last, gap, len(members)) / steps
+        own = np.where(last == np.arange(len(members))[:, None], gap, 0.0)
+        cost[members] = _repeated(own, len(members), chance).sum(axis=1) / steps
     return often, cost
+
+
+def _repeated(costs: Floats, ranks: float, chance: float) -> Floats:
+    """Costs of steps by row, each at most as large as so many of its row as make a rank last beyond chance.
+
+    So a single pause is not added to a habit of being last by a hair.
+    """
+    needed = min(math.ceil(math.log(1 / chance) / math.log(ranks)), costs.shape[1])
+    return np.minimum(costs, np.partition(costs, -needed, axis=1)[:, -needed, None])
 
 
 def frequently_far(values: Floats, alike: Ints, chance: float) -> tuple[Bools, Floats]:
@@ -130,7 +141,7 @@ def frequently_among_last(
         table = np.where(np.isfinite(table), table, -np.inf)
         next_one = np.partition(table, -count - 1, axis=0)[-count - 1]
         among = table > next_one
-        cost[members] = np.where(among, table - next_one, 0.0).mean(axis=1)
+        cost[members] = _repeated(np.where(among, table - next_one, 0.0), len(members) / count, chance).mean(axis=1)
         for number, rank in enumerate(members.tolist()):
             often[rank] = _too_often(
                 among[number], table.shape[1], len(members) / count, chance, partial(_in_runs, stretch=stretch[rank])

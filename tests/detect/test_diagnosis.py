@@ -93,6 +93,29 @@ def test_a_rank_that_stalls_in_some_steps_only_is_named_and_stalls_of_all_are_no
         assert not everybody.any()
 
 
+@pytest.mark.parametrize("ranks", [4, 16, 64])
+def test_a_habit_of_being_last_by_a_hair_and_a_few_pauses_name_nobody(ranks: int) -> None:
+    for seed in range(10):
+        values = 1 + np.random.default_rng(seed).normal(0.0, 0.005, (ranks, 200))
+        values[2] += 0.01
+        values[2, [30, 110, 170]] += 10.0
+
+        named, _ = straggler_ranks(values, np.zeros(ranks, np.int64))
+
+        assert not named.any()
+
+
+def test_pauses_do_not_hide_a_rank_that_is_late_in_every_step() -> None:
+    values = 1 + np.random.default_rng(1).normal(0.0, 0.005, (16, 200))
+    values[2] += 0.04
+    values[2, [30, 110, 170]] += 10.0
+
+    named, excess = straggler_ranks(values, np.zeros(16, np.int64))
+
+    assert np.flatnonzero(named).tolist() == [2]
+    assert excess[2] > 0.03
+
+
 def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:
     rng = np.random.default_rng(1)
     values = 0.01 * rng.normal(size=(8, 40)) + 0.3 * rng.normal(size=40)

@@ -5,7 +5,7 @@ not by which rank was last. If all ranks are alike, each is equally likely to ar
 arrivals is binomial(n, 1/ranks). A step with fifty collectives, of which only the first shows who is late, is thus
 judged by its first. A rank is accused when its last arrivals are beyond chance at the allowed error, over all ranks
 at once, and the time lost to it is at least the configured share: being last by a tiny margin is no accusation. Nor
-is a pause added to such a habit, as of a rank that writes a checkpoint: of each loss counts at most as much as several
+is a pause added to such a habit, as of a rank that writes a checkpoint: of each loss counts at most as much as eight
 of the rank's losses reach.
 
 `ingero_detect.diagnosis` averages lags over the steps of a whole timeline instead. A window here has no steps, and
