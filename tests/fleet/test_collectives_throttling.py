@@ -151,6 +151,56 @@ def test_a_clock_far_below_its_peers_proves_it_too_but_not_what_it_costs() -> No
     assert wait_profile.tracker.shares() == {}
 
 
+def at_power_limit(but: int, *kinds: Throttle) -> list[bytes]:
+    """All eight nodes at their power limit, as at full load; one of them is throttled by these kinds."""
+    return [
+        throttled(f"node-{rank}", *(kinds if rank == but else (Throttle.POWER, Throttle.SW))) for rank in range(8)
+    ]
+
+
+def test_at_full_load_every_gpu_is_at_its_power_limit_and_that_is_no_reason() -> None:
+    wait_profile = WaitProfile()
+    clocks = [clock(f"node-{rank}", 1.45e9 + 1e7 * rank) for rank in range(8)]
+    wait_profile.ticks(5)
+    wait_profile.hurt(110.0, *at_power_limit(0, Throttle.POWER), *clocks)
+    wait_profile.ticks(8)
+
+    assert wait_profile.named == set()
+    assert wait_profile.verdict.startswith("none: ")
+
+
+def test_at_full_load_the_one_that_is_hot_too_is_named() -> None:
+    wait_profile = WaitProfile()
+    wait_profile.hurt(100.0, *at_power_limit(0, Throttle.POWER))
+    wait_profile.ticks(8)
+    wait_profile.hurt(110.0, *at_power_limit(5, Throttle.POWER, *HOT))
+    wait_profile.ticks(8)
+
+    found = wait_profile.tracker.stragglers[node_key("c", "node-5")]
+    assert wait_profile.named == {"node-5"}
+    assert found["nvml"]["throttled_by"] == ["heat", "power"]
+
+
+def test_at_full_load_the_one_whose_power_limit_is_far_lower_is_named() -> None:
+    wait_profile = WaitProfile()
+    clocks = [clock(f"node-{rank}", 0.9e9 if rank == 5 else 1.45e9) for rank in range(8)]
+    wait_profile.hurt(100.0, *at_power_limit(0, Throttle.POWER), *clocks)
+    wait_profile.ticks(4)
+
+    found = wait_profile.tracker.stragglers[node_key("c", "node-5")]
+    assert wait_profile.named == {"node-5"}
+    assert found["nvml"]["clock_over_peers"] == pytest.approx(0.9 / 1.45, abs=1e-4)
+
+
+def test_of_a_node_s_gpus_the_hot_one_tells_and_not_those_at_their_power_limit() -> None:
+    tracker = CollectivesTracker(NcclConfig())
+    feed(tracker, [throttled("node-5", Throttle.POWER, gpu="GPU-0")], BEGIN)
+    feed(tracker, [throttled("node-5", Throttle.POWER, *HOT, gpu="GPU-1")], BEGIN + 9)
+
+    found = tracker.gpus.throttled()[node_key("c", "node-5")]
+    assert (found.uuid, found.kinds, found.since) == ("GPU-1", ("heat", "power"), BEGIN + 9)
+
+
 def test_a_low_clock_that_nothing_holds_back_is_no_reason() -> None:
     wait_profile = WaitProfile()
     clocks = [clock(f"node-{rank}", 0.3e9 if rank == 5 else 1.98e9) for rank in range(8)]

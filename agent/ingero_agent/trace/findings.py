@@ -132,7 +132,8 @@ def find_causes(window: TimeWindow) -> list[Finding]:
 def _pressure(window: TimeWindow) -> Iterator[tuple[str, str, bool]]:
     """Pressure on the host and its GPUs: evidence, advice, and whether it is severe."""
     for finding in _throttled(window):
-        yield finding.summary, finding.advice[0], finding.severity is Severity.HIGH
+        if finding.severity is not Severity.LOW:
+            yield finding.summary, finding.advice[0], finding.severity is Severity.HIGH
     if not window.snapshots:
         return
     cpu = max(one.cpu_percent for one in window.snapshots)
@@ -276,13 +277,20 @@ _RELIEF: Final = {
 }
 """What to do by kind of throttling, the most severe first."""
 
+_AT_LIMIT: Final = (
+    "usual at full load; a fault only if GPUs of this model have a higher clock at the same load, or a "
+    "higher limit (`nvidia-smi -q -d POWER`)"
+)
+
 
 def _throttled(window: TimeWindow) -> Iterator[Finding]:
     for gpu in window.gpus:
         kinds = [kind for kind in _RELIEF if gpu.throttled.get(kind, 0.0) >= THROTTLED_SHARE]
         if not kinds:
             continue
-        severe = bool({"thermal", "power", "hw"} & set(kinds))
+        at_limit = "power" in kinds and {"power", "sw"} >= set(kinds)
+        severity = Severity.LOW if at_limit else Severity.MEDIUM if kinds == ["sw"] else Severity.HIGH
+        what = "is at its power limit" if at_limit else f"is throttled: {', '.join(kinds)}"
         evidence = [f"{kind}: {gpu.throttled[kind]:.0%} of the polls" for kind in kinds]
         evidence += [
             f"{kind}: {seconds:.1f} s by the driver's own count"
@@ -291,9 +299,8 @@ def _throttled(window: TimeWindow) -> Iterator[Finding]:
         if gpu.sm_mhz is not None and gpu.sm_max_mhz:
             evidence.append(f"clock down to {gpu.sm_mhz} of {gpu.sm_max_mhz} MHz")
         yield Finding(
-            "gpu-throttled", gpu.uuid, Severity.HIGH if severe else Severity.MEDIUM,
-            f"GPU {gpu.index} ({gpu.uuid}) is throttled: {', '.join(kinds)}", tuple(evidence),
-            tuple(_RELIEF[kind] for kind in kinds),
+            "gpu-throttled", gpu.uuid, severity, f"GPU {gpu.index} ({gpu.uuid}) {what}", tuple(evidence),
+            (_AT_LIMIT,) if at_limit else tuple(_RELIEF[kind] for kind in kinds),
         )  # fmt: skip
 
 

@@ -35,12 +35,20 @@ class GpuState:
 
 @dataclass(frozen=True)
 class GpuThrottling:
-    """A GPU that is throttled, and since when, seconds on Fleet's clock."""
+    """A GPU that is throttled, and since when, seconds on Fleet's clock: by another reason than power where one is.
+
+    A GPU that is fully loaded is at its power limit.
+    """
 
     uuid: str
     kinds: tuple[str, ...]
     since: float
     clock: float
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether its power limit is the only reason."""
+        return self.kinds == (POWER,)
 
 
 class GpuStates:
@@ -77,20 +85,20 @@ class GpuStates:
             gpu.throttled.pop(kind, None)
 
     def throttled(self) -> dict[NodeKey, GpuThrottling]:
-        """Nodes with a throttled GPU; of several GPUs the one with the lowest clock, then the longest throttled.
+        """Nodes with a throttled GPU; of several GPUs one with another reason than its power limit, with the lowest
 
-        May run while `note` does.
+        clock, then the longest throttled. May run while `note` does.
         """
         found: dict[NodeKey, GpuThrottling] = {}
         for node, gpus in list(self._nodes.items()):
             known = [(uuid, dict(gpu.throttled), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.throttled]
             throttled = [
-                GpuThrottling(uuid, tuple(sorted(kinds)), min(kinds.values()), clock)
+                GpuThrottling(uuid, tuple(sorted(kinds)), _since(kinds), clock)
                 for uuid, kinds, clock in known
                 if kinds
             ]
             if throttled:
-                found[node] = min(throttled, key=lambda item: (item.clock, item.since, item.uuid))
+                found[node] = min(throttled, key=lambda item: (item.at_limit, item.clock, item.since, item.uuid))
         return found
 
     def clock(self, node: NodeKey) -> float:
@@ -134,3 +142,7 @@ class GpuStates:
                 self._count -= 1
                 if not known:
                     del self._nodes[node]
+
+
+def _since(kinds: Mapping[str, float]) -> float:
+    return min([time for kind, time in kinds.items() if kind != POWER] or kinds.values())

@@ -4,7 +4,8 @@ A rank whose GPU is slow inside a collective blocks as long as its peers, so wai
 report that the GPU is throttled; that alone is no accusation, because many throttled GPUs delay no job. A node of a
 communicator without late ranks is named if its GPU has been throttled for a while, and either the collectives follow
 each other more slowly since then, or its clock is far below that of its peers. Where several nodes could be the
-cause, or nothing shows that the job is slower, the answer is unknown and lists the throttled GPUs.
+cause, or nothing shows that the job is slower, the answer is unknown and lists the throttled GPUs. A power limit that
+half of a communicator's nodes have reached is its load, and no reason.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import numpy as np
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.values import GPU_THROTTLED
 from ingero_fleet.collectives.communicators import Communicators
-from ingero_fleet.collectives.gpu_states import POWER, GpuStates, GpuThrottling
+from ingero_fleet.collectives.gpu_states import GpuStates, GpuThrottling
 from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.window import CommunicatorWindow
 from ingero_fleet.tick_snapshot import rounded
@@ -100,18 +101,21 @@ class ThrottleDetector:
         found, cases_by_node = dict[NodeKey, tuple[int, ThrottleCase]](), dict[NodeKey, ThrottleCase]()
         for number, nodes in members.items():
             window, key = communicators.windows[number], communicators.reader.comms[number]
-            theirs = sorted(nodes & throttled.keys())
+            theirs = _not_by_load(nodes & throttled.keys(), throttled, gpus, nodes)
             cases = {}
             for node in theirs[:MAX_THROTTLED_NODES]:
                 mark = (key, node, throttled[node].since)
+                # A heavier phase of the job slows it down, and by itself makes a GPU reach its power limit.
                 slower = before.get(mark) or (
-                    slowdown(window, throttled[node].since) if is_fault(throttled[node]) else None
+                    None if throttled[node].at_limit else slowdown(window, throttled[node].since)
                 )
                 if slower is not None:
                     self._slower[mark] = slower
                 cases[node] = ThrottleCase(throttled[node], slower, _clock_share(gpus, node, throttled[node], nodes))
             cases_by_node |= cases
-            if number in late or window.finding is None or not window.blocked_seen or now < window.disputed_until:
+            if not theirs or number in late or window.finding is None:
+                continue
+            if not window.blocked_seen or now < window.disputed_until:
                 continue
             named = _choose(cases, len(theirs), len(nodes))
             named = None if named in doubtful else named
@@ -121,14 +125,6 @@ class ThrottleDetector:
                 if worse is None or (cases[named].slower or 0.0) > (worse[1].slower or 0.0):
                     found[named] = number, cases[named]
         return ThrottleFindings(found, cases_by_node)
-
-
-def is_fault(throttled: GpuThrottling) -> bool:
-    """Whether the throttling can be the reason why a job became slower.
-
-    A power cap need not be: a heavier phase of the job slows it down and by itself makes a GPU reach its cap.
-    """
-    return throttled.kinds != (POWER,)
 
 
 def slowdown(window: CommunicatorWindow, since: float) -> float | None:
@@ -176,6 +172,21 @@ def _members(communicators: Communicators, throttled: Mapping[NodeKey, GpuThrott
         for number, window in communicators.windows.items()
         if theirs[window.members].any()
     }
+
+
+def _not_by_load(
+    theirs: set[NodeKey], throttled: Mapping[NodeKey, GpuThrottling], gpus: GpuStates, nodes: set[NodeKey]
+) -> list[NodeKey]:
+    """The throttled nodes, those first that are not only at their power limit.
+
+    Where half of all nodes are at that limit, one counts only if its clock is far below the others'.
+    """
+    at_limit = {node for node in theirs if throttled[node].at_limit}
+    if 2 * len(at_limit) >= len(nodes):
+        clocks = [clock for node in nodes if (clock := gpus.clock(node))]
+        slow = SLOW_CLOCK * float(np.median(clocks)) if len(clocks) >= FEWEST else 0.0
+        theirs = {node for node in theirs if node not in at_limit or 0 < throttled[node].clock <= slow}
+    return sorted(theirs, key=lambda node: (node in at_limit, node))
 
 
 def _clock_share(gpus: GpuStates, node: NodeKey, throttled: GpuThrottling, nodes: set[NodeKey]) -> float | None:

@@ -183,6 +183,23 @@ def test_a_throttled_gpu_is_a_cause_with_evidence_and_stands_behind_slow_calls()
     assert (tail.kind, tail.evidence[1]) == ("tail", "GPU 3 (GPU-3) is throttled: thermal")
 
 
+def test_a_gpu_at_its_power_limit_is_as_usual_and_stands_behind_nothing() -> None:
+    busy = GpuUse(index=0, uuid="GPU-0", throttled={"power": 1.0, "sw": 1.0}, sm_mhz=1455, sm_max_mhz=1980)
+    slow_calls = {(7, "cudaMemcpy"): [0] * 10 + [90] + [0] * 9 + [10] + [0] * 11}
+
+    (limit,) = find_causes(TimeWindow(gpus=[busy], histogram=slow_calls))
+
+    assert (limit.kind, limit.severity) == ("gpu-throttled", Severity.LOW)
+    assert limit.summary == "GPU 0 (GPU-0) is at its power limit"
+    assert "clock down to 1455 of 1980 MHz" in limit.evidence
+
+
+def test_a_power_brake_of_the_hardware_is_severe() -> None:
+    (found,) = find_causes(TimeWindow(gpus=[GpuUse(index=0, uuid="a", throttled={"power": 0.5, "hw": 0.5})]))
+
+    assert (found.severity, found.summary) == (Severity.HIGH, "GPU 0 (a) is throttled: power, hw")
+
+
 def test_a_gpu_that_is_free_and_not_full_is_no_cause() -> None:
     assert find_causes(TimeWindow(gpus=[GpuUse(index=0, uuid="a", throttled={"sw": 0.09}, memory=0.9)])) == []
     (full,) = find_causes(TimeWindow(gpus=[GpuUse(index=0, uuid="a", memory=0.97)]))
