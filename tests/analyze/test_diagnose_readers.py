@@ -497,6 +497,19 @@ def test_pages_can_be_judged_alone_and_as_a_table(tmp_path: Path) -> None:
     assert done.stdout.startswith("GPUs are throttled.")
 
 
+def test_a_power_limit_that_half_of_the_gpus_have_reached_is_their_load() -> None:
+    found, _ = gpus(*(page(f"node-{one}", reasons=0x4, clock=1450) for one in range(3)), page("hot", reasons=0x44))
+    assert [(item.gpu.host, item.why) for item in dcgm.throttled_gpus(found)] == [("hot", ("hw_thermal",))]
+
+    found, _ = gpus(page("slow", reasons=0x4, clock=900), *(page(f"node-{one}", clock=1450) for one in range(3)))
+    (only,) = dcgm.throttled_gpus(found)
+    assert (only.gpu.host, only.why[0]) == ("slow", "sw_power_cap")
+
+    found, _ = gpus(*(page(f"n{one}", reasons=0x4, clock=900 if one == 1 else 1450) for one in range(4)))
+    (only,) = dcgm.throttled_gpus(found)
+    assert (only.gpu.host, only.why) == ("n1", ("clock 900 MHz where its like run at 1450",))
+
+
 @pytest.mark.parametrize(
     "bad",
     [

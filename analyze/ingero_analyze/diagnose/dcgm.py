@@ -47,6 +47,8 @@ REASONS: Final = {
 }  # fmt: skip
 """Bits of the clock event reasons that throttle a GPU; idle and set clocks do not."""
 
+POWER_LIMIT: Final = 0x4
+
 _NAME: Final = re.compile(r"[A-Za-z_:][\w:]*")
 _LINE: Final = re.compile(r"([A-Za-z_:][\w:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LABEL: Final = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
@@ -189,15 +191,20 @@ def _sample(line: str) -> tuple[dict[str, str], float]:
 
 
 def throttled_gpus(gpus: list[DcgmSample]) -> list[ThrottledGpu]:
-    """GPUs that are throttled, run slower than others of their model, or reported an error."""
+    """GPUs that are throttled, run slower than others of their model, or reported an error.
+
+    A power limit that half of them have reached is their load, and not listed.
+    """
     clocks: defaultdict[str, list[float]] = defaultdict(list)
     for gpu in gpus:
         if _busy(gpu) and "DCGM_FI_DEV_SM_CLOCK" in gpu.values:
             clocks[gpu.model].append(gpu.values["DCGM_FI_DEV_SM_CLOCK"])
+    reasons = [next((int(gpu.values[name]) for name in _REASON_FIELDS if name in gpu.values), 0) for gpu in gpus]
+    limited = sum(bool(bits & POWER_LIMIT) for bits in reasons)
+    usual = POWER_LIMIT if len(gpus) >= FEWEST and 2 * limited >= len(gpus) else 0
     found = []
-    for gpu in gpus:
-        bits = next((int(gpu.values[name]) for name in _REASON_FIELDS if name in gpu.values), 0)
-        why = [name for bit, name in REASONS.items() if bits & bit]
+    for gpu, bits in zip(gpus, reasons, strict=True):
+        why = [name for bit, name in REASONS.items() if bits & ~usual & bit]
         share = None
         clock = gpu.values.get("DCGM_FI_DEV_SM_CLOCK")
         if clock is not None and _busy(gpu) and len(clocks[gpu.model]) >= FEWEST:
