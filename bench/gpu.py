@@ -38,13 +38,15 @@ PHASE = 8.0
 HANG_WITHIN = 75.0
 MAX_STATUS = 1 << 24
 MODELS = [
-    ("ddp", "host", 1), ("fsdp", "host", 1), ("ddp", "host", 10), ("fsdp", "host", 10),
-    ("ddp", "gpu", 1), ("fsdp", "gpu", 1),
+    ("ddp", "host", 1, 0.05), ("fsdp", "host", 1, 0.05), ("ddp", "host", 10, 0.05), ("ddp", "host", 3, 0.2),
+    ("ddp", "gpu", 1, 0.05), ("fsdp", "gpu", 1, 0.05),
 ]  # fmt: skip
-"""Models in training, where one of their ranks is late, and after how many steps each rank waits for its GPU.
-
-On the host, a rank that does not wait for its GPU runs ahead of it, and so long costs nobody anything by being late.
-"""
+"""Models in training, where one of their ranks is late, after how many steps each rank waits for its GPU, and by how
+many seconds a step it is late. A host that does not wait runs ahead of its GPU, and so long costs nobody anything by
+being a little late. On the GPU, all hosts wait for the late rank alike."""
+FAR_AHEAD = 0.1
+"""Seconds a step by which the late rank's host keeps everybody waiting, however far hosts run ahead."""
+PARTS = ("late", "hang", "models", "inspector", "cost")
 WITHIN, COST = 5.0, 0.005
 
 
@@ -322,9 +324,9 @@ def named_live(bench: Bench, jobs: int) -> None:
             f"worst ≤ {WITHIN:g}", max(times) <= WITHIN)  # fmt: skip
 
 
-def model_named(bench: Bench, model: str, how: str, read: int) -> None:
+def model_named(bench: Bench, model: str, how: str, read: int, extra: float) -> None:
     """A rank of a model in training becomes late, traced."""
-    flags = ("--ranks", 4, "--model", model, "--late", 2, "--extra", 0.05, "--how", how, "--read-loss", read)
+    flags = ("--ranks", 4, "--model", model, "--late", 2, "--extra", extra, "--how", how, "--read-loss", read)
     with cuda_job(bench.folder, *flags) as job:
         job.go()
         seconds, others = bench.late_rank(job, 2)
@@ -332,8 +334,9 @@ def model_named(bench: Bench, model: str, how: str, read: int) -> None:
         (bench.folder / f"{model}-{how}-{read}.json").write_text(json.dumps(bench.collectives(), indent=1))
     said = f"{seconds:.1f} s" if seconds is not None else "not named"
     step = f"steps of {statistics.median(durations) * 1e3:.0f} ms"
-    seen = how == "host" and read == 1
-    row(f"{model.upper()}, loss read every {read} steps: rank late on its {how} ({step})", f"{said}; others {others}",
+    seen = how == "host" and (read == 1 or extra > FAR_AHEAD)
+    what = f"{model.upper()}, loss read every {read} steps: rank {extra * 1e3:g} ms late on its {how} ({step})"
+    row(what, f"{said}; others {others}",
         f"≤ {DEADLINE:g} s, 0" if seen else "0 others", not others and (seconds is not None or not seen))  # fmt: skip
 
 
@@ -349,23 +352,26 @@ def part(run: Callable[Given, None], *given: Given.args, **named: Given.kwargs) 
         row(what, f"failed: {type(error).__name__}: {error}"[:300].replace("\n", " "), "", False)
 
 
-def run(folder: Path, jobs: int, plugin: Path | None) -> None:
-    """All rows."""
+def run(folder: Path, jobs: int, plugin: Path | None, parts: list[str]) -> None:
+    """All rows of these parts."""
     with laboratory("gpu") as lab:
         bench = Bench(Site(lab, CLUSTER, PUSH, ()), folder)
         bench.site.start_fleet()
         job = ("--ranks", 4, "--tensor", 2)
         with bench.tracer():
-            part(named_live, bench, jobs)
-            part(hang, bench, job, 1)
-            for model, how, read in MODELS:
-                part(model_named, bench, model, how, read)
-            if plugin:
+            if "late" in parts:
+                part(named_live, bench, jobs)
+            if "hang" in parts:
+                part(hang, bench, job, 1)
+            for model, how, read, extra in MODELS if "models" in parts else ():
+                part(model_named, bench, model, how, read, extra)
+            if plugin and "inspector" in parts:
                 for how in ("host", "gpu"):
                     part(inspector, bench, plugin, how)
             gpus = bench.query("SELECT COUNT(*), MIN(sm_mhz), MAX(used) / 1000000 FROM gpu_samples")
             row("rows of NVML, lowest clock in MHz, most memory in MB", f"{gpus[0]}", "some", bool(gpus[0][0]))
-        part(cost, bench, job)
+        if "cost" in parts:
+            part(cost, bench, job)
         for name in ("fleet", "agent"):
             shutil.copy(lab.log(bench.site.name(name)), folder)
 
@@ -376,6 +382,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="jobs in which a rank becomes late (default 3)")
     parser.add_argument("--folder", type=Path, default=Path(".demo/gpu"), help="recordings (default .demo/gpu)")
     parser.add_argument("--inspector", type=Path, metavar="FILE", help="NCCL Inspector's plugin, to be tried too")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given again (default all)")
     flags = parser.parse_args()
     missing = why_no_cuda()
     if missing:
@@ -383,7 +390,12 @@ def main() -> None:
     flags.folder.mkdir(parents=True, exist_ok=True)
     print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
     try:
-        run(flags.folder.absolute(), flags.jobs, flags.inspector and flags.inspector.absolute())
+        run(
+            flags.folder.absolute(),
+            flags.jobs,
+            flags.inspector and flags.inspector.absolute(),
+            flags.only or [*PARTS],
+        )
     except (LabFailed, CudaJobFailed, RasUnavailable) as error:
         raise SystemExit(f"bench: {error}") from None
 

@@ -36,6 +36,8 @@ from scripts.controlplane import free_ports
 
 WIDTH = 2048
 """Rows and columns of the matrices that a step multiplies."""
+WIDE = 8192
+"""Those of the products by which a rank is late on its GPU: few, so that launching them takes its host no time."""
 GRADIENTS = 1 << 20
 """Elements of the gradients that a data group adds up in a step."""
 MODEL, BLOCKS, BUCKET = 384, 6, 8
@@ -158,6 +160,8 @@ class Rank:
         tensor, data = (next(group for ranks, group in kind if flags.rank in ranks) for kind in made)
         left, right = (torch.randn(WIDTH, WIDTH, device=device, dtype=torch.bfloat16) for _ in range(2))
         gradients = torch.ones(GRADIENTS, device=device)
+        wide = torch.randn(WIDE, WIDE, device=device, dtype=torch.bfloat16) if flags.how == "gpu" else left
+        product = torch.empty_like(wide)
         train = trained(torch, device, flags.model) if flags.model else None
         steps = 0
 
@@ -167,12 +171,16 @@ class Rank:
                 result = torch.tanh(result @ right / WIDTH**0.5)
             return result
 
+        def longer(count: int) -> None:
+            for _ in range(count):
+                torch.mm(wide, wide, out=product)
+
         def step() -> None:
             nonlocal steps
             time.sleep(flags.step + (flags.extra if self.late and flags.how == "host" else 0.0))
             if train:
                 if self.late and flags.how == "gpu":
-                    products(slower)
+                    longer(slower)
                 loss, steps = train(), steps + 1
                 if not steps % flags.read_loss:
                     loss.item()
@@ -180,7 +188,7 @@ class Rank:
             for layer in range(flags.layers):
                 result = products(flags.products)
                 if self.late and flags.how == "gpu" and layer == 0:
-                    result = products(slower)
+                    longer(slower)
                 if flags.tensor > 1:
                     distributed.all_reduce(result, group=tensor)
             gradients.fill_(flags.rank)
@@ -190,12 +198,12 @@ class Rank:
 
         slower = 0
         if flags.how == "gpu":
-            products(50)
+            longer(5)
             torch.cuda.synchronize()
             begun = time.monotonic()
-            products(500)
+            longer(50)
             torch.cuda.synchronize()
-            slower = round(500 * flags.extra / (time.monotonic() - begun))
+            slower = round(50 * flags.extra / (time.monotonic() - begun))
         distributed.barrier()
         step()
         self.say("ready")
