@@ -37,7 +37,6 @@ PHASE = 8.0
 """Seconds in which the cost of tracing is measured once."""
 HANG_WITHIN = 75.0
 MAX_STATUS = 1 << 24
-LISTENING = "0A"
 MODELS = [
     ("ddp", "host", 1, 0.05), ("fsdp", "host", 1, 0.05), ("ddp", "host", 10, 0.05), ("ddp", "host", 3, 0.2),
     ("ddp", "gpu", 1, 0.05), ("fsdp", "gpu", 1, 0.05),
@@ -201,31 +200,10 @@ def cost(bench: Bench, flags: tuple[object, ...]) -> None:
             f"≤ {COST:.1%}", reached)  # fmt: skip
 
 
-def listener(job: CudaJob) -> int | None:
-    """The process that answers for NCCL RAS on this host, where one of the job's does."""
-    port = int(job.ras.rpartition(":")[2])
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    listening = {
-        f"socket:[{inode}]"
-        for _, local, _, state, *_, inode in (line[:10] for line in lines)
-        if state == LISTENING and int(local.rpartition(":")[2], 16) == port
-    }
-    for pid in job.pids:
-        for file in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                if str(file.readlink()) in listening:
-                    return pid
-    return None
-
-
-def hang(bench: Bench, flags: tuple[object, ...]) -> None:
-    """A rank is stopped: what RAS, asked by the agent, and the dumps of the others show.
-
-    It is not the one that answers for RAS on this only host: nobody else could.
-    """
+def hang(bench: Bench, flags: tuple[object, ...], rank: int) -> None:
+    """A rank is stopped: what RAS, asked by the agent, and the dumps of the others show."""
     site, folder = bench.site, bench.folder
     with cuda_job(folder, *flags) as job:
-        rank = 1 if job.pids[1] != listener(job) else 2
         job.go()
         site.start(
             "agent", str(BIN / "ingero-agent"), "fleet-push", "--fleet-insecure",
@@ -384,7 +362,7 @@ def run(folder: Path, jobs: int, plugin: Path | None, parts: list[str]) -> None:
             if "late" in parts:
                 part(named_live, bench, jobs)
             if "hang" in parts:
-                part(hang, bench, job)
+                part(hang, bench, job, 1)
             for model, how, read, extra in MODELS if "models" in parts else ():
                 part(model_named, bench, model, how, read, extra)
             if plugin and "inspector" in parts:

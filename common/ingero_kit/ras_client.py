@@ -5,6 +5,7 @@ NCCL 2.28.7 and later know JSON.
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import socket
@@ -19,6 +20,13 @@ COLLECT_SECONDS: Final = 10
 
 ANSWER_SECONDS: Final = 2.0 * COLLECT_SECONDS + 5.0
 """How long the whole exchange may take."""
+
+GREETING_SECONDS: Final = 2.0
+GREETINGS: Final = 4
+"""How long the first answer may take, and on how many connections; the one after these has whatever time is left.
+
+All processes of a host listen at one address (SO_REUSEPORT), and the kernel picks one for each connection, also one
+that stands still."""
 
 PROTOCOL: Final = 2
 MAX_LINE: Final = 4096
@@ -48,20 +56,20 @@ def is_address(place: str) -> bool:
     return _ADDRESS.fullmatch(place) is not None
 
 
-async def fetch_status(address: str, limit: int, seconds: float = ANSWER_SECONDS) -> bytes:
-    """The status as JSON text, of at most `limit` bytes, within `seconds`. Raises `RasUnavailable`."""
+async def fetch_status(
+    address: str, limit: int, seconds: float = ANSWER_SECONDS, greeting: float = GREETING_SECONDS
+) -> bytes:
+    """The status as JSON text, of at most `limit` bytes, within `seconds`. Raises `RasUnavailable`.
+
+    `greeting`: seconds until another connection is tried, because the process behind this one stands still.
+    """
     try:
         host, port = parse_endpoint(address)
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                exchange = _RasConnection(reader, writer)
-                await exchange.ask(f"CLIENT PROTOCOL {PROTOCOL}", "SERVER PROTOCOL ")
-                await exchange.ask(f"TIMEOUT {COLLECT_SECONDS}", "OK")
-                await exchange.ask("SET FORMAT json", "OK")
-                return await exchange.status(limit)
-            finally:
-                writer.transport.abort()
+            for _ in range(GREETINGS):
+                with contextlib.suppress(_Silent):
+                    return await _exchange(host, port, limit, greeting)
+            return await _exchange(host, port, limit, None)
     except TimeoutError:
         raise RasUnavailable(RasFailure.TIMEOUT, f"no complete answer within {seconds:g} s") from None
     except OSError as error:
@@ -73,6 +81,27 @@ async def fetch_status(address: str, limit: int, seconds: float = ANSWER_SECONDS
         raise
     except ValueError as error:
         raise RasUnavailable(RasFailure.REFUSED, str(error)) from None
+
+
+class _Silent(Exception):
+    """No answer to the greeting."""
+
+
+async def _exchange(host: str, port: int, limit: int, greeting: float | None) -> bytes:
+    """The status over one connection, whose first answer must come within so many seconds. Raises `_Silent`."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        exchange = _RasConnection(reader, writer)
+        try:
+            async with asyncio.timeout(greeting):
+                await exchange.ask(f"CLIENT PROTOCOL {PROTOCOL}", "SERVER PROTOCOL ")
+        except TimeoutError:
+            raise _Silent from None
+        await exchange.ask(f"TIMEOUT {COLLECT_SECONDS}", "OK")
+        await exchange.ask("SET FORMAT json", "OK")
+        return await exchange.status(limit)
+    finally:
+        writer.transport.abort()
 
 
 def _in_words(error: OSError) -> str:

@@ -75,6 +75,20 @@ def test_a_service_that_says_nothing_is_given_up() -> None:
     assert "no complete answer within 0.05 s" in str(error.value) and error.value.failure is RasFailure.TIMEOUT
 
 
+def test_where_the_process_behind_a_connection_stands_still_another_one_is_asked() -> None:
+    class Stopped(RasService):
+        def answer(self, command: str) -> tuple[bytes, bool]:
+            found = super().answer(command)
+            return (b"", True) if len(self.commands) <= 2 else found
+
+    service = Stopped(status(world([9, 9, 7, 9])))
+    with serving(service) as address:
+        found = asyncio.run(fetch_status(address, MAX_STATUS, greeting=0.05))
+
+    assert found == status(world([9, 9, 7, 9])).encode()
+    assert service.commands[:3] == ["CLIENT PROTOCOL 2"] * 3
+
+
 def test_a_status_above_the_limit_is_refused() -> None:
     with serving(RasService(status(world([9] * 50)))) as address, pytest.raises(RasUnavailable) as error:
         asyncio.run(fetch_status(address, 1000))

@@ -4,7 +4,7 @@ import json
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -74,11 +74,12 @@ def serving(service: RasService) -> Iterator[str]:
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            for line in self.rfile:
-                sent, more = service.answer(line.decode().rstrip("\n"))
-                self.wfile.write(sent)
-                if not more:
-                    return
+            with suppress(ConnectionError):
+                for line in self.rfile:
+                    sent, more = service.answer(line.decode().rstrip("\n"))
+                    self.wfile.write(sent)
+                    if not more:
+                        return
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
