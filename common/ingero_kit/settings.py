@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
 from ingero_kit.addresses import without_user
+from ingero_kit.files import not_utf8
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -130,6 +131,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
     except YamlError as error:
         raise SettingsError(f"{file}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file}: {not_utf8(error)}") from None
     except ValueError as error:
         raise SettingsError(f"{file}: is not text: {error}") from None
     if value is None:
