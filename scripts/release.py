@@ -66,8 +66,8 @@ def project_version(root: Path = ROOT) -> str:
 class Build:
     """One run: sources in `source`, artifacts in `out`; each method adds artifacts and their SBOMs."""
 
-    def __init__(self, source: Path, out: Path, version: str, epoch: int) -> None:
-        self.source, self.out, self.version, self.epoch = source, out, version, epoch
+    def __init__(self, source: Path, out: Path, version: str, commit: str, epoch: int) -> None:
+        self.source, self.out, self.version, self.commit, self.epoch = source, out, version, commit, epoch
         self.lock = read_lock((source / "requirements.lock").read_text())
 
     def _sbom(self, file: str, purpose: Any, parts: list[Part], relation: Relation = "DEPENDS_ON") -> None:
@@ -117,6 +117,7 @@ class Build:
     def images(self, wanted: str) -> None:
         """The images of an architecture as OCI archives; another one than the machine's is built under emulation."""
         tag, settings = self.version, {"SOURCE_DATE_EPOCH": str(self.epoch), "BUILDER": "buildah", "PULL_NEVER": "1"}
+        settings["REVISION"] = self.commit
         if wanted != architecture():
             tag = f"{self.version}-{wanted}"
             settings |= {"PLATFORMS": f"linux/{wanted}"}
@@ -225,7 +226,7 @@ def make(
         run("git", "archive", "--output", str(source / "source.tar"), commit)
         run("tar", "-xf", "source.tar", cwd=source)
         (source / "source.tar").unlink()
-        build = Build(source, out, version, epoch)
+        build = Build(source, out, version, commit, epoch)
         build.packages()
         build.chart()
         if lacking := no_packages():
