@@ -73,7 +73,7 @@ def test_images_whose_sources_are_not_known_are_said_to_be_in_doubt(tree: tuple[
     unknown, changed, silent = (origin(folder, one)[0] for one in ("f" * 40, f"{commit}-changed", ""))
 
     assert "ffffffffffff, which this repository does not know" in unknown
-    assert f"{commit[:12]}, with changes, so they may differ" in changed
+    assert f"{commit[:12]} with changes, so they may differ" in changed
     assert "do not say of which commit" in silent
 
 
