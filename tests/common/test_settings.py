@@ -73,6 +73,19 @@ def test_what_is_wrong_is_named_with_its_place(
         load(Outer, file=write(tmp_path, text), prefix="X_", environment=environment)
 
 
+def test_what_is_required_is_named_with_its_flag() -> None:
+    class Strict(Settings):
+        fleet_endpoint: str
+        other: str
+
+    with pytest.raises(SettingsError) as caught:
+        load(Strict, flags={"fleet_endpoint": None})
+
+    assert str(caught.value).splitlines() == [
+        "settings: fleet_endpoint: is required (--fleet-endpoint)", "settings: other: is required",
+    ]  # fmt: skip
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml: cannot be read"):
         load(Outer, file=tmp_path / "nowhere.yaml")

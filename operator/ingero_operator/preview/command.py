@@ -63,6 +63,8 @@ def read_manifest(stream: IO[str], name: str) -> Manifest:
     """The one FleetCluster of a file. Raises `SettingsError`."""
     try:
         trees = [tree for tree in load_yaml_documents(stream.read()) if isinstance(tree, dict)]
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{name}: {not_utf8(error)}") from None
     except ValueError as error:
         raise SettingsError(f"{name}: {error}") from None
     found = [
