@@ -398,6 +398,8 @@ def main() -> int:
     try:
         if not simulated:
             print("Real nodes: every component is the pod that the operator makes.", flush=True)
+            for line in pod_lab.origin_of_images(pod_lab.image_revisions()):
+                print(f"Images {line}", flush=True)
             with laboratory("demo-cluster") as lab:
                 if flags.tables:
                     demo_pods.run(lab, TablesStory)

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts import steps
+
 FENCE = re.compile(r"(?:^<!-- ((?:from|with) [^\n]*) -->\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RELEASE, REPOSITORY, NODES = "from a release", "from the repository", "with nodes"
 LOOPBACK = (
@@ -107,15 +109,10 @@ def play(page: Path, root: Path, home: Path, seconds: float, path: str = "", pre
 
 
 def run(command: list[str], root: Path, environment: Mapping[str, str], out: Path, seconds: float) -> tuple[int, str]:
-    """Exit status and output of a command that is killed after this time; what it started may outlive it."""
+    """Exit status and output of a command that is ended after this time, with its process group."""
     with out.open("w+") as stream:
-        started = subprocess.Popen(command, cwd=root, env=environment, stdout=stream, stderr=stream)
-        try:
-            started.wait(seconds)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
-    return started.returncode, out.read_text(errors="replace")
+        done = steps.command(command, root, environment, errors=subprocess.STDOUT, seconds=seconds, output=stream)
+    return done.returncode, out.read_text(errors="replace")
 
 
 def _end(number: int) -> str:

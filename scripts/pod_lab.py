@@ -6,7 +6,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -26,6 +26,14 @@ LAB = ROOT.parent / "shared/nodelab"
 PROGRAMS = ("runc", "nft", "iptables", "ip", "openssl", "xz", "unshare", "nsenter", "cc", "buildah")
 VERSION = version("ingero")
 IMAGES = tuple(f"localhost/ingero/{name}:{VERSION}" for name in ("operator", "fleet", "echo", "sink", "agent"))
+REVISION = "org.opencontainers.image.revision"
+CHANGED = "-changed"
+"""Ends a revision whose tree differed from its commit."""
+SOURCES = (
+    "Dockerfile", "pyproject.toml", "requirements.lock", "README.md", "LICENSE",
+    "common", "operator", "fleet", "agent", "echo", "analyze",
+)  # fmt: skip
+"""What images are built from."""
 NODES = 3
 HOME, CLUSTER, STORE = "ingero-system", "prod", "events"
 PYTHON = "/opt/ingero/bin/python"
@@ -55,6 +63,42 @@ def missing() -> str:
     if absent := sorted(set(IMAGES) - set(known.stdout.split())):
         return f"`make images BUILDER=buildah` has not built {', '.join(absent)}"
     return ""
+
+
+def image_revisions() -> dict[str, str]:
+    """The commit of each image, as `make images` noted it; empty text where an image does not say."""
+    label = f'{{{{index .OCIv1.Config.Labels "{REVISION}"}}}}'
+    found = {}
+    for image in IMAGES:
+        asked = ["buildah", "inspect", "--type", "image", "--format", label, image]
+        found[image] = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    return found
+
+
+def origin_of_images(revisions: Mapping[str, str], root: Path = ROOT) -> list[str]:
+    """Of which commits the images are, and whether the working tree at `root` differs from that; in sentences."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words, "--", *SOURCES], cwd=root, capture_output=True, text=True)
+
+    lines = []
+    for revision in sorted(set(revisions.values())):
+        names = ", ".join(image.rpartition("/")[2] for image, one in revisions.items() if one == revision)
+        commit = revision.removesuffix(CHANGED)
+        listed = git("diff", "--name-only", commit or "unknown")
+        files = len((listed.stdout + git("ls-files", "--others", "--exclude-standard").stdout).splitlines())
+        if not commit:
+            state = "they do not say of which commit they are, so they may be old: make images"
+        elif listed.returncode:
+            state = f"of commit {commit[:12]}, which this repository does not know: make images"
+        elif revision != commit:
+            state = f"of commit {commit[:12]} with changes, so they may differ from the working tree: make images"
+        elif files:
+            state = f"of commit {commit[:12]}, and {files} files of the working tree differ from it: make images"
+        else:
+            state = f"of commit {commit[:12]}, like the working tree"
+        lines.append(f"{names}: {state}")
+    return lines
 
 
 @contextmanager

@@ -8,8 +8,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
+import time
 import tomllib
 from collections.abc import Sequence
 from hashlib import sha256
@@ -19,11 +19,13 @@ from typing import Any, Final
 import click
 import yaml
 
+from scripts import steps
 from scripts.release_archives import chart_image, chart_package
 from scripts.release_images import ARCHITECTURES, architecture, image_name, no_images, require
 from scripts.release_requirements import EXTRAS, locked, read_lock, requirements
 from scripts.release_sbom import Artifact, Part, Relation, image_parts, parts_of, problems, sbom
 from scripts.release_signature import SigningKey, bundle, new_key, provenance, public_pem, read_key, sign
+from scripts.steps import step
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ("operator", "fleet", "echo", "sink", "agent")
@@ -35,7 +37,7 @@ SUMS: Final = "SHA256SUMS"
 
 def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
     """Standard output of a command; a failure ends the run with what it wrote."""
-    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True)
+    done = steps.command(list(command), cwd, os.environ | environment)
     if done.returncode:
         raise click.ClickException(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -64,8 +66,8 @@ def project_version(root: Path = ROOT) -> str:
 class Build:
     """One run: sources in `source`, artifacts in `out`; each method adds artifacts and their SBOMs."""
 
-    def __init__(self, source: Path, out: Path, version: str, epoch: int) -> None:
-        self.source, self.out, self.version, self.epoch = source, out, version, epoch
+    def __init__(self, source: Path, out: Path, version: str, commit: str, epoch: int) -> None:
+        self.source, self.out, self.version, self.commit, self.epoch = source, out, version, commit, epoch
         self.lock = read_lock((source / "requirements.lock").read_text())
 
     def _sbom(self, file: str, purpose: Any, parts: list[Part], relation: Relation = "DEPENDS_ON") -> None:
@@ -75,6 +77,7 @@ class Build:
             raise click.ClickException(f"{file}: the SBOM is not valid: {wrong[0]}")
         (self.out / f"{file}.spdx.json").write_text(json.dumps(document, indent=1) + "\n")
 
+    @step("wheel, sdist, requirements of each program")
     def packages(self) -> None:
         """Wheel, sdist, and a file of requirements for each program."""
         uv = program("uv")
@@ -95,6 +98,7 @@ class Build:
             (self.out / file).write_text(requirements(wheel, file_digest(self.out / wheel), packages))
             self._sbom(file, "INSTALL", parts_of(packages))
 
+    @step("Helm chart")
     def chart(self) -> None:
         """The chart, for Helm and as an OCI artifact for registries."""
         folder = self.source / "charts/ingero"
@@ -113,26 +117,29 @@ class Build:
     def images(self, wanted: str) -> None:
         """The images of an architecture as OCI archives; another one than the machine's is built under emulation."""
         tag, settings = self.version, {"SOURCE_DATE_EPOCH": str(self.epoch), "BUILDER": "buildah", "PULL_NEVER": "1"}
+        settings["REVISION"] = self.commit
         if wanted != architecture():
             tag = f"{self.version}-{wanted}"
             settings |= {"PLATFORMS": f"linux/{wanted}"}
-        run("scripts/images", cwd=self.source, TAG=tag, **settings)
         for name in IMAGES:
             file = image_name(name, self.version, wanted)
             target = f"oci-archive:{self.out / file}:ingero/{name}:{self.version}"
-            run("buildah", "push", "--quiet", f"localhost/ingero/{name}:{tag}", target)
-            listing = json.loads((self.source / f"dist/sbom/{name}.cdx.json").read_text())
-            self._sbom(file, "CONTAINER", image_parts(listing, self.lock), "CONTAINS")
+            with step(f"image {name} for {wanted}: build, archive"):
+                run("scripts/images", cwd=self.source, TAG=tag, NAMES=name, **settings)
+                run("buildah", "push", "--quiet", f"localhost/ingero/{name}:{tag}", target)
+                listing = json.loads((self.source / f"dist/sbom/{name}.cdx.json").read_text())
+                self._sbom(file, "CONTAINER", image_parts(listing, self.lock), "CONTAINS")
 
     def debian(self) -> None:
         """The packages for the Debian release and the architecture of this machine."""
-        environment = {"SOURCE_DATE_EPOCH": str(self.epoch), "OUT": str(self.out), "NAMES": " ".join(PACKAGES)}
+        environment = {"SOURCE_DATE_EPOCH": str(self.epoch), "OUT": str(self.out)}
         path = os.pathsep.join([os.environ["PATH"], str(ROOT / ".tools/bin")])
-        run("scripts/deb", cwd=self.source, PATH=path, **environment)
         for name in PACKAGES:
             file = package_name(name, self.version)
-            listing = python_libraries(run("dpkg-deb", "--contents", str(self.out / file)))
-            self._sbom(file, "INSTALL", image_parts(listing, self.lock), "CONTAINS")
+            with step(f"Debian package {name}"):
+                run("scripts/deb", cwd=self.source, PATH=path, NAMES=name, **environment)
+                listing = python_libraries(run("dpkg-deb", "--contents", str(self.out / file)))
+                self._sbom(file, "INSTALL", image_parts(listing, self.lock), "CONTAINS")
 
 
 def package_name(name: str, version: str) -> str:
@@ -211,6 +218,7 @@ def make(
     require(wanted if images else ())
     commit = run("git", "rev-parse", f"{commit}^{{commit}}").strip()
     epoch = int(run("git", "log", "-1", "--format=%ct", commit))
+    click.echo(f"version {version} of commit {commit}")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="ingero-release-") as folder:
@@ -218,7 +226,7 @@ def make(
         run("git", "archive", "--output", str(source / "source.tar"), commit)
         run("tar", "-xf", "source.tar", cwd=source)
         (source / "source.tar").unlink()
-        build = Build(source, out, version, epoch)
+        build = Build(source, out, version, commit, epoch)
         build.packages()
         build.chart()
         if lacking := no_packages():
@@ -226,18 +234,22 @@ def make(
         else:
             build.debian()
         for each in wanted:
-            if images is None and (missing := no_images(each)):
+            with step(f"what images for {each} need"):
+                missing = no_images(each)
+            if images is None and missing:
                 click.echo(
                     f"no images for {each}: needs {missing}; those of a machine that has it are taken by --add"
                 )
                 continue
-            require((each,))  # here too: a base that was pulled for another architecture has taken the name
+            if missing:  # here too: a base that was pulled for another architecture has taken the name
+                raise click.ClickException(f"no images for {each}: needs {missing}")
             build.images(each)
     for file in sorted(added.iterdir()) if added else ():
         if (out / file.name).exists():
             raise click.ClickException(f"{file} was built here too")
         shutil.copyfile(file, out / file.name)
-    describe(out, version, commit, epoch)
+    with step("provenance and checksums"):
+        describe(out, version, commit, epoch)
 
 
 @click.command()
@@ -286,10 +298,13 @@ def main(
         raise click.ClickException("a keyless signature needs cosign: make cosign")
     signer = None if keyless else signing_key(key)
     out = ROOT / f"dist/release-{version}"
+    steps.end_by_signals()
+    began = time.monotonic()
     make(out, version, images=True if architectures else images, architectures=architectures, added=added)
     sign_sums(out, signer)
     for file in sorted(out.iterdir()):
         click.echo(f"{file.stat().st_size / 1e6:9.2f} MB  {file.name}")
+    click.echo(f"{out.relative_to(ROOT)}: made in {time.monotonic() - began:.0f} s")
     if not (key or keyless):
         click.echo("signed with a key of this run only; nothing is published")
 

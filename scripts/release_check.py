@@ -19,6 +19,7 @@ from typing import Final
 
 import click
 
+from scripts import steps
 from scripts.release import (
     IMAGES,
     PACKAGES,
@@ -106,14 +107,10 @@ def skipped(block: Block, by_key: bool, path: str) -> str | None:
 def _execute(block: Block, folder: Path, variables: Mapping[str, str], path: str, named: str) -> Row:
     click.echo(f"\n{named}$ {block.commands.rstrip()}")
     began = time.monotonic()
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.commands],
-        cwd=folder,
-        env=os.environ | {"PATH": path, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    done = steps.command(
+        ["bash", "-euo", "pipefail", "-c", block.commands], folder, os.environ | {"PATH": path, **variables},
+        errors=subprocess.STDOUT,
+    )  # fmt: skip
     click.echo(done.stdout.rstrip())
     result = "ok" if done.returncode == 0 else f"FAILED: exit status {done.returncode}"
     return Row(f"{named}{block.title}", result, time.monotonic() - began)
@@ -196,6 +193,7 @@ def main(release: Path | None, only: str, strict: bool, again: bool, keyring: Pa
     if not (release / SUMS).exists():
         raise click.ClickException(f"{release} has no {SUMS}: make release")
     version, commit = origin(release)
+    steps.end_by_signals()
     with tempfile.TemporaryDirectory(prefix="ingero-release-check-") as folder:
         fresh = Path(folder) / "download"
         shutil.copytree(release, fresh)

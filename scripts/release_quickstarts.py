@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import click
+
+from scripts import steps
 from scripts.lab import laboratory
 from scripts.pages import (
     NODES,
@@ -33,6 +36,7 @@ from scripts.pages import (
 )
 from scripts.pod_lab import LAB, nodes
 from scripts.release_images import architecture, image_name
+from scripts.steps import step
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "docs/quickstart"
@@ -105,13 +109,13 @@ def fresh_root(suite: Suite, keyring: Path, release: Path) -> Iterator[Path]:
     """A root with the packages, the files of the release, and a Collector if `make collector` has built one."""
     with tempfile.TemporaryDirectory(prefix=f"ingero-{suite.name}-", ignore_cleanup_errors=True) as folder:
         root = Path(folder) / "root"
-        subprocess.run(
-            [
-                "mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(PACKAGES)}", f"--keyring={keyring}",
-                *suite.options, suite.name, str(root),
-            ],
-            check=True,
-        )  # fmt: skip
+        with step(f"a fresh root of {suite.system}"):
+            made = steps.command(
+                ["mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(PACKAGES)}", f"--keyring={keyring}",
+                 *suite.options, suite.name, str(root)], Path("/"), errors=subprocess.STDOUT,
+            )  # fmt: skip
+        if made.returncode:
+            raise click.ClickException(f"no root of {suite.system}: {made.stdout[-1500:].strip()}")
         shutil.copy(AUTHORITIES, root / AUTHORITIES.relative_to("/"))  # as here: of a proxy too
         shutil.copytree(release, root / f"{HOME[1:]}/release")
         if (built := ROOT / ".tools/bin/otelcol").exists():

@@ -35,6 +35,10 @@ LINGER_SECONDS: Final = 2.0
 SPARE_FILES: Final = 128
 """Open files that a process needs in addition to its connections."""
 
+FEWER_CONNECTIONS: Final = 0.9
+"""Share of the wanted connections below which it is said that there are fewer. A server that has less than a tenth to
+spare is too small with either number, so a smaller difference is nothing to act on."""
+
 _ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted in one turn of the event loop."""
 
@@ -116,7 +120,11 @@ class Listener(Generic[C]):
         taken = int(self._sockets[0].getsockname()[1])
         files = allow_open_files() - SPARE_FILES
         if files < self._max_connections:
-            log.warning("fewer_connections_than_wanted", port=taken, wanted=self._max_connections, open_files=files)
+            if files < FEWER_CONNECTIONS * self._max_connections:
+                log.warning(
+                    "fewer_connections_than_wanted", port=taken, wanted=self._max_connections, possible=max(1, files),
+                    hint="raise the hard limit of open files: LimitNOFILE= of the unit, or ulimit -Hn",
+                )  # fmt: skip
             self._max_connections = max(1, files)
         loop = asyncio.get_running_loop()
         if self._tls:

@@ -26,6 +26,15 @@ def replace_file(file: Path, data: bytes) -> None:
         os.close(folder)
 
 
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Where a text is not UTF-8, and the cure; `error` is that of decoding all of it."""
+    line = error.object.count(b"\n", 0, error.start) + 1
+    return (
+        f"line {line} is not UTF-8 text (byte {error.start + 1} is 0x{error.object[error.start]:02X}): save it as "
+        "UTF-8, for example with `iconv -f ENCODING -t UTF-8`, where ENCODING is WINDOWS-1252 or UTF-16"
+    )
+
+
 def write_ports_file(file: Path | None, ports: Mapping[str, int]) -> None:
     """Write the ports in use as JSON, for the process that started this one; does nothing without a file.
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
 from ingero_kit.addresses import without_user
+from ingero_kit.files import not_utf8
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -107,7 +108,8 @@ def load(
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        raise SettingsError(explain(error, str(file) if file else "settings", origin)) from None
+        ways = {path: f"--{path.split('.')[-1].replace('_', '-')}" for path in flags or {}}
+        raise SettingsError(explain(error, str(file) if file else "settings", origin, ways)) from None
 
 
 def _own_part(file: Path, section: str, other_sections: frozenset[str]) -> dict[str, Any]:
@@ -130,6 +132,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
     except YamlError as error:
         raise SettingsError(f"{file}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file}: {not_utf8(error)}") from None
     except ValueError as error:
         raise SettingsError(f"{file}: is not text: {error}") from None
     if value is None:
@@ -177,8 +181,16 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, name: str) -> None:
     tree[path[-1]] = value
 
 
-def explain(error: ValidationError, source: str, origin: Mapping[str, str] = MappingProxyType({})) -> str:
-    """What is wrong, one line for each problem, with its path; `origin` names other sources than `source` by path."""
+def explain(
+    error: ValidationError,
+    source: str,
+    origin: Mapping[str, str] = MappingProxyType({}),
+    ways: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """What is wrong, one line for each problem, with its path; `origin` names other sources than `source` by path.
+
+    `ways`: flags by the path of what they set.
+    """
     lines = []
     for problem in error.errors(include_url=False):
         path = ".".join(str(part) for part in problem["loc"])
@@ -186,7 +198,7 @@ def explain(error: ValidationError, source: str, origin: Mapping[str, str] = Map
         if problem["type"] == "extra_forbidden":
             lines.append(f"{place}: {path}: no such setting")
         elif problem["type"] == "missing":
-            lines.append(f"{place}: {path}: is required")
+            lines.append(f"{place}: {path}: is required" + (f" ({ways[path]})" if path in ways else ""))
         else:
             message = problem["msg"].removeprefix("Value error, ")
             # Without a path several settings together are wrong, and the input is all of them.

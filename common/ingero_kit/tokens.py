@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from ingero_http.followed_files import FollowedFiles
+from ingero_kit.files import not_utf8
 from ingero_kit.settings import SettingsError
 
 Identity = TypeVar("Identity")
@@ -84,7 +85,7 @@ def read_token_lines(file: Path) -> list[tuple[int, str]]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else not_utf8(error)
         raise SettingsError(f"{file}: the token file cannot be read: {reason}") from None
     found = [(number, line.strip()) for number, line in enumerate(lines, 1)]
     found = [(number, line) for number, line in found if line and not line.startswith("#")]

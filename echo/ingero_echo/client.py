@@ -87,7 +87,9 @@ class EchoHttpClient:
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise ConnectionError(f"{self.url}: cannot be reached: {error}") from None
+            raise ConnectionError(
+                f"{self.url}: cannot be reached: {error}; does Echo run there? --api names another address"
+            ) from None
         finally:
             connection.close()
 

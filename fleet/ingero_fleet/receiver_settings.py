@@ -40,7 +40,7 @@ class ListenerConfig(Settings):
     address share the agents again after one was added; 0 for none."""
     max_connections: int = Field(default=20_000, ge=1)
     """Connections at once; for a further one, the one that has been silent longest is closed. Fewer where the system
-    allows fewer open files."""
+    allows fewer open files, which is logged if a tenth or more is lost."""
 
     def limits(self) -> Limits:
         """The bounds for the server."""

@@ -26,6 +26,8 @@ from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.events import KubernetesEvent
 from ingero_operator.kinds import CLAIM, HTTP_ROUTE, SERVICE_MONITOR, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import ChildKey, plan, rolled_out
+from ingero_operator.pod_problems import PodProblem
+from ingero_operator.readiness import Server
 from ingero_operator.referenced import TlsSecret
 from ingero_operator.render import desired, echo, readers
 from ingero_operator.render.common import API, OTLP_GRPC
@@ -305,7 +307,7 @@ class EchoStores:
             if workload is not None:
                 return no("Available", "Locked", "Echo starts when its volume is proven encrypted")
             return available("Available", workload, "Echo", None)
-        problem = await self.context.pods.why_unavailable(observed.key, shard.component, workload)
+        problem = await self._why_unavailable(observed, shard.component, workload)
         return available("Available", workload, "Echo", problem)
 
     async def _reading(self, observed: ObservedEchoStore, children: dict[ChildKey, Manifest]) -> Condition | None:
@@ -313,8 +315,16 @@ class EchoStores:
         if observed.spec.readers is None or observed.table is None or not observed.table.holds:
             return None
         deployment = children.get(("Deployment", f"{observed.key[2]}-{readers.COMPONENT}"))
-        problem = await self.context.pods.why_unavailable(observed.key, readers.COMPONENT, deployment)
+        problem = await self._why_unavailable(observed, readers.COMPONENT, deployment)
         return available("ReadersAvailable", deployment, "the Deployment of readers", problem)
+
+    async def _why_unavailable(
+        self, observed: ObservedEchoStore, component: str, live: Manifest | None
+    ) -> PodProblem | None:
+        """Why writers or readers are unavailable, by their pods."""
+        _, namespace, name = observed.key
+        server = Server(f"{name}-{component}.{namespace}.svc", observed.tls.authority)
+        return await self.context.pods.why_unavailable(observed.key, component, live, server)
 
     def _sealing(self, observed: ObservedEchoStore) -> Condition | None:
         """Whether events are sealed; `None` where none may be."""

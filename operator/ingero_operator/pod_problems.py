@@ -12,14 +12,24 @@ from typing import Any, Final
 
 from ingero_contract.node_problems import CHECK_CONTAINER, TraceProblem, parse_problems
 from ingero_operator.kinds import Manifest
+from ingero_operator.taints.nodes import moment
+from ingero_operator.taints.state import timestamp_seconds
 
 IMAGE: Final = "ImagePullFailed"
 CONFIG: Final = "ContainerConfigInvalid"
 CRASH: Final = "ContainerCrashes"
 MEMORY: Final = "OutOfMemory"
 UNSCHEDULABLE: Final = "Unschedulable"
-OBSTACLES: Final = (IMAGE, CONFIG, CRASH, MEMORY, *map(str, TraceProblem))
+NOT_READY: Final = "PodNotReady"
+NOT_STARTED: Final = "PodNotStarted"
+NOT_ENDED: Final = "PodNotEnded"
+LATE: Final = (NOT_READY, NOT_STARTED, NOT_ENDED)
+"""Reasons of pods that have no other problem than that they should have been ready long ago."""
+OBSTACLES: Final = (IMAGE, CONFIG, CRASH, MEMORY, *LATE, *map(str, TraceProblem))
 """Reasons that do not pass by waiting. A pod that no node takes may wait for an autoscaler."""
+
+DEADLINE_SECONDS: Final = 300.0
+"""How long a pod may take to become ready or to end: the progress deadline of the Deployments that are rendered."""
 
 SHOWN: Final = 3
 """Nodes that a message names at most."""
@@ -61,6 +71,60 @@ def common_problem(pods: list[Manifest]) -> PodProblem | None:
     cure = f"; {_CURES[reason]}" if reason in _CURES else ""
     where = f" (of {count} pods)" if count > 1 else ""
     return PodProblem(reason=reason, message=f"{_place(pod)}: {problem.message}{cure}{where}")
+
+
+def late(pods: list[Manifest], now: float) -> list[Manifest]:
+    """The pods that should have been ready, or gone, by `now` (Unix seconds)."""
+    return [pod for pod in pods if 0 < _since(pod) <= now - DEADLINE_SECONDS]
+
+
+def late_problem(pods: list[Manifest], answers: Mapping[str, str] = MappingProxyType({})) -> PodProblem | None:
+    """Why pods are late, as far as it is known; the first by name speaks for all.
+
+    `answers`: what they say of themselves, by name of the pod.
+    """
+    if not pods:
+        return None
+    pod = min(pods, key=lambda item: (bool(item["metadata"].get("deletionTimestamp")), item["metadata"]["name"]))
+    name, since = pod["metadata"]["name"], timestamp_seconds(_since(pod))
+    where = f" (of {len(pods)} pods)" if len(pods) > 1 else ""
+    if pod["metadata"].get("deletionTimestamp"):
+        message = (
+            f"pod {name} should have ended at {since}, and its node has not said that it did: see `kubectl get "
+            "nodes`; once nothing of it can run there any more, let another one start by "
+            f"`kubectl delete pod {name} --force`"
+        )
+        return PodProblem(reason=NOT_ENDED, message=f"{_place(pod)}: {message}{where}")
+    if not any("running" in (item.get("state") or {}) for item in _statuses(pod, "containerStatuses")):
+        message = (
+            f"the containers of pod {name} do not run since {since}: the events in `kubectl describe pod {name}` say "
+            "which volume, Secret, image or network it waits for"
+        )
+        return PodProblem(reason=NOT_STARTED, message=f"{_place(pod)}: {message}{where}")
+    says = answers.get(name)
+    found = f"; asked whether it is ready, it answers: {_line(says)}" if says else ""
+    cure = f"`kubectl logs {name}` has more, and `kubectl describe pod {name}` what the kubelet sees"
+    return PodProblem(
+        reason=NOT_READY,
+        message=f"{_place(pod)}: pod {name} runs and is not ready since {since}{found}; {cure}{where}",
+    )
+
+
+def running(pod: Manifest) -> bool:
+    """Whether a pod runs and has an address."""
+    status = pod.get("status") or {}
+    return bool(status.get("podIP")) and status.get("phase") == "Running"
+
+
+def _since(pod: Manifest) -> float:
+    """Since when a pod is not ready, or should be gone, as Unix seconds; 0 for a pod that is ready."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return moment(pod["metadata"]["deletionTimestamp"])
+    conditions = {item.get("type"): item for item in (pod.get("status") or {}).get("conditions") or []}
+    ready = conditions.get("Ready", {})
+    if ready.get("status") == "True" or conditions.get("PodScheduled", {}).get("status") == "False":
+        return 0.0
+    return moment(ready.get("lastTransitionTime") or pod["metadata"].get("creationTimestamp"))
 
 
 def trace_problems(

@@ -11,7 +11,8 @@ from ingero_operator.api_client import ApiClient
 from ingero_operator.cache import OwnerKey
 from ingero_operator.failures import Failures, Operation, OperationKind
 from ingero_operator.kinds import POD, Manifest
-from ingero_operator.pod_problems import PodProblem, Reported, common_problem, trace_problems
+from ingero_operator.pod_problems import PodProblem, Reported, common_problem, late, late_problem, trace_problems
+from ingero_operator.readiness import Server, ask_ready
 from ingero_operator.render.common import NAME
 from ingero_operator.tracer_polls import ask_tracers
 from ingero_operator.workloads import unavailable
@@ -25,7 +26,11 @@ AVAILABLE_SECONDS: Final = 600.0
 LACKING_SECONDS: Final = 60.0
 """Least time between two reads while it is, and its pods lack something."""
 
-Judge = Callable[[list[Manifest]], PodProblem | None]
+Examine = Callable[[list[Manifest]], Awaitable[PodProblem | None]]
+
+_NOT_READY: Final = "why they are not ready"
+_TRACING: Final = "what tracing lacks"
+"""The questions."""
 
 
 @dataclass
@@ -36,7 +41,7 @@ class _PodsRead:
 
 @dataclass
 class PodReader:
-    """Keeps one result for each workload and judgement that was asked about."""
+    """Keeps one result for each workload and question."""
 
     api: ApiClient
     clock: Clock
@@ -44,21 +49,40 @@ class PodReader:
     ask_tracers: Callable[[list[Manifest]], Awaitable[Mapping[str, Reported]]] = ask_tracers
     reads: int = 0
     _addresses: dict[OwnerKey, tuple[float, str, tuple[str, ...]]] = field(default_factory=dict)
-    _known: dict[OwnerKey, dict[tuple[str, Judge], _PodsRead]] = field(default_factory=dict)
+    _known: dict[OwnerKey, dict[tuple[str, str], _PodsRead]] = field(default_factory=dict)
 
-    async def why_unavailable(self, key: OwnerKey, component: str, live: Manifest | None) -> PodProblem | None:
-        """Why a workload is unavailable, by its pods; `None` where it is available or they do not say."""
-        if live is not None and unavailable(live):
-            return await self._problem(key, component, common_problem, UNAVAILABLE_SECONDS)
-        self.failures.resolve(key, _reading(component, common_problem))
-        return None
+    async def why_unavailable(
+        self, key: OwnerKey, component: str, live: Manifest | None, server: Server | None = None
+    ) -> PodProblem | None:
+        """Why a workload is unavailable, by its pods; `None` where it is available or they do not say.
+
+        `server`: how pods are asked that run and are not ready for long. A DaemonSet is not judged by time: of many
+        nodes one is always away.
+        """
+        if live is None or not unavailable(live):
+            self.failures.resolve(key, _reading(component, _NOT_READY))
+            return None
+        timed = live.get("kind") != "DaemonSet"
+
+        async def examine(pods: list[Manifest]) -> PodProblem | None:
+            problem = common_problem(pods)
+            if problem or not timed:
+                return problem
+            overdue = late(pods, self.clock())
+            return late_problem(overdue, await ask_ready(overdue, server) if server else {})
+
+        return await self._problem(key, component, _NOT_READY, examine, UNAVAILABLE_SECONDS)
 
     async def trace_problem(self, key: OwnerKey, component: str, live: Manifest | None) -> PodProblem | None:
         """What tracing lacks on some nodes, by the pods of the tracer."""
         if live is None:
             return None
         seconds = UNAVAILABLE_SECONDS if unavailable(live) else self._available_seconds(key)
-        return await self._problem(key, component, trace_problems, seconds)
+
+        async def examine(pods: list[Manifest]) -> PodProblem | None:
+            return trace_problems(pods, await self.ask_tracers(pods))
+
+        return await self._problem(key, component, _TRACING, examine, seconds)
 
     async def addresses(self, key: OwnerKey, component: str, wanted: int, live: Manifest | None) -> tuple[str, ...]:
         """IP addresses of the running pods of a component.
@@ -83,24 +107,24 @@ class PodReader:
         page = await self.api.request("GET", POD.path(key[1]), query=query)
         return list(page.get("items") or [])
 
-    async def _problem(self, key: OwnerKey, component: str, judge: Judge, seconds: float) -> PodProblem | None:
-        """What a judgement finds in the pods of a component, not older than so many seconds."""
-        known = self._known.setdefault(key, {}).setdefault((component, judge), _PodsRead())
-        reading = _reading(component, judge)
+    async def _problem(
+        self, key: OwnerKey, component: str, question: str, examine: Examine, seconds: float
+    ) -> PodProblem | None:
+        """The answer to a question by the pods of a component, not older than so many seconds."""
+        known = self._known.setdefault(key, {}).setdefault((component, question), _PodsRead())
+        reading = _reading(component, question)
         if self.clock() - known.read < seconds or self.failures.backs_off(key, reading):
             return known.problem
         self.reads += 1
         with self.failures.guarded(key, reading):
-            pods = await self._list(key, component)
-            traced = judge is trace_problems
-            known.problem = trace_problems(pods, await self.ask_tracers(pods)) if traced else judge(pods)
+            known.problem = await examine(await self._list(key, component))
             known.read = self.clock()
         return known.problem
 
     def _available_seconds(self, key: OwnerKey) -> float:
         """How soon the pods of a workload that is available are worth another read."""
         lacking = any(
-            read.problem for (_, judge), read in self._known.get(key, {}).items() if judge is trace_problems
+            read.problem for (_, question), read in self._known.get(key, {}).items() if question == _TRACING
         )
         return LACKING_SECONDS if lacking else AVAILABLE_SECONDS
 
@@ -128,6 +152,5 @@ def pod_addresses(pods: list[Manifest]) -> tuple[str, ...]:
     )
 
 
-def _reading(component: str, judge: Judge) -> Operation:
-    why = "why they are not ready" if judge is common_problem else "what tracing lacks"
-    return Operation(OperationKind.READ, f"pods of {component}: {why}")
+def _reading(component: str, question: str) -> Operation:
+    return Operation(OperationKind.READ, f"pods of {component}: {question}")

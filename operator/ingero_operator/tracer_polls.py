@@ -10,7 +10,7 @@ from yarl import URL
 from ingero_contract import routes
 from ingero_contract.node_problems import MAX_SENTENCE, TraceProblem
 from ingero_operator.kinds import Manifest
-from ingero_operator.pod_problems import Reported
+from ingero_operator.pod_problems import Reported, running
 from ingero_operator.render.common import TRACE_PORT
 from ingero_operator.untrusted_http import NoResponse, get_json, open_session
 
@@ -23,17 +23,12 @@ MAX_ANSWER: Final = 64 << 10
 
 async def ask_tracers(pods: Iterable[Manifest], port: int = TRACE_PORT) -> dict[str, Reported]:
     """By name of the pod: what its tracer lacks now. Tracers without a usable answer are left out."""
-    running = {pod["metadata"]["name"]: str(pod["status"]["podIP"]) for pod in pods if _runs(pod)}
-    if not running:
+    addresses = {pod["metadata"]["name"]: str(pod["status"]["podIP"]) for pod in pods if running(pod)}
+    if not addresses:
         return {}
     async with open_session(SECONDS, CONNECTIONS) as session:
-        answers = await asyncio.gather(*(_ask(session, address, port) for address in running.values()))
-    return {name: answer for name, answer in zip(running, answers, strict=True) if answer is not None}
-
-
-def _runs(pod: Manifest) -> bool:
-    status = pod.get("status") or {}
-    return bool(status.get("podIP")) and status.get("phase") == "Running"
+        answers = await asyncio.gather(*(_ask(session, address, port) for address in addresses.values()))
+    return {name: answer for name, answer in zip(addresses, answers, strict=True) if answer is not None}
 
 
 async def _ask(session: aiohttp.ClientSession, address: str, port: int) -> Reported | None:

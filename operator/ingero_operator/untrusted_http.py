@@ -7,7 +7,7 @@ import functools
 import os
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -59,10 +59,12 @@ async def get_json(
     headers: Mapping[str, str] | None = None,
     authority: str | None = None,
     server_name: str | None = None,
+    statuses: Collection[int] = (200,),
 ) -> dict[str, Any]:
     """One JSON object of `limit` bytes at most. Raises `NoResponse`.
 
-    `server_name`: DNS name in the server's certificate, where the URL has an address instead.
+    `server_name`: DNS name in the server's certificate, where the URL has an address instead; `statuses`: those whose
+    answers are read.
     """
     context = ssl_context_for(authority)
     try:
@@ -71,7 +73,7 @@ async def get_json(
         ) as response:
             if response.status in (401, 403):
                 raise NoResponse(TOKEN_REFUSED)
-            if response.status != 200:
+            if response.status not in statuses:
                 raise NoResponse(f"it answers {response.status}")
             if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
                 raise NoResponse("its answer is compressed, which was not requested")

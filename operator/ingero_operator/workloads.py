@@ -12,7 +12,7 @@ from ingero_operator.job_hangs import PROGRESS
 from ingero_operator.kinds import Manifest
 from ingero_operator.network_health import NETWORK
 from ingero_operator.plan import rolled_out
-from ingero_operator.pod_problems import OBSTACLES, PodProblem
+from ingero_operator.pod_problems import LATE, OBSTACLES, PodProblem
 from ingero_operator.render.common import Platform
 
 STUCK: Final = {
@@ -63,15 +63,16 @@ def available(kind: str, live: Manifest | None, what: str, problem: PodProblem |
     failure = reported(live, type="ReplicaFailure", status="True")  # quota, admission, security
     if ready < desired and failure:
         return no(kind, "PodsRefused", f"{name}: {failure}")
-    if ready < desired and problem:
-        return no(kind, problem.reason, f"{name}: {problem.message}")
     overdue = reported(live, type="Progressing", reason="ProgressDeadlineExceeded")
+    if ready < desired and problem and not (overdue and problem.reason in LATE):
+        return no(kind, problem.reason, f"{name}: {problem.message}")
     if ready < desired and overdue:
-        return no(kind, "ProgressDeadlineExceeded", f"{name}: {overdue} See `kubectl describe pod` of its pods.")
+        why = problem.message if problem else "See `kubectl describe pod` of its pods."
+        return no(kind, "ProgressDeadlineExceeded", f"{name}: {overdue} {why}")
     # Once rolled out, a Deployment never passes its deadline, whatever becomes of its pods.
     rolled_out_before = reported(live, type="Progressing", reason="NewReplicaSetAvailable") is not None
     if ready < desired and rolled_out_before:
-        hint = "if that lasts, `kubectl describe pod` of its pods names the probe or the node that fails"
+        hint = "if that lasts, this message will say why; `kubectl describe pod` of its pods has what is known now"
         return no(kind, "Unavailable", f"{name} has {ready} of {desired} pods ready; {hint}")
     if ready < desired:
         return no(kind, "Progressing", f"{name} has {ready} of {desired} pods ready")

@@ -139,7 +139,7 @@ def test_without_an_endpoint_in_it_one_is_required(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ingero.yaml").write_text(text)
 
-    with pytest.raises(SettingsError, match="fleet_endpoint: is required"):
+    with pytest.raises(SettingsError, match=r"fleet_endpoint: is required( \(--fleet-endpoint\))?$"):
         pushing()
 
 

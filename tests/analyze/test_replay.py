@@ -405,7 +405,27 @@ def test_a_table_that_is_piped_is_never_cut(tmp_path: Path) -> None:
     assert all("…" not in cell and cell for cell in shown)
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [20, 40, 60, 71])
+def test_a_terminal_that_is_too_narrow_for_a_table_shows_each_value_on_a_line(tmp_path: Path, width: int) -> None:
+    file = written(tmp_path, rows(calendar=True))
+    console = Console(width=width, file=StringIO())
+
+    print_table(judge.replay(RecordedHistory([str(file)], 5.0), "ingero", Parameters()), console)
+
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    assert lines[0] == "n2" and "  kind: slow" in lines
+    text = " ".join("".join(f"{line}\n" for line in lines).split())
+    assert (
+        "since: 2026-01-01 00:05:00" in text
+        and "named: +" in text
+        and "node-hours: " in text
+        and "evidence / level: " in text
+    )
+    assert not set(text) & set("…┃│━")
+
+
+@pytest.mark.parametrize("width", [72, 80, 120])
 def test_a_table_on_a_narrow_terminal_is_folded_and_not_cut(tmp_path: Path, width: int) -> None:
     file = written(tmp_path, [line.replace(",n2,", f",{LONG},") for line in rows(calendar=True)])
     console = Console(width=width, file=StringIO())

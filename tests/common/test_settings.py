@@ -73,9 +73,33 @@ def test_what_is_wrong_is_named_with_its_place(
         load(Outer, file=write(tmp_path, text), prefix="X_", environment=environment)
 
 
+def test_what_is_required_is_named_with_its_flag() -> None:
+    class Strict(Settings):
+        fleet_endpoint: str
+        other: str
+
+    with pytest.raises(SettingsError) as caught:
+        load(Strict, flags={"fleet_endpoint": None})
+
+    assert str(caught.value).splitlines() == [
+        "settings: fleet_endpoint: is required (--fleet-endpoint)", "settings: other: is required",
+    ]  # fmt: skip
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml: cannot be read"):
         load(Outer, file=tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_is_named_with_the_place_and_the_cure(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_bytes("inner: {k: 3}\nname: Café\n".encode(encoding))
+
+    with pytest.raises(SettingsError, match=r"settings.yaml: line [12] is not UTF-8 text \(byte \d+ is 0x") as caught:
+        load(Outer, file=file)
+
+    assert "iconv" in str(caught.value) and "codec" not in str(caught.value)
 
 
 def test_an_assignment_beats_all_and_null_takes_a_value_away(tmp_path: Path) -> None:

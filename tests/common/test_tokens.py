@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ingero_kit.settings import SettingsError
-from ingero_kit.tokens import CHECK_SECONDS, TokenStore, read_authorization, read_digests
+from ingero_kit.tokens import CHECK_SECONDS, TokenStore, read_authorization, read_digests, read_token_lines
 
 
 class Rotating:
@@ -46,6 +46,13 @@ def test_only_a_known_bearer_token_is_accepted(tmp_path: Path, header: str | byt
 def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="holds no token"):
         Rotating(tmp_path, "# nothing here\n\n")
+
+
+def test_a_token_file_that_is_no_text_is_named_with_the_place(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_bytes(b"one\n\xe9\n")
+
+    with pytest.raises(SettingsError, match=r"tokens: .* line 2 is not UTF-8 text \(byte 5 is 0xE9\)"):
+        read_token_lines(tmp_path / "tokens")
 
 
 def test_a_changed_file_counts_after_a_second_and_a_removed_token_after_its_grace(tmp_path: Path) -> None:

@@ -16,17 +16,19 @@ from ingero_contract.values import NodeState
 from ingero_fleet import threshold_rule
 from ingero_fleet.cost.bill import Bill, make_bill, savings, shares
 from ingero_fleet.cost.export import CostExporter
+from ingero_fleet.cost.files import read_prices
 from ingero_fleet.cost.ledger import CostLedger
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.live_detector import LiveDetector
-from ingero_fleet.processor_settings import DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_fleet.processor_settings import CostConfig, DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.gpu_rates import builtin, parse
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
+from ingero_kit.settings import SettingsError
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.web import web
 
@@ -295,6 +297,32 @@ def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
         page = web.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_waiting_cost_total{cluster_id="c",currency="EUR"}' in page
         assert 'ingero_fleet_gpus_without_rate{gpu_model="Mystery",provider=""} 2.0' in page
+
+
+CAFE = "fallback_rate: 0\n# Café\nproviders: {}\n".encode("latin-1")
+
+
+@pytest.mark.parametrize("setting", ["rates_file", "providers_file"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (CAFE, "line 2 is not UTF-8 text (byte 23 is 0xE9): save it as UTF-8, for example with `iconv"),
+        ("providers: {}".encode("utf-16"), "line 1 is not UTF-8 text (byte 1 is 0xFF)"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+    ids=["Latin-1", "UTF-16", "missing"],
+)
+def test_a_file_that_is_no_text_is_named_with_the_place_and_the_cure(
+    tmp_path: Path, setting: str, content: bytes | None, words: str
+) -> None:
+    file = tmp_path / "table.yaml"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(SettingsError) as caught:
+        read_prices(CostConfig.model_validate({setting: str(file)}))
+
+    assert str(caught.value).startswith(f"processors.cost.{setting} {file}: {words}")
 
 
 def test_a_rates_file_that_is_wrong_stops_the_start(tmp_path: Path) -> None:

@@ -129,6 +129,24 @@ def test_open_files_are_raised_and_what_the_system_allows_bounds_connections() -
     assert done.stdout.split()[-2:] == ["300", "172"], done.stderr
 
 
+@pytest.mark.parametrize(("limit", "said"), [(1107, True), (1109, False), (1122, False), (1300, False)])
+def test_fewer_connections_are_said_only_where_a_tenth_or_more_is_lost(limit: int, said: bool) -> None:
+    program = (
+        "import asyncio, resource\n"
+        "from ingero_http.http1.messages import Response\n"
+        "from ingero_http.http1.server import Http1Server\n"
+        "from ingero_http.limits import Limits\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {limit}))\n"
+        "server = Http1Server(lambda request: Response(), limits=Limits(connections=1090))\n"
+        "asyncio.run(server.start('127.0.0.1', 0))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert ("fewer_connections_than_wanted" in done.stdout + done.stderr) is said
+    assert ("LimitNOFILE" in done.stdout + done.stderr) is said
+
+
 @pytest.mark.parametrize("kind", ["pages", "asgi"])
 def test_a_client_authority_that_is_removed_is_no_longer_trusted(tmp_path: Path, kind: str) -> None:
     authority, old, new = trustme.CA(), trustme.CA(), trustme.CA()

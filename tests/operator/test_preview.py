@@ -414,6 +414,13 @@ def test_a_manifest_that_is_wrong_is_refused_with_the_place(text: str, problem: 
     assert str(refused.value).startswith(problem)
 
 
+def test_a_manifest_that_is_no_text_is_named_with_the_line() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(b"kind: x\nname: caf\xe9\n"), encoding="utf-8")
+
+    with pytest.raises(SettingsError, match=r"f.yaml: line 2 is not UTF-8 text \(byte 18 is 0xE9\)"):
+        read_manifest(stream, "f.yaml")
+
+
 def test_a_manifest_is_read_from_among_others() -> None:
     text = "kind: Namespace\n---\n" + MANIFEST % ", taints: {mode: NoSchedule, budget: {maxNodes: 3}}"
 

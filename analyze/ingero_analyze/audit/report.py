@@ -7,13 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ingero_analyze.audit.chips import Coded
 from ingero_analyze.audit.evidence import NO_EVIDENCE, compared, likely_cause, says
 from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput, members_of
 from ingero_analyze.audit.labels import in_common
-from ingero_analyze.terminal import listed, plain
+from ingero_analyze.terminal import listed, plain, print_rows
 from ingero_detect.audit import AuditResult, PopulationResult, SlowUnit
 from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.grouped import Ints
@@ -226,21 +225,18 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
     """The findings, then what was judged and what was not."""
     findings = answer["findings"]
     if findings:
-        table = Table()
         stories = any("ledger" in one for one in findings)
-        for name in ("slow", "on", "loss", "95 %", "slow in", "p", *(["ledger"] if stories else [])):
-            right = name in ("loss", "95 %", "slow in", "p")
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        numbers, rows = ("loss", "95 %", "slow in", "p"), []
         for one in findings[:MOST_ROWS]:
             where = ", ".join(filter(None, (_where(one), one["population"])))
             share = "one run" if one["slow_share"] is None else f"{100 * one['slow_share']:.0f} % of runs"
             share += f" since {one['slow_since']}" if one["slow_since"] else ""
-            table.add_row(
+            rows.append((
                 plain(f"{one['kind']} {one['name']}"), plain(where), _percent(one["loss"]),
                 f"{_percent(one['loss_low'])} to {_percent(one['loss_high'])}", share, f"{one['p_value']:.1g}",
                 *([plain(_story(one.get("ledger")))] if stories else []),
-            )  # fmt: skip
-        console.print(table)
+            ))  # fmt: skip
+        print_rows(console, ("slow", "on", *numbers, *(["ledger"] if stories else [])), rows, numbers)
         for line in _causes(findings[:MOST_ROWS]):
             console.print(plain(line))
         if len(findings) > MOST_ROWS:

@@ -7,12 +7,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from ingero_analyze.replay import sentences
 from ingero_analyze.replay.costs import HOUR
 from ingero_analyze.replay.judge import Replay
-from ingero_analyze.terminal import plain
+from ingero_analyze.terminal import plain, print_rows
 from ingero_detect.verdicts import Kind, Verdict
 from ingero_kit.clock import rfc3339
 
@@ -20,8 +19,9 @@ TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
 SILENCE_TIMES: Final = ("last_report", "since", "until")
 EXCUSED: Final = ("came_up", "uneven", "shared", "other_job", "rollout", "routine")
-MEASURED: Final = ("named", "lasted", "lost", "cost")
-"""Columns of the table that are numbers."""
+MEASURED: Final = ("named", "lasted", "lost")
+"""Columns of the table that are numbers, besides the cost."""
+EVIDENCE: Final = "value / expected when named; evidence / level"
 
 MOST_ROWS: Final = 200
 """Most episodes in the table; JSON has all of them."""
@@ -78,19 +78,16 @@ def print_table(done: Replay, console: Console) -> None:
     for doubt in done.history.reading.doubts:
         console.print(f"in doubt: {doubt}")
     if done.episodes:
-        table = Table()
         cohorts = any(episode.first.cohort for episode in done.episodes)
-        for name in ("node", *(("cohort",) if cohorts else ()), "kind", "since", *MEASURED):
-            right = name in MEASURED
-            title = name if name != "cost" else "node-steps" if steps else "node-hours"
-            table.add_column(title, justify="right" if right else "left", overflow="fold")
-        table.add_column("value / expected when named; evidence / level", overflow="fold")
+        measured = (*MEASURED, "node-steps" if steps else "node-hours")
+        titles = ("node", *(("cohort",) if cohorts else ()), "kind", "since", *measured, EVIDENCE)
+        rows = []
         for episode in done.episodes[:MOST_ROWS]:
             first = episode.first
             since = first.since or 0.0
             seconds = round(done.lasted(episode))
             lasted = f"{seconds:,} steps" if steps else str(timedelta(seconds=seconds))
-            table.add_row(
+            rows.append((
                 plain(f"{first.cluster}/{first.node}" if first.cluster else first.node),
                 *((plain(first.cohort) or "-",) if cohorts else ()),
                 str(episode.last.kind),
@@ -100,8 +97,8 @@ def print_table(done: Replay, console: Console) -> None:
                 f"{100 * max(first.severity, episode.last.severity):.0f} %",
                 f"{done.lost_node_hours(episode) * (HOUR if steps else 1):.3g}",
                 _evidence(_as_decided(episode.first).to_json()),
-            )
-        console.print(table)
+            ))  # fmt: skip
+        print_rows(console, titles, rows, measured)
     else:
         console.print("nobody was accused")
     if len(done.episodes) > MOST_ROWS:

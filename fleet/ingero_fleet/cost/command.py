@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import click
 import httpx
 
-from ingero_kit.files import replace_file
+from ingero_kit.files import not_utf8, replace_file
 from ingero_kit.flags import CommandGroup, RenamedOption
 from ingero_kit.gpu_rates import MAX_BYTES, RatesError, RateTable, builtin_text, canonical_provider, doubts, parse
 
@@ -103,7 +103,7 @@ def update(origin: str | None, output: Path, dry_run: bool) -> None:
         if not dry_run:
             replace_file(output, text.encode())
     except (OSError, UnicodeDecodeError) as error:
-        _fail(f"{output}: {error.strerror if isinstance(error, OSError) else error}; it is as it was")
+        _fail(f"{output}: {error.strerror if isinstance(error, OSError) else not_utf8(error)}; it is as it was")
     for doubt in doubts(table):
         click.echo(f"doubt: {doubt}", err=True)
     for line in changes(before, table):
@@ -173,7 +173,7 @@ def _decoded(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise RatesError(f"no text in UTF-8, see its byte {error.start + 1}") from None
+        raise RatesError(not_utf8(error)) from None
 
 
 def _read(source: str | None, consequence: str = "") -> tuple[str, RateTable]:

@@ -7,6 +7,7 @@ from typing import Final
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
 from ingero_fleet.processor_settings import CostConfig
+from ingero_kit.files import not_utf8
 from ingero_kit.gpu_rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_kit.settings import SettingsError
 
@@ -20,7 +21,7 @@ def read_prices(config: CostConfig) -> Prices:
     try:
         if config.rates_file:
             table = parse(_read(config.rates_file))
-    except (RatesError, OSError, UnicodeDecodeError) as error:
+    except (RatesError, ValueError) as error:
         raise SettingsError(f"processors.cost.rates_file {config.rates_file}: {error}") from None
     return Prices(table, read_providers(config))
 
@@ -31,20 +32,27 @@ def read_providers(config: CostConfig) -> ProviderMap:
     try:
         if config.providers_file:
             providers = parse_providers(_read(config.providers_file), config.default_provider)
-    except (ProvidersError, OSError, UnicodeDecodeError) as error:
+    except (ProvidersError, ValueError) as error:
         raise SettingsError(f"processors.cost.providers_file {config.providers_file}: {error}") from None
     try:
         if config.nodes_file:
             providers = replace(providers, places=parse_nodes(_bytes(config.nodes_file, MAX_NODES_BYTES)))
-    except (ProvidersError, OSError) as error:
+    except (ProvidersError, ValueError) as error:
         raise SettingsError(f"processors.cost.nodes_file {config.nodes_file}: {error}") from None
     return providers
 
 
 def _read(file: Path) -> str:
-    return _bytes(file, MAX_BYTES).decode()
+    """The text of a file; raises `ValueError` that says why there is none, with the place."""
+    try:
+        return _bytes(file, MAX_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(not_utf8(error)) from None
 
 
 def _bytes(file: Path, most: int) -> bytes:
-    with file.open("rb") as stream:
-        return stream.read(most + 1)
+    try:
+        with file.open("rb") as stream:
+            return stream.read(most + 1)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from ingero_contract.kubernetes import GROUP
+from ingero_kit.files import not_utf8
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import read_token_lines
 from ingero_kit.yaml_documents import load_yaml_documents
@@ -62,6 +63,8 @@ def read_manifest(stream: IO[str], name: str) -> Manifest:
     """The one FleetCluster of a file. Raises `SettingsError`."""
     try:
         trees = [tree for tree in load_yaml_documents(stream.read()) if isinstance(tree, dict)]
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{name}: {not_utf8(error)}") from None
     except ValueError as error:
         raise SettingsError(f"{name}: {error}") from None
     found = [
@@ -150,7 +153,8 @@ def _target(options: Options, cluster: _Cluster) -> EchoTarget:
         try:
             authority = options.ca_file.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"--ca-file {options.ca_file} cannot be read: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else not_utf8(error)
+            raise SettingsError(f"--ca-file {options.ca_file} cannot be read: {reason}") from None
     return EchoTarget(url=url, token=token, authority=authority)
 
 

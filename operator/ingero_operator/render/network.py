@@ -185,6 +185,7 @@ def of_echo_store(
             [
                 *asked,
                 *(outside if outside_reads else []),
+                {"from": [_operator(platform)], "ports": _ports(API)},  # why a reader is not ready
                 {"from": [_monitoring(spec.network)], "ports": _ports(API)},
             ],
             [to_writers, *onward],

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from ingero_kit.clock import Clock, steady_clock
+from ingero_kit.files import not_utf8
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_operator.audit_exporter import AuditExporter, OtlpTarget
@@ -35,7 +36,8 @@ def make_request(settings: SlurmSettings, drained: frozenset[str]) -> PollReques
         token = settings.token_file.read_text().strip() if settings.token_file else None
         authority = settings.ca_file.read_text() if settings.ca_file else None
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"token_file or ca_file cannot be read: {error}") from None
+        reason = error if isinstance(error, OSError) else not_utf8(error)
+        raise SettingsError(f"token_file or ca_file cannot be read: {reason}") from None
     return PollRequest(
         url=settings.fleet_url.rstrip("/"), cluster=settings.cluster_id, token=token or None, authority=authority,
         tainted=drained, otlp=settings.fleet_otlp_url.rstrip("/"), interval=settings.statistics_interval,

@@ -688,3 +688,28 @@ def test_a_bad_spec_is_refused_by_the_api_server_with_its_field(
     answer = plane.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps(bad), check=False)
 
     assert words in answer and "created" not in answer
+
+
+def test_an_echo_that_runs_and_never_becomes_ready_is_degraded_until_it_is(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    placed_by_hand(store, "true")
+    wait_until(lambda: store.unmounted() == [], "everything to be there that the pod mounts")
+    since = "2026-01-01T00:00:00Z"
+    running = {
+        "name": "echo", "image": "x", "imageID": "", "ready": False, "restartCount": 0,
+        "state": {"running": {"startedAt": since}},
+    }  # fmt: skip
+    unready = {
+        "containerStatuses": [running],
+        "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": since}],
+    }  # fmt: skip
+    plane.patch("pod", "store-echo-0", {"status": unready}, store.namespace, "/status")
+
+    wait_until(lambda: store.condition("Degraded") == ("True", "PodNotReady"), "the condition")
+    assert store.condition("Available") == ("False", "PodNotReady") and store.summary() == "PodNotReady"
+    assert "not ready since" in store.status()["message"] and "kubectl logs store-echo-0" in store.status()["message"]
+
+    store.mount()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    assert store.condition("Degraded")[0] == "False"
