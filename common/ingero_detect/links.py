@@ -21,6 +21,7 @@ from ingero_detect.rank_outliers import (
     row_medians,
     time_segments,
     trimmed_mean,
+    upper_quantile,
     upper_quantiles,
 )
 from ingero_detect.threshold import MAD_TO_SIGMA
@@ -28,6 +29,12 @@ from ingero_detect.timeline import FEWEST_STEPS, Timeline
 
 FEWEST_PEERS: Final = 4
 """Groups of one operation, size and family that are needed to compare them."""
+
+FEWEST_OF_JOB: Final = 2
+"""The same in the recording of one job, where fewer than `FEWEST_PEERS` show what is far slower only."""
+
+EXCESS_OF_FEW: Final = 0.5
+"""Relative excess over the fastest of two or three groups, which do not show by how much healthy ones differ."""
 
 SMALLEST_EXCESS: Final = 0.05
 """Relative excess of a group's duration below which the group is not slow."""
@@ -106,13 +113,15 @@ def explained(
 
 def group_excesses(line: Timeline) -> list[GroupExcess]:
     """Every group that can be compared with like ones, and whether it is slow."""
-    return compared_groups(*_transfer_seconds(line))
+    return compared_groups(*_transfer_seconds(line), FEWEST_OF_JOB)
 
 
-def compared_groups(ops: Sequence[int], members: Sequence[tuple[int, ...]], seconds: Floats) -> list[GroupExcess]:
+def compared_groups(
+    ops: Sequence[int], members: Sequence[tuple[int, ...]], seconds: Floats, fewest: int = FEWEST_PEERS
+) -> list[GroupExcess]:
     """Compare groups of one operation, size and family. `seconds` after the last arrival by (group, step).
 
-    NaN where unknown. Groups of fewer than `FEWEST_PEERS` like ones are left out.
+    NaN where unknown. Groups of fewer than `fewest` like ones are left out.
     """
     places: dict[tuple[int, int], list[int]] = {}
     for place, (op, ranks) in enumerate(zip(ops, members, strict=True)):
@@ -121,14 +130,15 @@ def compared_groups(ops: Sequence[int], members: Sequence[tuple[int, ...]], seco
     alike = [
         (op, [like[number] for number in own])
         for (op, _), like in places.items()
-        if len(like) >= FEWEST_PEERS
+        if len(like) >= fewest
         for own in families([members[place] for place in like], levels[like])
-        if len(own) >= FEWEST_PEERS
+        if len(own) >= fewest
     ]
     tested = sum(len(own) for _, own in alike)
     found = []
     for family, (op, own) in enumerate(alike):
-        mean, error, slow = _compared(seconds[own], tested)
+        compared = _compared if len(own) >= FEWEST_PEERS else _compared_with_fastest
+        mean, error, slow = compared(seconds[own], tested)
         excess = np.expm1(mean)
         found += [
             GroupExcess(op, members[place], float(excess[number]), float(error[number]), bool(slow[number]), family)
@@ -167,6 +177,20 @@ def _transfer_seconds(line: Timeline) -> tuple[list[int], list[tuple[int, ...]],
             members.append(ranks)
             kept.append(number)
     return ops, members, np.where(table[kept] > 0, table[kept], np.nan)
+
+
+def _compared_with_fastest(seconds: Floats, tested: int) -> tuple[Floats, Floats, Bools]:
+    """The same as `_compared` for so few groups that their median may be that of slow ones, over all steps."""
+    logs = np.log(seconds)
+    logs = logs[:, np.isfinite(logs).all(axis=0)]
+    nothing = np.zeros(len(logs)), np.full(len(logs), np.inf), np.zeros(len(logs), np.bool_)
+    if logs.shape[1] < FEWEST_STEPS:
+        return nothing
+    fastest = int(row_medians(logs).argmin())
+    mean, error = trimmed_mean(logs - logs[fastest])
+    needed = upper_quantile(SIGNIFICANCE / tested, logs.shape[1]) * error
+    slow: Bools = mean > np.maximum(needed, np.log1p(EXCESS_OF_FEW))
+    return mean, error, slow
 
 
 def _compared(seconds: Floats, tested: int) -> tuple[Floats, Floats, Bools]:

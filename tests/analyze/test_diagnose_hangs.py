@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -558,16 +559,17 @@ def test_a_rank_that_a_running_job_waits_for_at_the_moment_is_not_known_to_let_i
         assert ask("--flight-recorder", str(tmp_path), "--hung")[0]["ranks"] == [2]
 
 
+@pytest.mark.parametrize("copied", [5, 1_000_000])
 @pytest.mark.parametrize(("seconds", "kind"), [(0.2, "unknown"), (31, "hang")])
 def test_the_time_at_which_the_recorder_found_a_kernel_started_is_that_of_the_dump(
-    tmp_path: Path, seconds: float, kind: str
+    tmp_path: Path, seconds: float, kind: str, copied: int
 ) -> None:
     """The recorder notes that when it writes a dump, whatever the file's time says."""
     found_ns = 1_700_000_000_030_000_000 + int(seconds * 1e9)
     late = entry(3, ended=False, state="started", time_discovered_started_ns=found_ns)
     for rank in range(WORLD):
         write(tmp_path, rank, dump([entry(1), entry(2), *([late] if rank != 2 else [])]))
-        os.utime(tmp_path / f"nccl_trace_rank_{rank}", times=(0, 1_700_000_005))
+        os.utime(tmp_path / f"nccl_trace_rank_{rank}", times=(0, 1_700_000_000 + copied))
 
     assert ask("--flight-recorder", str(tmp_path))[0]["kind"] == kind
 
@@ -596,6 +598,15 @@ def test_simulated_running_jobs_accuse_nobody(seed: int) -> None:
         hang = find_hang(dumps_of(running_job(seed, number, sizes=(16,)), Problems()))
 
         assert hang.ranks == () and hang.kind in ("unknown", "none")
+
+
+@pytest.mark.parametrize("number", [21, 23, 31, 64])
+def test_running_jobs_accuse_nobody_where_the_times_of_files_are_lost(number: int) -> None:
+    dumps = dumps_of(running_job(7, number, (16, 16, 32)), Problems())
+
+    hang = find_hang([replace(one, written=0.0) for one in dumps])
+
+    assert (hang.kind, hang.ranks) == ("unknown", ())
 
 
 def test_an_operation_under_way_in_a_running_job_is_not_known_to_be_stuck(tmp_path: Path) -> None:

@@ -174,3 +174,24 @@ def test_ranks_that_only_come_late_are_explained_by_their_slow_groups() -> None:
     assert (unplaced["kind"], unplaced["evidence"]) == ("unknown", {"possible": slow})
     others = {**late, "evidence": {"by": LATE_PART, "possible": [*slow, "another"]}}
     assert with_network(others, timed, None)["evidence"] == others["evidence"]
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.2, "unknown"), (1.0, "node")])
+def test_a_rank_that_loses_far_less_than_slow_groups_is_not_the_verdict(share: float, kind: str) -> None:
+    timed = recorded(fabric_job(1, 5, "nic"))
+    healthy = verdict(timed)
+    network = with_network(healthy, timed, None)["network"]
+    lost = share * network["seconds_lost_per_step"]
+    excess = {"40": lost / healthy["evidence"]["step_seconds"]}
+    slow = {
+        **healthy, "kind": "node", "ranks": [40], "seconds_lost_per_step": 0.2 * lost,
+        "evidence": {**healthy["evidence"], "by": "compute", "excess_share_of_step": excess},
+    }  # fmt: skip
+
+    answer = with_network(slow, timed, None)
+
+    assert (answer["kind"], answer["ranks"]) == (kind, [] if kind == "unknown" else [40])
+    if kind == "unknown":
+        assert answer["seconds_lost_per_step"] == network["seconds_lost_per_step"]
+        named = {"kind": "node", "ranks": [40], "seconds_lost_per_step": 0.2 * lost, "by": "compute"}
+        assert answer["evidence"] == {**healthy["evidence"], "also": [named]}

@@ -6,7 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingero_detect.links import GroupExcess, RankPort, compared_groups, explain, path_elements, work_elements
+from ingero_detect.links import (
+    FEWEST_OF_JOB,
+    GroupExcess,
+    RankPort,
+    compared_groups,
+    explain,
+    path_elements,
+    work_elements,
+)
 from ingero_detect.slow_links import explain_doubtfully
 
 PORTS = {
@@ -120,6 +128,21 @@ def test_groups_are_slow_also_where_they_are_half_of_like_groups(slow: int, foun
     groups = compared_groups([0] * 8, members, usual * np.exp(0.03 * rng.normal(size=(8, 30))))
 
     assert [group.slow for group in groups] == [place < found for place in range(8)]
+
+
+@pytest.mark.parametrize(("longer", "slow"), [(1.0, []), (1.3, []), (2.0, [1])])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_of_two_or_three_like_groups_the_far_slower_one_is_found_in_a_recording(
+    groups: int, longer: float, slow: list[int]
+) -> None:
+    seconds = np.random.default_rng(1).lognormal(0, 0.2, (groups, 40))
+    seconds[1] *= longer
+    members = [(4 * number, 4 * number + 1) for number in range(groups)]
+
+    found = compared_groups([0] * groups, members, seconds, FEWEST_OF_JOB)
+
+    assert [number for number, group in enumerate(found) if group.slow] == slow
+    assert not compared_groups([0] * groups, members, seconds), "Fleet compares four or more"
 
 
 def test_a_stage_that_is_slow_in_two_operations_is_as_possible_as_its_switch() -> None:

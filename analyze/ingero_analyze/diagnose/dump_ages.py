@@ -4,9 +4,10 @@ A dump is one moment. In a running job, too, everybody waits for one rank for a 
 is taken at their word unless the dumps contradict: their files were written just after the last sign of life.
 
 A copy of a file may be younger than the dump, so the times of files only prove that the job was quiet for a short
-time. So does what ended after the watchdog had looked last, which it does ten times a second. That it hung is proven
-by entries: the recorder looks at what is under way when it writes a dump, so the time at which it found a kernel
-started that has not ended is that of the dump (`FlightRecorder::dump_entries` and `update_state` of PyTorch).
+time. So does what ended after the watchdog had looked last, which it does ten times a second. How long it was quiet
+is known from entries: the recorder looks at what is under way when it writes a dump, so the time at which it found a
+kernel started that has not ended is that of the dump (`FlightRecorder::dump_entries` and `update_state` of PyTorch).
+Where enough dumps have such a time, those of files are not needed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,10 @@ def quiet_seconds(dumps: Sequence[Dump]) -> float | None:
         return None
     if sum(dump.fresh > 0 and dump.retired > 0 for dump in dumps) > ALIVE * len(dumps):
         return 0.0
+    # What was seen before the last sign of life was seen for an earlier dump.
+    known = [(dump.taken_ns - dump.active_ns) / 1e9 for dump in dumps if dump.taken_ns >= dump.active_ns > 0]
+    if len(known) > ALIVE * len(dumps):
+        return max(0.0, *known) if max(known) < limit else None
     quiet = [dump.written - dump.active_ns / 1e9 for dump in dumps if dump.written > 0 and dump.active_ns > 0]
     if not quiet or max(quiet) >= limit or min(quiet) < -CLOCKS:
         return None

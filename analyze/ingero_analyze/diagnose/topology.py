@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from ingero_analyze.diagnose.sources import SourceError, read_content
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
+from ingero_detect.diagnosis import LISTED
 from ingero_detect.links import WORK, Element, RankPort, SlowElements
 from ingero_detect.rank_outliers import SMALLEST_EFFECT
 from ingero_detect.slow_links import slow_elements, slow_work
@@ -15,6 +16,15 @@ from ingero_kit.yaml_documents import YamlError, load_yaml
 
 SHOWN: Final = 32
 """Slow groups that are listed."""
+
+FAR_MORE: Final = 2.0
+"""How many times what another cause loses slow groups must lose to be the verdict: both are known roughly only."""
+
+OTHERS: Final = ("node", "stage_imbalance", "sequence_imbalance")
+"""Verdicts that do not count if slow groups lose far more."""
+
+FACTS: Final = ("ranks", "steps", "step_seconds", "compute_share", "largest_lag_share", "note")
+"""Evidence that is of the recording, and not of a finding."""
 
 NO_TOPOLOGY: Final = "which NIC, link or switch they share is known with --topology only"
 NOTHING: Final = "no part of the topology is used by the slow groups and by no healthy one"
@@ -46,7 +56,8 @@ def with_network(
     """The verdict with `network`; without a topology (`ports`), only if groups are slow.
 
     A rank that others wait for because its own collectives are slow is not the cause: the verdict is then `network`,
-    or `unknown` where nothing tells which part is slow. A rank that computes longer stays named.
+    or `unknown` where nothing tells which part is slow. A rank that computes longer stays named. Where slow groups
+    lose far more time than a rank, stages or data, these are in `also`: a verdict explains most of what is lost.
     """
     if ports is None:
         found, absent = slow_work(recorded.line), []
@@ -71,16 +82,31 @@ def with_network(
     late = answer["evidence"].get("by") == LATE_PART
     victims = late or (answer["kind"] in ("node", "stage_imbalance") and waited_for)
     suspects = answer["evidence"]["possible"] if late else answer["ranks"]
-    if not unnamed and not (victims and (ports is not None or in_slow_groups.issuperset(suspects))):
+    smaller = (
+        answer["kind"] == "node" and not waited_for and found.seconds_lost > FAR_MORE * _most_lost(answer, period)
+    )
+    waited = victims and (ports is not None or in_slow_groups.issuperset(suspects))
+    if not unnamed and not waited and not smaller:
         return answer
     lost = min(found.seconds_lost, 0.99 * period)
     replaced = {"possible", "by"} if late else {"possible"}
     evidence = {name: value for name, value in answer["evidence"].items() if name not in replaced}
+    if smaller:
+        finding = {name: answer[name] for name in ("kind", "ranks", "seconds_lost_per_step")}
+        finding |= {name: answer["evidence"][name] for name in LISTED if name in answer["evidence"]}
+        evidence = {name: value for name, value in evidence.items() if name in FACTS}
+        evidence["also"] = [finding, *answer["evidence"].get("also", ())]
     evidence |= {"possible": suspects} if victims and not known else {}
     return {
         **answer, "kind": "network" if ports is not None and (known or victims) else "unknown", "ranks": [],
         "slowdown": round(period / (period - lost), 6), "seconds_lost_per_step": round(lost, 9), "evidence": evidence,
     }  # fmt: skip
+
+
+def _most_lost(answer: dict[str, Any], period: float) -> float:
+    """Seconds of a step that a verdict explains at most: the excess of ranks, where others hide what it costs."""
+    shares = answer["evidence"].get("excess_share_of_step", {})
+    return max(float(answer["seconds_lost_per_step"]), max(shares.values(), default=0.0) * period)
 
 
 def _network(found: SlowElements, recorded: RecordedTimeline, topology: bool) -> dict[str, Any]:
