@@ -98,7 +98,8 @@ def _gpus(database: sqlite3.Connection, wanted: Filter) -> list[GpuUse]:
     if not has_gpu_samples(database):
         return []
     query = (
-        "SELECT gpu_id, uuid, MIN(sm_mhz), MAX(sm_max_mhz), MAX(1.0 * used / total), SUM(power_ns), SUM(thermal_ns), "
+        "SELECT gpu_id, uuid, MIN(CASE WHEN power + thermal + sw + hw > 0 THEN sm_mhz END), MAX(sm_max_mhz), "
+        "MAX(1.0 * used / total), SUM(power_ns), SUM(thermal_ns), "
         "SUM(polls), SUM(power), SUM(thermal), SUM(sw), SUM(hw) FROM gpu_samples "
         "WHERE timestamp >= ? AND timestamp < ? AND total > 0 GROUP BY uuid ORDER BY gpu_id"
     )

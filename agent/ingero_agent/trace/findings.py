@@ -76,7 +76,7 @@ class LongCall:
 class GpuUse:
     """A GPU over the time window: shares of polls at which each kind throttled it, seconds by the driver's own count.
 
-    Clocks in MHz, the lowest seen and the highest possible; `memory`: the most used, a share of all.
+    Clocks in MHz, the lowest while throttled and the highest possible; `memory`: the most used, a share of all.
     """
 
     index: int

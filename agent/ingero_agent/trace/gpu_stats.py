@@ -36,8 +36,8 @@ class GpuSample:
 class GpuWindow:
     """A GPU over some seconds: polls, polls at which each kind throttled it, and the lowest clock seen.
 
-    `throttled_ns`: nanoseconds for which it was throttled by the driver's own count, which includes the time between
-    polls.
+    Of throttled polls if there are any: an idle GPU has a lower clock, and is not throttled. `throttled_ns`:
+    nanoseconds for which it was throttled by the driver's own count, which includes the time between polls.
     """
 
     index: int
@@ -55,12 +55,14 @@ class GpuWindow:
         """Add one poll. `throttled`: what the driver added since the last poll."""
         self.polls += 1
         self.used, self.free, self.total = gpu.used, gpu.free, gpu.total
+        if gpu.throttle and not self.throttled:
+            self.sm_mhz = None
+        if gpu.sm_mhz is not None and (gpu.throttle or not self.throttled):
+            self.sm_mhz = gpu.sm_mhz if self.sm_mhz is None else min(self.sm_mhz, gpu.sm_mhz)
         for kind in gpu.throttle or ():
             self.throttled[kind] = self.throttled.get(kind, 0) + 1
         for kind, spent in throttled.items():
             self.throttled_ns[kind] = self.throttled_ns.get(kind, 0) + spent
-        if gpu.sm_mhz is not None:
-            self.sm_mhz = gpu.sm_mhz if self.sm_mhz is None else min(self.sm_mhz, gpu.sm_mhz)
         self.sm_max_mhz = gpu.sm_max_mhz
 
 

@@ -155,6 +155,23 @@ def test_a_stretch_keeps_the_worst_and_is_reported_once(tmp_path: Path) -> None:
     assert rows[0]["thermal_ms"] == 3.0
 
 
+def test_an_idle_gpu_s_clock_is_not_the_one_that_throttling_left(tmp_path: Path) -> None:
+    book, store = GpuStats(), TraceStore(tmp_path / "a.db")
+    capped = gpu(sm_mhz=1455, sm_max_mhz=1980, throttle=frozenset({POWER, SW}))
+    idle = gpu(sm_mhz=345, sm_max_mhz=1980, throttle=frozenset())
+    for number, polls in enumerate(([idle, idle], [idle, capped, capped, idle], [idle])):
+        for poll in polls:
+            book.add([poll])
+        store.gpus(book.drain_window(), 100.0 + number)
+    store.close()
+
+    rows = [dict(zip(GPUS, row, strict=True)) for row in gpus(tmp_path / "a.db", Filter(begin=0, end=200))]
+    (use,) = read_time_window(tmp_path / "a.db", Filter(begin=0, end=200)).gpus
+
+    assert [row["sm_mhz"] for row in rows] == [345, 1455, 345]
+    assert (use.sm_mhz, use.sm_max_mhz) == (1455, 1980)
+
+
 def test_a_database_of_an_older_agent_has_no_gpus_and_can_be_read(tmp_path: Path) -> None:
     TraceStore(tmp_path / "a.db").close()
     with closing(sqlite3.connect(tmp_path / "a.db")) as database:
