@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.replay.recorded_history import NotRegular, RecordedHistory
 from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps
 from ingero_analyze.replay.stuck_values import stuck_values
 from ingero_fleet.cli import main
@@ -143,6 +144,20 @@ def test_an_exporter_that_hangs_accuses_nobody(tmp_path: Path, since: int, seed:
     assert accused(found) == set()
     (stuck,) = found["summary"]["stuck"]
     assert (stuck["node"], stuck["rows"], stuck["since"]) == ("n5", 1100 - since, START + 30 * since)
+
+
+def test_a_history_is_read_as_a_whole_as_soon_as_it_is_seen_to_be_irregular(tmp_path: Path) -> None:
+    rates, file = table(0), tmp_path / "history.csv"
+    rates[100:, 5] = rates[100, 5]
+    lines = [f"{time:.0f},{node},{rate:.6g}\n" for time, node, rate in rows_of(rates)]
+    file.write_text("time,node,rate\n" + "".join(lines))
+    judged_before = 0
+
+    with pytest.raises(NotRegular):
+        for _ in RecordedHistory([str(file)], 30.0).ticks():
+            judged_before += 1
+
+    assert judged_before < 150
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -75,8 +75,7 @@ def test_rows_that_are_everywhere_in_a_tick_leave_its_edge_where_it_is() -> None
     assert phase(np.random.default_rng(1).uniform(0, 3e4, 10_000), 30.0) == 0.0
 
 
-@pytest.mark.parametrize("name", ["step", "_step", "iteration", "train/global_step"])
-@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize(("name", "every"), [("step", 1), ("_step", 50), ("iteration", 1), ("train/global_step", 50)])
 def test_numbers_of_steps_are_ticks_where_there_is_no_time(tmp_path: Path, name: str, every: int) -> None:
     file = history(tmp_path, lambda tick, normal: every * tick, name)
 

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +57,23 @@ def of_rank(columns: Columns, rank: int) -> Any:
     return columns["rank"].astype(int) == rank
 
 
-JOBS = {
-    "ring": ring(rng(), 8, late=0.0).arrays(),
-    "tensor and data": grid(rng(4), 4, 4, late=0.0, culprit=1).arrays(),
-    "pipeline": interleaved(rng(), culprit=0, late=0.0).arrays(),
+JOBS: dict[str, Callable[[], Table]] = {
+    "ring": lambda: ring(rng(), 8, late=0.0),
+    "tensor and data": lambda: grid(rng(4), 4, 4, late=0.0, culprit=1),
+    "pipeline": lambda: interleaved(rng(), culprit=0, late=0.0),
 }
 UNSAID = [(), ("step",), ("seq",), ("step", "seq")]
+
+
+@cache
+def columns_of(job: str) -> Columns:
+    return JOBS[job]().arrays()
 
 
 @pytest.mark.parametrize("leave_out", UNSAID)
 @pytest.mark.parametrize("job", JOBS)
 def test_a_rank_that_is_in_the_file_twice_counts_once(tmp_path: Path, job: str, leave_out: tuple[str, ...]) -> None:
-    columns = JOBS[job]
+    columns = columns_of(job)
     again = {name: column[of_rank(columns, 2)] for name, column in columns.items()}
     rows = len(again["rank"])
 
@@ -94,7 +101,7 @@ def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:
 def test_a_rank_that_two_processes_claim_is_not_judged(
     tmp_path: Path, job: str, leave_out: tuple[str, ...], shift: float
 ) -> None:
-    columns = JOBS[job]
+    columns = columns_of(job)
     other = {name: column[of_rank(columns, 2)] for name, column in columns.items()}
     other["start"] = other["start"].astype(float) + shift
     other["duration"] = other["duration"].astype(float) * 1.03
@@ -131,7 +138,7 @@ def test_stages_with_more_rows_than_others_are_claimed_by_nobody_else(
 def test_one_row_that_cannot_be_used_accuses_nobody(
     tmp_path: Path, job: str, leave_out: tuple[str, ...], name: str, text: str
 ) -> None:
-    columns = JOBS[job]
+    columns = columns_of(job)
     for kind in np.unique(columns["kind"]).tolist():
         rows = np.flatnonzero(columns["kind"] == kind)
         row = int(rows[len(rows) // 3])

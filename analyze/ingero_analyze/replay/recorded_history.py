@@ -76,7 +76,7 @@ class _Order:
 class RecordedHistory:
     """Files as ticks. After the first tick `tick_seconds` and `reading` are known.
 
-    `ticks` raises `NotInOrder` when rows run backwards by more than a tick, and `NotRegular` at the end when nodes
+    `ticks` raises `NotInOrder` when rows run backwards by more than a tick, and `NotRegular` once nodes are seen to
     report irregularly; `sorted` takes both.
     A tick is never shorter than the interval between rows: 5 s become a minute where rows are a minute apart. Where
     times are numbers of steps, it is that interval, unless the tick was given.
@@ -180,8 +180,6 @@ class RecordedHistory:
             waiting = sum(len(part.time) for part in held)
         if held:
             yield from self._release(held, final=True)
-        if self._in_order and not self.reading.recorded and self._irregularities.found():
-            raise NotRegular
         if error := self.reading.unusable():
             raise error
         if not self.reading.rows:
@@ -232,6 +230,8 @@ class RecordedHistory:
             kept = stop
             here = slice(start, stop)
             moment = self._moment(int(tick[start]), rows.cut(here), node[here], cohort[here])
+            if self._in_order and not self.reading.recorded and self._irregularities.found():
+                raise NotRegular
             if not self.reading.recorded:
                 yield from self._silence_before(int(tick[start]), moment.now)
             yield moment
