@@ -92,12 +92,12 @@ class Story:
 
     def fleet_cluster(self, store: str | None = STORE, **change: Any) -> dict[str, Any]:
         """The resource that a user applies."""
-        fleet: dict[str, Any] = {"pushInterval": "1s", "quorum": {"statisticalMin": 3}, "nodeSelector": HERE}
+        fleet: dict[str, Any] = {"pushInterval": "1s", "quorum": {"statisticalMin": 3}, "nodeSelector": dict(HERE)}
         if store:
             fleet["forward"] = {"echoStore": store, "tokenSecret": {"name": "fleet-token"}}
         spec = {
             "clusterId": CLUSTER, "tokenSecret": {"name": "fleet-token"}, "fleet": fleet,
-            "agents": {"nodeSelector": HERE}, "taints": QUICK, **change,
+            "agents": {"nodeSelector": dict(HERE)}, "taints": QUICK, **change,
         }  # fmt: skip
         metadata = {"name": CLUSTER, "namespace": NAMESPACE}
         return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
@@ -151,7 +151,7 @@ class Story:
             )  # fmt: skip
 
         def ask(class_name: str) -> None:
-            spec = {"tokenSecret": {"name": "fleet-token"}, "tlsSecret": "echo-tls", "nodeSelector": HERE,
+            spec = {"tokenSecret": {"name": "fleet-token"}, "tlsSecret": "echo-tls", "nodeSelector": dict(HERE),
                     "storage": {"className": class_name, "size": "10Gi"}}  # fmt: skip
             metadata = {"name": STORE, "namespace": NAMESPACE}
             self.plane.apply(
