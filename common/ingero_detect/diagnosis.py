@@ -58,6 +58,9 @@ from ingero_detect.work import with_equal_work, work_differs
 
 ONE_RANK: Final = "there is one rank, and none to compare it with"
 
+MOST_TIMES: Final = 100.0
+"""How many times as long as it could a job takes at most: stalls may be longer than the usual step."""
+
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
@@ -159,7 +162,7 @@ def diagnose(line: Timeline) -> Diagnosis:
         if item is not worst
     ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
-    ideal = max(period - worst.seconds_lost_per_step, 1e-12)
+    ideal = max(period - worst.seconds_lost_per_step, period / MOST_TIMES)
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
 
 

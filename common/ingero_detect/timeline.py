@@ -10,6 +10,9 @@ from ingero_detect.grouped import Bools, Floats, Ints
 FEWEST_STEPS: Final = 8
 """Steps that are needed to say that no rank is late, and to measure how a rank varies from step to step."""
 
+LONGEST_PAUSE: Final = 10.0
+"""Usual steps without any operation of a rank from which that time is a pause of the job, and no part of a step."""
+
 SHORTEST: Final = 3
 """Steps in which a rank can be proven late that is far behind in all of them."""
 
@@ -90,15 +93,26 @@ def well_covered_steps(matrix: Floats) -> Bools:
 
 
 def step_period(line: Timeline) -> float:
-    """Seconds of a step: the median over ranks of the mean time between first starts, each on its own clock."""
+    """Seconds of a step: the median over ranks of the mean time between first starts, each on its own clock.
+
+    Without the time in which a rank does nothing for longer than `LONGEST_PAUSE` steps, as while a job is restarted.
+    """
     first = np.full(line.ranks * line.steps, np.inf)
     np.minimum.at(first, line.rank * line.steps + line.step, line.start)
     table = first.reshape(line.ranks, line.steps)
+    order = np.lexsort((line.start, line.rank))
+    bounds = np.searchsorted(line.rank[order], np.arange(line.ranks + 1))
     periods = []
-    for row in table:
+    for number, row in enumerate(table):
         at = np.flatnonzero(np.isfinite(row))
         if len(at) >= 3:
-            periods.append((row[at[-1]] - row[at[0]]) / (at[-1] - at[0]))
+            longest = LONGEST_PAUSE * float(np.median(np.diff(np.sort(row[at])) / np.diff(at)))
+            own = order[bounds[number] : bounds[number + 1]]
+            start = line.start[own]
+            idle = start[1:] - np.maximum.accumulate(start + line.duration[own])[:-1]
+            inside = (start[1:] > row[at[0]]) & (start[1:] <= row[at[-1]])
+            paused = float(idle[inside & (idle > max(longest, 0.0))].sum())
+            periods.append((row[at[-1]] - row[at[0]] - paused) / (at[-1] - at[0]))
     if periods and np.median(periods) > 0:
         return float(np.median(periods))
     busy = sum_by_rank_and_step(line, np.ones(len(line.rank), np.bool_), line.duration)

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.diagnose.timeline_files import counted_steps
+from ingero_analyze.diagnose.timeline_reader import read_timeline
 from ingero_fleet.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -83,6 +85,19 @@ def test_a_rank_that_is_in_the_file_twice_counts_once(tmp_path: Path, job: str, 
     assert twice["problems"]["count"] == rows
     assert f"row {len(columns['rank']) + 2}: the same row as row" in twice["problems"]["first"][0]
     assert {**twice, "problems": {}} == {**once, "problems": {}}
+
+
+def test_collectives_of_a_restarted_job_are_told_apart_although_their_numbers_are_the_same(tmp_path: Path) -> None:
+    first = JOBS["tensor and data"]
+    steps, begin = first["step"].astype(int), first["start"].astype(float)
+    again = {**first, "step": (steps + steps.max() + 1).astype(str), "start": (begin + 1000).astype(str)}
+    file = tmp_path / "timeline.csv"
+    file.write_text(Table({name: [column] for name, column in joined(first, again).items()}).csv())
+
+    line = read_timeline([str(file)], Problems()).line
+
+    chosen = line.instance[line.collective]
+    assert (np.bincount(chosen)[np.unique(chosen)] == 4).all()
 
 
 def test_a_file_given_twice_counts_once(tmp_path: Path) -> None:

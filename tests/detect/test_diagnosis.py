@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,26 @@ def test_a_difference_that_costs_next_to_nothing_names_nobody_however_many_excha
         table = layered(np.random.default_rng(seed), 1, 4, steps=100, layers=6, culprit=seed % 4, slower=0.007)
 
         assert str(diagnose(as_timeline(table)).cause) == "none"
+
+
+@pytest.mark.parametrize(("late", "named"), [(0.1, (5,)), (0.0, ())])
+def test_a_job_that_is_restarted_within_the_recording_hides_nobody(late: float, named: tuple[int, ...]) -> None:
+    line = as_timeline(ring(np.random.default_rng(1), 8, late=late, culprit=5))
+    whole = diagnose(line)
+
+    found = diagnose(replace(line, start=line.start + 300.0 * (line.step >= line.steps // 2)))
+
+    assert found.ranks == whole.ranks == named
+    assert found.evidence["step_seconds"] == pytest.approx(whole.evidence["step_seconds"], rel=0.05)
+
+
+def test_a_rank_whose_times_are_in_another_unit_makes_no_job_endlessly_slow() -> None:
+    line = as_timeline(ring(np.random.default_rng(1), 8, late=0.0))
+    scale = np.where(line.rank == 2, 1000.0, 1.0)
+
+    found = diagnose(replace(line, start=line.start * scale, duration=line.duration * scale))
+
+    assert found.ranks == () and 1.0 <= found.slowdown <= 100.0
 
 
 @pytest.mark.parametrize("stages", [3, 4, 6])

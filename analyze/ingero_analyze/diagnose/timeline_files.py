@@ -153,14 +153,19 @@ def _natural(name: str) -> tuple[int, float, str]:
 
 
 def _instances(rank: Ints, step: Ints, columns: dict[str, Any], collective: npt.NDArray[np.bool_]) -> Ints:
-    """One number for the rows of one collective: same group and sequence number, or same place in the same step."""
+    """One number for the rows of one collective: same group and sequence number, or same place in the same step.
+
+    A restarted job numbers its collectives anew: where a rank has a number twice, the step tells them apart as well.
+    """
     given = bool((columns["seq"][collective] >= 0).all()) if collective.any() else False
     keys = [columns["group"], columns["op"]]
     if given:
         keys.append(columns["seq"])
     else:
         keys += [step, occurrence(rank, columns["op"], columns["group"], step, start=columns["start"])]
-    if given and (columns["group"][collective] < 0).any() and (columns["step"] >= 0).all():
+    stepped = bool((columns["step"] >= 0).all())
+    again = given and stepped and len(np.unique(numbered(rank, *keys)[collective])) < collective.sum()
+    if given and stepped and (again or (columns["group"][collective] < 0).any()):
         keys.append(step)
     return np.where(collective, numbered(*keys), -1)
 
