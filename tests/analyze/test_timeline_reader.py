@@ -88,7 +88,7 @@ def test_a_rank_that_is_in_the_file_twice_counts_once(tmp_path: Path, job: str, 
 
 
 def test_collectives_of_a_restarted_job_are_told_apart_although_their_numbers_are_the_same(tmp_path: Path) -> None:
-    first = JOBS["tensor and data"]
+    first = columns_of("tensor and data")
     steps, begin = first["step"].astype(int), first["start"].astype(float)
     again = {**first, "step": (steps + steps.max() + 1).astype(str), "start": (begin + 1000).astype(str)}
     file = tmp_path / "timeline.csv"
