@@ -6,6 +6,7 @@ protocol loses the body of such a request.
 """
 
 import asyncio
+import logging
 import time
 from email.utils import formatdate
 from typing import Any, Final
@@ -16,10 +17,16 @@ from uvicorn.server import ServerState
 
 from ingero_http.limits import Limits
 from ingero_http.listener import Listener
+from ingero_http.structured_logs import structlog
 from ingero_http.tls import TlsFiles
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 API_LIMITS: Final = Limits(connections=512, idle_seconds=30.0)
 """Limits for APIs and pages, which have few clients."""
+
+QUIET_SECONDS: Final = 60.0
+"""How long further unreadable requests are counted and not logged: a port scan must not fill the log."""
 
 
 def head_as_get(app: Any) -> Any:
@@ -38,6 +45,9 @@ class _Client(H11Protocol):
 
     def __init__(self, server: "AsgiServer") -> None:
         super().__init__(server.config, server.state, {})
+        # Its warnings are about what clients send, without saying who did; errors are about the application.
+        self.logger = logging.getLogger("uvicorn.error.clients")
+        self.logger.setLevel(logging.ERROR)
         self._server = server
         self._since = time.monotonic()
         self._served = False
@@ -64,7 +74,7 @@ class _Client(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._server.counters.malformed += 1
+        self._server.unreadable(self.client, time.monotonic())
         super().send_400_response(msg)
 
     def pause_writing(self) -> None:
@@ -134,10 +144,19 @@ class AsgiServer(Listener[_Client]):
         )
         self.config.load()
         self.state = ServerState()
+        self._unreadable, self._quiet_until = 0, 0.0
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol."""
         return _Client(self)
+
+    def unreadable(self, peer: tuple[str, int] | None, now: float) -> None:
+        """Count a request that is no HTTP; the first in a while is logged, with the number since the last one."""
+        self.counters.malformed += 1
+        self._unreadable += 1
+        if now >= self._quiet_until:
+            log.warning("unreadable_requests", count=self._unreadable, latest_from=peer[0] if peer else None)
+            self._unreadable, self._quiet_until = 0, now + QUIET_SECONDS
 
     async def start(
         self, host: str, port: int, *, tls: TlsFiles | None = None, reuse_port: bool = False, purpose: str = ""

@@ -2,13 +2,15 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
-from ingero_http.asgi import AsgiServer, head_as_get
+from ingero_http.asgi import QUIET_SECONDS, AsgiServer, head_as_get
 from ingero_http.limits import Limits
 from ingero_testing.web import stop_reading
 
@@ -79,6 +81,21 @@ def test_clients_that_never_finish_a_request_are_closed(said: bytes) -> None:
         assert b" 200 " not in await talk(port, said)
 
     run(scenario, Limits(read_seconds=0.1))
+
+
+def test_requests_that_are_no_http_are_counted_and_said_once_in_a_while_with_who_sent_them() -> None:
+    async def scenario(server: AsgiServer, _app: App, port: int) -> None:
+        for _ in range(5):
+            assert b" 400 " in await talk(port, b"\x16\x03\x01 rubbish\r\n\r\n")
+        server.unreadable(("192.0.2.7", 5), time.monotonic() + QUIET_SECONDS)
+
+    with capture_logs() as logged:
+        server = run(scenario)
+
+    assert server.counters.malformed == 6
+    assert [(line["event"], line["count"], line["latest_from"]) for line in logged] == [
+        ("unreadable_requests", 1, "127.0.0.1"), ("unreadable_requests", 5, "192.0.2.7")
+    ]  # fmt: skip
 
 
 def test_idle_clients_are_closed() -> None:
