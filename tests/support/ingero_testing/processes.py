@@ -200,17 +200,30 @@ def echo_reader(folder: Path, change: dict) -> Iterator[Running]:  # type: ignor
 
 
 def _abort(started: subprocess.Popen[bytes]) -> None:
-    """Have a process write its stacks and end, its children first: they would end with it, without a word."""
-    started.send_signal(signal.SIGSTOP)
+    """Have a process write its stacks and end, and then its children.
+
+    These stand still meanwhile: their end would wake its threads, and a thread that runs while its stack is read may
+    end the process in the middle of it. Nor do they end without a word because it has.
+    """
+    children = list[int]()
     for thread in Path(f"/proc/{started.pid}/task").glob("*/children"):
-        for child in map(int, thread.read_text().split()):
-            os.kill(child, signal.SIGABRT)
-            with suppress(AssertionError):
-                wait_until(partial(_ended, child), "a child to end", 15)
+        with suppress(OSError):
+            children += map(int, thread.read_text().split())
+    for child in children:
+        _send(child, signal.SIGSTOP)
     started.send_signal(signal.SIGABRT)
-    started.send_signal(signal.SIGCONT)
     with suppress(subprocess.TimeoutExpired):
         started.wait(15)
+    for child in children:
+        _send(child, signal.SIGABRT)
+        _send(child, signal.SIGCONT)
+        with suppress(AssertionError):
+            wait_until(partial(_ended, child), "a child to end", 15)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _ended(pid: int) -> bool:
