@@ -179,6 +179,9 @@ class Shortened:
         while (passed := time.monotonic() - begun) < seconds:
             self.lab.check()
             now = self.site.named()
+            for node in sorted(now - named):
+                found = self.site.get("diagnostics", f"/api/v1/why?node_id={node}") or {}
+                self.say(f"{node} after {passed:.1f} s: {found.get('why', '')}")
             named |= now
             if done(now):
                 return passed, named
