@@ -15,6 +15,9 @@ from ingero_testing.scheduling import SERIAL, SuiteScheduling
 settings.register_profile("ingero", deadline=None)
 settings.load_profile("ingero")
 
+LONGEST_IN_NAME = 200
+"""Characters of a parameter that are shown in the name of a test."""
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SuiteScheduling | None:
@@ -27,6 +30,11 @@ def pytest_xdist_auto_num_workers() -> int | None:
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
     return 2 + len(os.sched_getaffinity(0))
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Short names for long texts: a test's name is in the environment of every process that it starts."""
+    return f"{argname}-of-{len(val)}" if isinstance(val, str | bytes) and len(val) > LONGEST_IN_NAME else None
 
 
 @pytest.hookimpl(tryfirst=True)
