@@ -87,17 +87,23 @@ def frequently_last(
                 whole and _too_often(was & far, int(far.sum()), len(members), chance, long_variance_inflation)
             )
         own = np.where(last == np.arange(len(members))[:, None], gap, 0.0)
-        cost[members] = _repeated(own, len(members), chance).sum(axis=1) / steps
+        cost[members] = at_most_repeated(own, _needed(len(members), chance)).sum(axis=1) / steps
     return often, cost
 
 
-def _repeated(costs: Floats, ranks: float, chance: float) -> Floats:
-    """Costs of steps by row, each at most as large as so many of its row as make a rank last beyond chance.
+def at_most_repeated(costs: Floats, times: int) -> Floats:
+    """Costs (of each row), each at most as large as so many of them are.
 
     So a single pause is not added to a habit of being last by a hair.
     """
-    needed = min(math.ceil(math.log(1 / chance) / math.log(ranks)), costs.shape[1])
-    return np.minimum(costs, np.partition(costs, -needed, axis=1)[:, -needed, None])
+    place = -min(times, costs.shape[-1])
+    found: Floats = np.minimum(costs, np.partition(costs, place, axis=-1)[..., place, None])
+    return found
+
+
+def _needed(ranks: float, chance: float) -> int:
+    """How often a rank has to be last in a row so that chance does not explain it."""
+    return math.ceil(math.log(1 / chance) / math.log(ranks))
 
 
 def frequently_far(values: Floats, alike: Ints, chance: float) -> tuple[Bools, Floats]:
@@ -141,7 +147,8 @@ def frequently_among_last(
         table = np.where(np.isfinite(table), table, -np.inf)
         next_one = np.partition(table, -count - 1, axis=0)[-count - 1]
         among = table > next_one
-        cost[members] = _repeated(np.where(among, table - next_one, 0.0), len(members) / count, chance).mean(axis=1)
+        own = np.where(among, table - next_one, 0.0)
+        cost[members] = at_most_repeated(own, _needed(len(members) / count, chance)).mean(axis=1)
         for number, rank in enumerate(members.tolist()):
             often[rank] = _too_often(
                 among[number], table.shape[1], len(members) / count, chance, partial(_in_runs, stretch=stretch[rank])

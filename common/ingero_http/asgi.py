@@ -25,6 +25,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 API_LIMITS: Final = Limits(connections=512, idle_seconds=30.0)
 """Limits for APIs and pages, which have few clients."""
 
+_ERRORS: Final = logging.getLogger("uvicorn.error.clients")
+"""Without uvicorn's warnings, which say what clients send and not who did; errors are about the application."""
+_ERRORS.setLevel(logging.ERROR)
+
 QUIET_SECONDS: Final = 60.0
 """How long further unreadable requests are counted and not logged: a port scan must not fill the log."""
 
@@ -45,9 +49,7 @@ class _Client(H11Protocol):
 
     def __init__(self, server: "AsgiServer") -> None:
         super().__init__(server.config, server.state, {})
-        # Its warnings are about what clients send, without saying who did; errors are about the application.
-        self.logger = logging.getLogger("uvicorn.error.clients")
-        self.logger.setLevel(logging.ERROR)
+        self.logger = _ERRORS
         self._server = server
         self._since = time.monotonic()
         self._served = False

@@ -20,6 +20,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_detect.last_arrival import at_most_repeated
+
 LOSS_SHARES: Final = (0.4, 0.7, 1.0)
 """Shares of the total loss that the counted collectives contain; all are tried, and chance is corrected for that."""
 
@@ -110,8 +112,8 @@ def _judge(
     rank = int(np.argmax(losses))
     tail = binomial_tail(len(counted), 1.0 / ranks, int(last_arrivals[rank]))
     own = lost[counted][last[counted] == rank]
-    usual = np.minimum(own, own[np.argsort(-own)[:repeats][-1]])
-    share, repeated = (float(np.sum(time)) / elapsed_ms if elapsed_ms > 0 else 0.0 for time in (own, usual))
+    usual = at_most_repeated(own, repeats)
+    share, repeated = (float(time.sum()) / elapsed_ms if elapsed_ms > 0 else 0.0 for time in (own, usual))
     return LateRankFinding(
         rank=rank,
         last_arrivals=int(last_arrivals[rank]),

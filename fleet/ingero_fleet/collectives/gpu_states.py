@@ -85,9 +85,9 @@ class GpuStates:
             gpu.throttled.pop(kind, None)
 
     def throttled(self) -> dict[NodeKey, GpuThrottling]:
-        """Nodes with a throttled GPU; of several GPUs one with another reason than its power limit, with the lowest
+        """Nodes with a throttled GPU. May run while `note` does.
 
-        clock, then the longest throttled. May run while `note` does.
+        Of several GPUs one with another reason than its power limit, then the lowest clock, then the longest time.
         """
         found: dict[NodeKey, GpuThrottling] = {}
         for node, gpus in list(self._nodes.items()):
