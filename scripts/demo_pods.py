@@ -6,7 +6,6 @@ is printed with what was expected, what was observed, and after how many seconds
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,17 +82,12 @@ class PodStory(PodFaults):
         if there:
             raise LabFailed(f"the demo needs a cluster without {', '.join(there)}")
 
-    def load(self, *images: str) -> None:
-        """Put images into every node, where that is known how."""
-        if self.cluster.load:
-            subprocess.run([*self.cluster.load, *images], check=True, capture_output=True)
-
     def install_operator(self, images: Sequence[str] = IMAGES[1:]) -> None:
         """The operator from `manifests/base`, while the other images are put into the nodes."""
         begun = time.monotonic()
-        self.load(IMAGES[0])
+        self.cluster.load(IMAGES[0])
         with ThreadPoolExecutor(1) as background:
-            loading = background.submit(self.load, *images)
+            loading = background.submit(self.cluster.load, *images)
             self.plane.kubectl("apply", "--server-side", "-k", str(ROOT / "manifests/base"))
             self.expect(
                 "operator, from manifests/base", "2/2 ready", lambda: self.ready("deploy", HOME, "ingero-operator")

@@ -60,7 +60,7 @@ class SharedLogStory(PodStory):
         """Run every step."""
         self.refuse_other_nodes()
         images = [name for name in IMAGES[1:] if "/echo:" not in name]
-        self.install_operator([*images, build_nats()] if self.cluster.load else images)
+        self.install_operator([*images, build_nats()] if self.cluster.loader else images)
         with self.ending:
             self.install()
             self.start_job()

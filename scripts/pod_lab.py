@@ -42,10 +42,19 @@ PYTHON = "/opt/ingero/bin/python"
 
 @dataclass(frozen=True)
 class Nodes:
-    """A cluster with real nodes. `load`: command that puts images into them, if it is known."""
+    """A cluster with real nodes. `loader`: command that puts images into them, if it is known."""
 
     kubeconfig: Path
-    load: tuple[str, ...] = ()
+    loader: tuple[str, ...] = ()
+
+    def load(self, *images: str, env: Mapping[str, str] | None = None) -> None:
+        """Put images into every node, where that is known how. Raises `LabFailed` with what the command printed."""
+        if not self.loader:
+            return
+        loaded = subprocess.run([*self.loader, *images], env=env, capture_output=True, text=True, errors="replace")
+        if loaded.returncode:
+            printed = loaded.stderr.strip() or loaded.stdout.strip() or "nothing"
+            raise LabFailed(f"{self.loader[0]} did not load {', '.join(images)}; it printed: {printed[-1000:]}")
 
 
 def missing() -> str:
@@ -109,10 +118,10 @@ def nodes(lab: Lab) -> Iterator[Nodes]:
     """
     named = os.environ.get("INGERO_LAB")
     if named:
-        kubeconfig, load = Path(named) / "kubeconfig", Path(named) / "load-image"
+        kubeconfig, loader = Path(named) / "kubeconfig", Path(named) / "load-image"
         if not kubeconfig.exists():
             raise LabFailed(f"INGERO_LAB names the folder of a running cluster, and there is no {kubeconfig}")
-        yield Nodes(kubeconfig, (str(load),) if load.exists() else ())
+        yield Nodes(kubeconfig, (str(loader),) if loader.exists() else ())
         return
     folder = lab.folder / "nodes"
     programs = subprocess.run([LAB / "unpack"], capture_output=True, text=True, check=True).stdout.strip()

@@ -177,7 +177,7 @@ def play_on_nodes(root: Path, suite: Suite, version: str, release: Path) -> Play
             pull = ["buildah", "pull", "--quiet", f"oci-archive:{archive}"]
             pulled = subprocess.run(pull, env=own, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
             subprocess.run(["buildah", "tag", pulled, named], env=own, check=True)
-            subprocess.run([*cluster.load, named], env=own, stdout=subprocess.DEVNULL, check=True)
+            cluster.load(named, env=own)
         commands = f"cd {HOME}/release\n{script(blocks)}"
         text, problem = _execute(root, _inside(root, version, commands), blocks, KUBERNETES)
         if os.environ.get("INGERO_LAB"):

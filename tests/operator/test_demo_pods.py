@@ -8,7 +8,7 @@ import pytest
 from scripts.demo_pods_ha import example
 from scripts.lab import LabFailed, laboratory
 from scripts.pod_faults import total
-from scripts.pod_lab import IMAGES, SOURCES, nodes, origin_of_images
+from scripts.pod_lab import IMAGES, SOURCES, Nodes, nodes, origin_of_images
 
 
 def test_a_counter_is_summed_over_its_labels_and_not_confused_with_another() -> None:
@@ -30,6 +30,20 @@ def test_a_folder_without_kubeconfig_is_named(tmp_path: Path, monkeypatch: pytes
 
     with laboratory("test") as lab, pytest.raises(LabFailed, match=f"no {tmp_path}/kubeconfig"), nodes(lab):
         pass
+
+
+@pytest.mark.parametrize(
+    ("script", "words"), [("echo no space left >&2; exit 1", "no space left"), ("exit 3", "nothing")]
+)
+def test_images_that_are_not_loaded_are_said_with_the_reason(tmp_path: Path, script: str, words: str) -> None:
+    cluster = Nodes(tmp_path, ("/bin/sh", "-c", script))
+
+    with pytest.raises(LabFailed, match=f"/bin/sh did not load one, two; it printed: {words}"):
+        cluster.load("one", "two")
+
+
+def test_a_cluster_whose_loader_is_not_known_has_its_images() -> None:
+    Nodes(Path("kubeconfig")).load("one")
 
 
 def git(folder: Path, *words: str) -> str:
