@@ -262,6 +262,46 @@ def test_starts_and_durations_are_of_one_unit_unless_that_is_impossible(share: f
     assert units_of_times(columns, None, start=100.0, span=50.0, busy=50.0 * share) == ("s", "s")
 
 
+def since_their_step(columns: Columns) -> Columns:
+    """The same with starts since the begin of each step."""
+    step, start = np.asarray(columns["step"]), np.asarray(columns["start"])
+    return columns | {
+        "start": start - np.array([start[step == number].min() for number in range(step.max() + 1)])[step]
+    }
+
+
+@pytest.mark.parametrize(
+    ("per_second", "ranks_apart"), [((1.0, 1.0), False), ((1e3, 1e3), True), ((1.0, 1e3), False)]
+)
+def test_starts_may_be_times_since_the_begin_of_each_step(
+    tmp_path: Path, per_second: tuple[float, float], ranks_apart: bool
+) -> None:
+    columns = job()
+    again = since_their_step(columns)
+    again |= {
+        name: np.asarray(again[name]) * many for name, many in zip(("start", "duration"), per_second, strict=True)
+    }
+    rank = np.asarray(again["rank"])
+    parts = [{name: np.asarray(column)[rank == one] for name, column in again.items()} for one in range(8)]
+    files = [csv(tmp_path, part, f"rank{one}.csv") for one, part in enumerate(parts)] if ranks_apart else []
+
+    found = answer(*(files or [csv(tmp_path, again)]), *(["--unit", "ms"] if ranks_apart else []))
+
+    expected = answer(csv(tmp_path, columns, "clock.csv"))
+    assert (found["ranks"], found["read"]["starts"]) == ([CULPRIT], "since the begin of each step")
+    assert found["seconds_lost_per_step"] == pytest.approx(expected["seconds_lost_per_step"], rel=1e-3)
+    assert found["evidence"]["step_seconds"] == pytest.approx(expected["evidence"]["step_seconds"], rel=0.05)
+    assert "starts" not in expected["read"]
+
+
+def test_parts_of_iterations_that_are_called_steps_are_on_one_clock(tmp_path: Path) -> None:
+    columns = job()
+
+    found = answer(csv(tmp_path, columns | {"step": np.asarray(columns["step"]) % 3}))
+
+    assert "starts" not in found["read"]
+
+
 def logged_steps(late: int | None = CULPRIT, unit: str = "_ms", per_second: float = 1e3) -> list[str]:
     """A row for every step of 8 ranks, as a training loop logs it, with an evaluation in every twentieth step."""
     rng, ranks, steps = np.random.default_rng(5), 8, 60

@@ -42,15 +42,15 @@ def assemble(
 
     The column `work` need not be there. `counted`: steps that were counted while all rows were there.
     """
-    ranks, rank = _ordered(vocabulary["rank"], columns["rank"])
+    ranks, rank = ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
-    stages, stage = _ordered(vocabulary["stage"], columns["stage"])
+    stages, stage = ordered(vocabulary["stage"], columns["stage"])
     if not stages:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
         stages = [f"that of rank {name}" for name in ranks]
-    _, replica = _ordered(vocabulary["data_parallel"], columns["data_parallel"])
+    _, replica = ordered(vocabulary["data_parallel"], columns["data_parallel"])
     if (columns["step"] >= 0).all():
-        names, step = _ordered(vocabulary["step"], columns["step"])
+        names, step = ordered(vocabulary["step"], columns["step"])
         steps = len(names)
     else:
         if counted is None:
@@ -127,7 +127,7 @@ def _name_ranks_and_operations(finding: dict[str, Any], recorded: RecordedTimeli
         finding["as_fast_as_peers_in"][rank] = [recorded.ops[op] for op in ops]
 
 
-def _ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], Ints]:
+def ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], Ints]:
     """Names in their natural order, and the codes renumbered by it; -1 stays."""
     names = [name for name in vocabulary if name != ""]
     order = sorted(names, key=_natural)

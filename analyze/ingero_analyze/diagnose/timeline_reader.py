@@ -18,15 +18,20 @@ from ingero_analyze.diagnose.timeline_files import (
     assemble,
     counted_steps,
     numbered,
+    ordered,
 )
 from ingero_analyze.diagnose.timeline_rows import (
+    MOST_AT_ONCE,
     Columns,
     LostRows,
+    begin_together,
     filled_starts,
+    one_after_another,
     ranks_claimed_twice,
     ranks_short_of_rows,
     repeated_rows,
     selected,
+    span_of_steps,
     without_lost_rows,
 )
 from ingero_analyze.table_errors import TableError
@@ -102,10 +107,14 @@ class _Table:
         parts: dict[FileReading, list[int]] = {}
         for place, reading in enumerate(self.readings):
             parts.setdefault(reading, []).append(place)
-        units = [self._in_seconds(reading, at) for reading, at in parts.items()]
+        converted = [self._in_seconds(reading, at) for reading, at in parts.items()]
+        units, again = converted[0][0], all(overlaid for _, overlaid in converted)
         columns = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
         lost = np.concatenate(self.lost)
         self._lose_too_long(columns, lost)
+        if again:
+            _, step = ordered(self.vocabulary["step"], columns["step"])
+            columns["start"] = one_after_another(columns, step, ~lost)
         later, first = repeated_rows(columns)
         keep = np.ones(self.rows, np.bool_)
         keep[later] = False
@@ -128,22 +137,29 @@ class _Table:
         for name in ("rank", "step"):
             vocabulary[name], columns[name] = _present(vocabulary[name], columns[name])
         found = assemble(vocabulary, columns, len(columns["rank"]), counted)
-        return replace(found, read=_how_read(self.readings[0], units[0], found))
+        return replace(found, read=_how_read(self.readings[0], units, found, again))
 
-    def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[str, str]:
-        """Convert the times of the parts of a file; the units of its starts and durations."""
+    def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[tuple[str, str], bool]:
+        """Convert the times of the parts of a file; the units of its starts and durations, and whether starts are
+        times since the begin of their step."""
         if reading.columns.operations:
-            return "s", "s"
+            return ("s", "s"), False
         sound = [~self.lost[place] for place in at]
-        rank, start, duration = (
+        rank, step, start, duration = (
             np.concatenate([self.parts[place][name][rows] for place, rows in zip(at, sound, strict=True)])
-            for name in ("rank", "start", "duration")
+            for name in ("rank", "step", "start", "duration")
         )
-        units = units_of_times(reading.columns, self.unit, *_times_of_a_rank(rank, start, duration))
+        usual, span, busy = _times_of_a_rank(rank, start, duration)
+        units, again = units_of_times(reading.columns, self.unit, usual, span, busy), False
+        if begin_together(step, start):
+            spans = span_of_steps(rank, step, start)
+            of_steps = units_of_times(reading.columns, self.unit, usual, spans, busy)
+            again = busy * SECONDS_OF[of_steps[1]] > MOST_AT_ONCE * span * SECONDS_OF[of_steps[0]]
+            units = of_steps if again else units
         for place in at:
             for name, unit in zip(("start", "duration"), units, strict=True):
                 self.parts[place][name] = self.parts[place][name] * SECONDS_OF[unit]
-        return units
+        return units, again
 
     def _lose_too_long(self, columns: Columns, lost: Bools) -> None:
         new = np.flatnonzero(~lost & (columns["duration"] > LATEST))
@@ -211,10 +227,12 @@ def _times_of_a_rank(rank: Ints, start: Floats, duration: Floats) -> tuple[float
     return float(np.median(start)), float(np.median(spans)), float(np.median(np.add.reduceat(duration[order], first)))
 
 
-def _how_read(reading: FileReading, units: tuple[str, str], found: RecordedTimeline) -> dict[str, Any]:
+def _how_read(reading: FileReading, units: tuple[str, str], found: RecordedTimeline, again: bool) -> dict[str, Any]:
     """Which columns were taken for what, and what else was not said by the file."""
     columns = reading.columns
-    told = {"columns": dict(columns.roles), "units": {"start": units[0], "duration": units[1]}}
+    told: dict[str, Any] = {"columns": dict(columns.roles), "units": {"start": units[0], "duration": units[1]}}
+    if again:
+        told["starts"] = "since the begin of each step"
     if columns.operations:
         told = {"columns": dict(columns.roles), "operations": dict(columns.operations)}
     if "kind" in columns.roles:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.diagnose.timeline_files import numbered, occurrence
-from ingero_detect.grouped import Bools, Ints
+from ingero_detect.grouped import Bools, Floats, Ints
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -19,6 +19,13 @@ DOUBLED_STEPS: Final = 0.1
 
 OVERLAP: Final = 0.1
 """By how much the share of rows that begin before the last one has ended exceeds that of other ranks."""
+
+MOST_AT_ONCE: Final = 2.0
+"""Time in operations of a rank over the time that it was recorded, above which steps that begin together overlap."""
+
+FEWEST_TOGETHER: Final = 3
+TOGETHER: Final = 0.01
+"""Steps at least, and the share of a recording within which they begin, where starts are since the begin of each."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,45 @@ class LostRows:
 def selected(columns: Columns, rows: Bools | Ints) -> Columns:
     """Some rows of every column."""
     return {name: column[rows] for name, column in columns.items()}
+
+
+def begin_together(step: Ints, start: Floats) -> bool:
+    """Whether all steps begin at one time, so that starts may be times since the begin of each.
+
+    Steps on one clock follow one another, but microbatches that are called steps come again in every iteration.
+    """
+    names, of = np.unique(step, return_inverse=True)
+    if len(names) < FEWEST_TOGETHER or (step < 0).any():
+        return False
+    first, last = np.full(len(names), np.inf), np.full(len(names), -np.inf)
+    np.minimum.at(first, of, start)
+    np.maximum.at(last, of, start)
+    return bool(first.max() <= last.min() and np.ptp(first) <= TOGETHER * (last.max() - first.min()))
+
+
+def span_of_steps(rank: Ints, step: Ints, start: Floats) -> float:
+    """From the first to the last start of each step of a rank, all steps together; the median over ranks."""
+    cell = numbered(rank, step)
+    order = np.lexsort((start, cell))
+    begins = np.flatnonzero(np.diff(cell[order], prepend=-1))
+    spans = start[order][np.append(begins[1:], len(order)) - 1] - start[order][begins]
+    _, of = np.unique(rank[order][begins], return_inverse=True)
+    return float(np.median(np.bincount(of, spans)))
+
+
+def one_after_another(columns: Columns, step: Ints, sound: Bools) -> Floats:
+    """Starts on one clock, from those since the begin of each step, whose numbers are `step`.
+
+    A step takes as long as it takes the rank that is busy with it for longest. Clocks of ranks may differ.
+    """
+    rank, start = columns["rank"][sound], columns["start"][sound]
+    cells, of = np.unique(np.stack([step[sound], rank]), axis=1, return_inverse=True)
+    begin, end = np.full(cells.shape[1], np.inf), np.full(cells.shape[1], -np.inf)
+    np.minimum.at(begin, of, start)
+    np.maximum.at(end, of, start + columns["duration"][sound])
+    length = np.zeros(int(step.max()) + 1)
+    np.maximum.at(length, cells[0], end - begin)
+    return np.where(step >= 0, columns["start"] + (np.cumsum(length) - length)[step], columns["start"])
 
 
 def repeated_rows(columns: Columns) -> tuple[Ints, Ints]:
