@@ -1,10 +1,13 @@
-"""Reads JSON as rows of text: an object a line, an array of objects, what pandas writes, an answer of Prometheus."""
+"""Reads JSON as rows of text: an object a line, an array of objects, what pandas writes, an answer of Prometheus, a
+trace in Chrome's format."""
 
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, Protocol
+
+from ingero_analyze import chrome_tables
 
 MOST_BYTES: Final = 512 << 20
 """Bytes of a document, which is parsed at once; objects of a line each may be more together."""
@@ -90,6 +93,9 @@ def _objects(whole: Any) -> Iterator[Row]:
             for point in one.get("values") or [one.get("value")]:
                 if isinstance(point, list) and len(point) == 2:
                     yield {"time": _text(point[0]), "value": _text(point[1]), **labels}
+        return
+    if (events := chrome_tables.events_of(whole)) is not None:
+        yield from (_flat(each) for each in chrome_tables.rows_of(events))
         return
     if isinstance(whole, dict):
         whole = _of_columns(whole)

@@ -34,6 +34,8 @@ BEGINS = {
     "a dump as JSON": (json.dumps(DUMP).encode(), "--flight-recorder"),
     "a trace": (json.dumps(TRACE, indent=2).encode(), "--kineto"),
     "events alone": (json.dumps([EVENT]).encode(), "--kineto"),
+    "a trace of a whole job": (json.dumps({"traceEvents": [{**EVENT, "cat": "forward"}]}).encode(), None),
+    "events of a whole job": (json.dumps([{**EVENT, "cat": "forward"}]).encode(), None),
     "a line of NCCL Inspector": (json.dumps(INSPECTED).encode(), "--nccl-inspector"),
     "a status of RAS": (json.dumps(STATUS).encode(), "--ras"),
     "a page of DCGM": (b'# HELP DCGM_FI_DEV_SM_CLOCK clock\nDCGM_FI_DEV_SM_CLOCK{gpu="0"} 1\n', "--dcgm"),

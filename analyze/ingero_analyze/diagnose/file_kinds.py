@@ -1,5 +1,6 @@
 """Which tool wrote a file, by how it begins, so that it may be given without a flag."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -16,10 +17,16 @@ LOOKED_AT: Final = 8
 
 _PICKLE: Final = b"\x80"
 _PROTOCOLS: Final = range(2, 6)
+_TRACES: Final = ((b'"traceEvents"',), (b'"ph"', b'"ts"', b'"dur"'))
+_PROFILED: Final = re.compile(
+    rb'"(?:distributedInfo|deviceProperties|schemaVersion)"|ProfilerStep#'
+    rb'|"cat"\s*:\s*"(?:kernel|cpu_op|python_function|cuda_\w+|gpu_\w+|user_annotation)"',
+    re.IGNORECASE,
+)
+"""Shows that a trace is that of PyTorch's profiler, which is of one rank; others have a table of operations."""
+
 _MARKS: Final = (
-    ("--kineto", (b'"traceEvents"',)),
     ("--kineto", (b'"deviceProperties"', b'"distributedInfo"')),
-    ("--kineto", (b'"ph"', b'"ts"', b'"dur"')),
     ("--nccl-inspector", (b'"coll_perf"',)),
     ("--ras", (b'"communicators"', b'"nccl_version"')),
     ("--ras", (b'"communicators"', b'"timestamp"')),
@@ -34,6 +41,8 @@ def flag_of_begin(begin: bytes) -> str | None:
     if begin[:1] == _PICKLE and len(begin) > 1 and begin[1] in _PROTOCOLS:
         return "--flight-recorder"
     if begin.lstrip()[:1] in (b"{", b"["):
+        if any(all(mark in begin for mark in marks) for marks in _TRACES):
+            return "--kineto" if _PROFILED.search(begin) else None
         return next((flag for flag, marks in _MARKS if all(mark in begin for mark in marks)), None)
     return "--dcgm" if b"DCGM_FI_" in begin and begin.lstrip()[:1] in (b"#", b"D") else None
 
