@@ -57,6 +57,34 @@ def test_a_column_a_gpu(tmp_path: Path, column: str) -> None:
     assert names(tmp_path, "\n".join(lines)) == {"n9/1"}
 
 
+def by_rack(racks: int, column: str) -> str:
+    """Nodes that are numbers within one of so many racks; columns as published benchmark scripts name them."""
+    lines = [f"exp,reps,{column},node,device,mean_iter_dur"]
+    lines += [
+        f"resnet,{run},c{node % racks},{node // racks:03d},{gpu},{value:.4f}"
+        for (node, gpu, run), value in results(250).items()
+    ]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("column", ["cabinet", "rack_id", "Chassis"])
+def test_nodes_that_are_numbers_within_a_rack_are_different_ones(tmp_path: Path, column: str) -> None:
+    assert names(tmp_path, by_rack(4, column)) == {"c1/002/1"}
+
+
+def test_a_node_that_was_moved_to_another_rack_is_the_same(tmp_path: Path) -> None:
+    lines = by_rack(1, "rack").splitlines()
+    moved = [line.replace(",c0,", f",c{int(line.split(',')[1]) % 2},") if ",00" in line else line for line in lines]
+
+    assert names(tmp_path, "\n".join(moved)) == {"009/1"}
+
+
+def test_a_node_in_several_pods_is_the_same(tmp_path: Path) -> None:
+    lines = by_rack(1, "pod").splitlines()
+
+    assert names(tmp_path, "\n".join(line.replace(",c0,", f",p{line.split(',')[1]},") for line in lines)) == {"009/1"}
+
+
 @pytest.mark.parametrize("column", ["time_ms_{}", "run {} (ms)", "runtime_ms {}"])
 def test_a_column_a_run(tmp_path: Path, column: str) -> None:
     found = results(1000)
@@ -182,7 +210,7 @@ def test_hosts_of_one_name_in_two_domains_are_two() -> None:
     node = Coded(np.arange(len(hosts)), hosts)
     none = Coded(np.full(len(hosts), -1), [])
 
-    found = places(none, none, node, none, none, none, False).chip
+    found = places(none, none, node, none, none, none, by_name=False, racks=False).chip
 
     assert [found.names[code] for code in found.codes] == [
         "n1.a", "n1.b", "n1", "N2", "N2", "n3.a", "10.0.0.1", "10.0.0.2", "n4.7"

@@ -21,6 +21,9 @@ _HOST: Final = re.compile(r"[a-z][a-z0-9-]*(?:\.[a-z][a-z0-9-]*)+")
 LOCAL: Final = 0.8
 """Share of names among pairs of name and node below which the names of GPUs are numbers within a node."""
 
+NUMBERED: Final = 0.5
+"""Share of names of nodes in several racks above which they are numbers within a rack."""
+
 ROWS: Final = 0.5
 TIMES: Final = 2.0
 """Names that are more than this share of the rows, and this many times the places, are those of rows."""
@@ -81,15 +84,19 @@ class Places:
 
 
 def places(
-    gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, day: Coded, by_name: bool
+    gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, day: Coded, by_name: bool, racks: bool,
 ) -> Places:  # fmt: skip
-    """Put names together. `by_name`: the column of the GPU holds names that no two chips have (a UUID).
+    """Put names together. `by_name`: the column of the GPU holds names that no two chips have (a UUID); `racks`: a
+    group is where a node stands.
 
-    Names of nodes, groups and GPUs that several clusters have are those of different ones. A GPU without a name, or
+    Names of nodes, groups and GPUs that several clusters have are those of different ones, and so are names of nodes
+    if most of them are in several racks. A GPU without a name, or
     one whose name is none, is known by its node and slot. Names of a host with and without its domain, in capitals or
     not, are those of one.
     """
     node, group = _within(_of_one_host(node), cluster), _within(group, cluster)
+    if racks and _numbered_in(group, node):
+        node = _within(node, group)
     if slot.names and node.names:
         gpu = _by_place(gpu, slot, node, day)
     local = not by_name and _local(gpu, node)
@@ -217,6 +224,14 @@ def _within(column: Coded, cluster: Coded) -> Coded:
     pairs = column.codes[known][numbered(column.codes[known], cluster.codes[known])[1]]
     shared = np.bincount(pairs, minlength=len(column.names) + 1) > 1
     return _joined(column, cluster, shared[column.codes] & known) if shared.any() else column
+
+
+def _numbered_in(rack: Coded, node: Coded) -> bool:
+    """Whether most names of nodes are in several racks, so that they are numbers within one. A node may be moved."""
+    known = (node.codes >= 0) & (rack.codes >= 0)
+    pairs = node.codes[known][numbered(node.codes[known], rack.codes[known])[1]]
+    racks = np.bincount(pairs)
+    return bool((racks > 1).sum() > NUMBERED * (racks > 0).sum())
 
 
 def _joined(column: Coded, before: Coded, asked: Bools) -> Coded:

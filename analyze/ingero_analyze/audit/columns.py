@@ -10,6 +10,9 @@ CHIP_NAMES: Final = (
 )  # fmt: skip
 """Names of columns that tell a GPU from all others; beside one of them, a number of the GPU is its place."""
 
+RACKS: Final = ("rack", "rack id", "cabinet", "chassis", "row", "enclosure", "cell", "scalable unit", "su")
+"""Names of columns that tell where a node stands."""
+
 ROLES: Final[dict[str, tuple[str, ...]]] = {
     "gpu": (
         "gpu", "gpu id", "gpuid", *CHIP_NAMES, "chip", "chip id",
@@ -22,8 +25,7 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "node rank", "node index", "node number",
     ),
     "group": (
-        "rack", "rack id", "cabinet", "group", "row", "chassis", "pod", "zone", "switch", "location", "enclosure",
-        "scalable unit", "su", "cell",
+        *RACKS[:3], "group", *RACKS[3:], "pod", "zone", "switch", "location",
     ),
     "cluster": (
         "cluster", "cluster name", "cluster id", "system", "site", "datacenter", "data center", "dc", "region",
@@ -35,14 +37,15 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "iterations per second", "busbw", "algbw", "gb s", "runtime", "run time", "kernel time", "kernel duration",
         "duration", "latency", "elapsed", "elapsed time", "time ms", "execution time", "exec time", "step time",
         "step seconds", "step duration", "iteration time", "iteration duration", "iter time", "iter duration",
-        "kernel runtime", "wall time", "seconds", "median time", "mean time", "avg time", "average time", "slowdown",
+        "iter dur", "step dur", "kernel dur", "dur", "kernel runtime", "wall time", "seconds", "median time",
+        "mean time", "avg time", "average time", "slowdown",
         "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps", "gteps", "ns day", "steps hour",
         "efficiency",
         "normalized perf", "normalized performance", "relative perf", "rel perf", "relative performance",
     ),
     "run": (
-        "run", "run id", "run number", "iteration", "iter", "trial", "job", "job id", "repetition", "rep", "repeat",
-        "attempt", "experiment", "sample", "step", "global step", "training step", "train step",
+        "run", "run id", "run number", "iteration", "iter", "trial", "job", "job id", "repetition", "rep", "reps",
+        "repeat", "attempt", "experiment", "sample", "step", "global step", "training step", "train step",
     ),
     "time": ("timestamp", "ts", "date", "datetime", "start time", "started", "when", "day"),
     "clock": (
@@ -135,7 +138,7 @@ PARAMETERS: Final = frozenset(
 
 _ONE: Final = "step|iter|iteration|it|batch|token|sample|image|call"
 LOWER: Final = re.compile(
-    r"\b(?:time|duration|latency|elapsed|runtime|seconds|ms|us|ns|secs|msec|usec|slowdown|overhead|jitter)\b|"
+    r"\b(?:time|duration|dur|latency|elapsed|runtime|seconds|ms|us|ns|secs|msec|usec|slowdown|overhead|jitter)\b|"
     rf"\bs(?:ec)?(?:$| (?:per|{_ONE})\b)"
 )
 DIRECTIONS: Final = {
@@ -147,7 +150,7 @@ DIRECTIONS: Final = {
 WORSE: Final = re.compile(r"\b(?:errors?|failures?|miss(?:es)?|drops?|dropped|retries|retransmits?) rate\b")
 """Rates that are better the smaller they are."""
 
-OF_TIME: Final = re.compile(r"\b(?:time|duration|latency|elapsed|runtime|wall|walltime)\b")
+OF_TIME: Final = re.compile(r"\b(?:time|duration|dur|latency|elapsed|runtime|wall|walltime)\b")
 """What is a time; the last word `min` behind it is minutes, and behind anything else the least value."""
 
 HIGHER: Final = re.compile(
@@ -155,7 +158,7 @@ HIGHER: Final = re.compile(
     r"rel(?:ative)? perf\w*)\b|.+ [gt]i?bs$|"
     r"\b([kmgtp]?flops?|[kmgtp]?(?:fl)?op s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|algbw|speed|"
     r"ips|fps|iops|per second|per s|mhz|hz)\b"
-    r"|^(?!.*(?:time|duration|latency|elapsed|runtime))"
+    r"|^(?!.*(?:time|duration|\bdur\b|latency|elapsed|runtime))"
     r"(?:.*\b(?:ops|samples|tokens|images|iterations)\b|.+ (?:s|sec|second)$)"
 )
 FAILED: Final = re.compile(

@@ -18,6 +18,7 @@ from ingero_analyze.audit.benchmark_logs import rows_of_log
 from ingero_analyze.audit.chips import Coded, Places, Texts, is_cluster, of_one_name, places, renamed, where_seen
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
+    RACKS,
     SCALES,
     SHOWN,
     SUMMARIES,
@@ -119,6 +120,7 @@ class Measurements:
         self._texts = {name: Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
         self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
+        self._racks = False
         self._by_name, self._spelt = False, dict[tuple[str, str], str]()
         self._slowness = array("d")
         self._file = array("q")
@@ -173,6 +175,7 @@ class Measurements:
         self._files += 1
         self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
         self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
+        self._racks |= words_of(roles.get("group", "")) in RACKS
         for line, row in chain(first, rows):
             if row and roles.get("node") == NODE_OF_FILE:
                 row[NODE_OF_FILE] = node
@@ -309,7 +312,7 @@ class Measurements:
         of_files = Coded(np.array(self._file), list(map(str, range(self._files))))
         found = places(
             texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"],
-            texts["day"] if texts["day"].names else of_files, self._by_name,
+            texts["day"] if texts["day"].names else of_files, self._by_name, self._racks,
         )  # fmt: skip
         run, runs = self._runs(found.chip.codes)
         self._note_failed(found, used)
