@@ -67,7 +67,7 @@ def by_rack(racks: int, column: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("column", ["cabinet", "rack_id", "Chassis"])
+@pytest.mark.parametrize("column", ["cabinet", "rack_id", "Chassis", "pod", "group"])
 def test_nodes_that_are_numbers_within_a_rack_are_different_ones(tmp_path: Path, column: str) -> None:
     assert names(tmp_path, by_rack(4, column)) == {"c1/002/1"}
 
@@ -210,7 +210,7 @@ def test_hosts_of_one_name_in_two_domains_are_two() -> None:
     node = Coded(np.arange(len(hosts)), hosts)
     none = Coded(np.full(len(hosts), -1), [])
 
-    found = places(none, none, node, none, none, none, by_name=False, racks=False).chip
+    found = places(none, none, node, none, none, none, by_name=False, at_once=None).chip
 
     assert [found.names[code] for code in found.codes] == [
         "n1.a", "n1.b", "n1", "N2", "N2", "n3.a", "10.0.0.1", "10.0.0.2", "n4.7"

@@ -22,7 +22,7 @@ LOCAL: Final = 0.8
 """Share of names among pairs of name and node below which the names of GPUs are numbers within a node."""
 
 NUMBERED: Final = 0.5
-"""Share of names of nodes in several racks above which they are numbers within a rack."""
+"""Share of names of nodes in several groups at once above which they are numbers within a group."""
 
 ROWS: Final = 0.5
 TIMES: Final = 2.0
@@ -84,18 +84,19 @@ class Places:
 
 
 def places(
-    gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, day: Coded, by_name: bool, racks: bool,
+    gpu: Coded, slot: Coded, node: Coded, group: Coded, cluster: Coded, day: Coded, by_name: bool,
+    at_once: Ints | None,
 ) -> Places:  # fmt: skip
-    """Put names together. `by_name`: the column of the GPU holds names that no two chips have (a UUID); `racks`: a
-    group is where a node stands.
+    """Put names together. `by_name`: the column of the GPU holds names that no two chips have (a UUID); `at_once`: by
+    row when a node is in one group only, such as its run; `None` if that is not known.
 
     Names of nodes, groups and GPUs that several clusters have are those of different ones, and so are names of nodes
-    if most of them are in several racks. A GPU without a name, or
+    if most of them are in several groups at once. A GPU without a name, or
     one whose name is none, is known by its node and slot. Names of a host with and without its domain, in capitals or
     not, are those of one.
     """
     node, group = _within(_of_one_host(node), cluster), _within(group, cluster)
-    if racks and _numbered_in(group, node):
+    if at_once is not None and _numbered_in(group, node, at_once):
         node = _within(node, group)
     if slot.names and node.names:
         gpu = _by_place(gpu, slot, node, day)
@@ -226,12 +227,17 @@ def _within(column: Coded, cluster: Coded) -> Coded:
     return _joined(column, cluster, shared[column.codes] & known) if shared.any() else column
 
 
-def _numbered_in(rack: Coded, node: Coded) -> bool:
-    """Whether most names of nodes are in several racks, so that they are numbers within one. A node may be moved."""
-    known = (node.codes >= 0) & (rack.codes >= 0)
-    pairs = node.codes[known][numbered(node.codes[known], rack.codes[known])[1]]
-    racks = np.bincount(pairs)
-    return bool((racks > 1).sum() > NUMBERED * (racks > 0).sum())
+def _numbered_in(group: Coded, node: Coded, at_once: Ints) -> bool:
+    """Whether most names of nodes are in several groups at once, so that they are numbers within one.
+
+    A node may be moved now and then.
+    """
+    known = (node.codes >= 0) & (group.codes >= 0)
+    cell, first = numbered(node.codes[known], at_once[known])
+    pairs = cell[numbered(cell, group.codes[known])[1]]
+    several = np.bincount(pairs, minlength=len(first)) > 1
+    nodes = node.codes[known][first]
+    return bool(len(np.unique(nodes[several])) > NUMBERED * len(np.unique(nodes)))
 
 
 def _joined(column: Coded, before: Coded, asked: Bools) -> Coded:

@@ -312,7 +312,7 @@ class Measurements:
         of_files = Coded(np.array(self._file), list(map(str, range(self._files))))
         found = places(
             texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"],
-            texts["day"] if texts["day"].names else of_files, self._by_name, self._racks,
+            texts["day"] if texts["day"].names else of_files, self._by_name, self._at_once(),
         )  # fmt: skip
         run, runs = self._runs(found.chip.codes)
         self._note_failed(found, used)
@@ -342,6 +342,11 @@ class Measurements:
                 )
             inputs += [replace(part, notes=part.notes + joint + self._one_chip_of_files()) for part in parted]
         return inputs
+
+    def _at_once(self) -> Ints | None:
+        """By row when a node is in one group only: always if groups are racks, else in one run; `None`: not known."""
+        run = self._texts["run"].coded
+        return np.zeros_like(run.codes) if self._racks else run.codes if run.names else None
 
     def _columns_of_labels(self, texts: Mapping[str, Coded]) -> dict[str, Coded]:
         """What slow ones may have in common: columns without a role, groups, and the numbers of GPUs in nodes."""
