@@ -209,3 +209,59 @@ def test_gpus_of_several_hosts_without_a_column_of_these_are_in_doubt(tmp_path: 
     (tmp_path / "history.csv").write_text("\n".join(["time,gpu,rate", *lines]) + "\n")
     doubts = judged(tmp_path / "history.csv")["summary"]["doubts"]
     assert [doubt for doubt in doubts if "no column names the host" in doubt] == doubts[: hosts > 1]
+
+
+def clocks(folder: Path, hosts: int, samples: int = 1) -> list[Path]:
+    """A file for each host, as nvidia-smi logs clocks of few levels of its GPUs; GPU 1 of host 2 is held lower."""
+    files = []
+    for host in range(hosts):
+        random = np.random.default_rng(host)
+        lines = ["timestamp,gpu,rate"]
+        for sample, gpu in np.ndindex(300 * samples, 4):
+            held = (host, gpu) == (2, 1) and sample >= 200 * samples
+            clock = (1395 if held else 1980) - 15 * int(random.integers(0, 3))
+            lines.append(f"{60 / samples * sample + 0.3 * host},{gpu},{clock}")
+        files.append(folder / f"gpu-node-{host:02d}.csv")
+        files[-1].write_text("\n".join(lines))
+    return files
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_values_of_few_levels_are_often_equal_and_files_are_hosts_nevertheless(tmp_path: Path, samples: int) -> None:
+    found = judged(*clocks(tmp_path, 6, samples))
+
+    assert [one[:2] for one in blamed(found)] == [("gpu-node-02", "1")]
+    assert found["summary"]["nodes"] == 24
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_copy_of_a_file_is_no_host_of_its_own(tmp_path: Path, samples: int) -> None:
+    first, *_, last = clocks(tmp_path, 3, samples)
+    lines = last.read_text().splitlines()
+    first.write_text("\n".join((lines[0], *lines[len(lines) // 3 :])))
+
+    found = judged(first, last)
+
+    assert found["summary"]["nodes"] == 4
+    assert [one[:2] for one in blamed(found)] == [("", "1")]
+
+
+def test_a_log_of_nvidia_smi_has_the_number_and_the_model_of_each_gpu(tmp_path: Path) -> None:
+    files = clocks(tmp_path, 6)
+    for file in files:
+        rows = file.read_text().splitlines()[1:]
+        lines = [
+            f"{time}, NVIDIA H100 80GB HBM3, {gpu}, {rate} MHz"
+            for time, gpu, rate in (row.split(",") for row in rows)
+        ]
+        file.write_text("\n".join(("timestamp, name, index, clocks.current.sm [MHz]", *lines)))
+    command = ["replay", *map(str, files), "--json", "--tick", "60"]
+
+    refused = CliRunner().invoke(main, command)
+    found = CliRunner().invoke(main, [*command, "--column", "rate=clocks.current.sm [MHz]"])
+
+    assert (refused.exit_code, found.exit_code) == (2, 0)
+    assert "choose one with --column rate=COLUMN" in refused.stderr
+    assert [(one["cluster"], one["node"], one["cohort"]) for one in json.loads(found.stdout)["episodes"]] == [
+        ("gpu-node-02", "1", "NVIDIA H100 80GB HBM3")
+    ]

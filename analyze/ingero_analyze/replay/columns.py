@@ -79,6 +79,10 @@ _STEP_NUMBERS: Final = (
 )  # fmt: skip
 """Names of numbers of steps, which are the time where there is no time."""
 
+_QUERIED: Final = re.compile(r"(?:utilization|clocks|power|temperature|memory|ecc|fan|pcie)\.[a-z]")
+_SMI: Final = {"gpu": "index", "gpu_model": "name"}
+"""Columns of `nvidia-smi --query-gpu`, and what two of them are."""
+
 _VALUE: Final = "value"
 """Name of the column of the values of all metrics, in lower case."""
 
@@ -154,6 +158,8 @@ def recognised(
         )
     matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
     if not recorded:
+        for role, name in _of_nvidia_smi(names).items():
+            matching[role] = matching[role] or [name]
         matching["time"] = matching["time"] or _later_times(free)
         matching["node"] = matching["node"] or _later_nodes(free, matching["gpu"])
     roles = {role: tuple(columns) for role, columns in chosen.items() if columns}
@@ -230,6 +236,13 @@ def time_column(name: str) -> tuple[float | None, bool]:
     """How many units of a time are a second, if its name says so, and whether it is a number of steps."""
     unit = unit_of(name)
     return unit and float(round(1 / unit)), words_of(name) in _STEP_NUMBERS
+
+
+def _of_nvidia_smi(names: Sequence[str]) -> dict[str, str]:
+    """Columns of the number and the model of a GPU, whose names say that only beside others of `nvidia-smi`."""
+    if not any(_QUERIED.match(name.strip()) for name in names):
+        return {}
+    return {role: name for name in names for role, known in _SMI.items() if words_of(name) == known}
 
 
 def _later_times(names: Sequence[str]) -> list[str]:

@@ -18,6 +18,10 @@ SHARED_TICKS: Final = 10
 """Ticks with rows of several that show that a node does them at one time. Where one job follows another, the rows of
 both may share some ticks."""
 
+COPIES: Final = 0.01
+"""Share of the times of several files at which their values differ, above which they are no copies of each other.
+Clocks and other values of few levels are often equal by chance."""
+
 FEWEST_NODES: Final = 3
 """Nodes of a file that can be a cluster of its own."""
 
@@ -136,15 +140,27 @@ class Subjects:
             self._split_cohorts(members)
 
     def _compare_files(self, source: Ints, tick: Ints, value: Floats) -> None:
-        """See whether files have the same nodes at the same times with other values, and enough for clusters."""
+        """See whether files have the same nodes at the same times with other values, and enough for clusters.
+
+        Compared are the least and the greatest value of a node in a tick, of which a file may have several.
+        """
         host, gpu, cohort, file = self._table.T
         unit = (host * len(self._codes[1]) + gpu) * len(self._codes[2]) + cohort
         found = _together(source, tick, unit, file)
         rows = np.flatnonzero(np.isin(unit[source], [one for one, _ in found]))
-        rows = rows[np.lexsort((value[rows], tick[rows], unit[source[rows]]))]
-        same = (np.diff(unit[source[rows]]) == 0) & (np.diff(tick[rows]) == 0)
-        differ = same & (np.diff(value[rows]) > 1e-6 * np.abs(value[rows])[1:])
-        self.by_file = bool(np.count_nonzero(differ) > 0.5 * np.count_nonzero(same))
+        pairs, of = np.unique(
+            np.stack((unit[source[rows]], tick[rows], file[source[rows]])), axis=1, return_inverse=True
+        )
+        _, moment, files = np.unique(pairs[:2], axis=1, return_inverse=True, return_counts=True)
+        differ = np.zeros(len(files), np.bool_)
+        for extreme, worst in ((np.minimum, np.inf), (np.maximum, -np.inf)):
+            end = np.full(len(moment), worst)
+            extreme.at(end, of, value[rows])
+            least, most = np.full(len(files), np.inf), np.full(len(files), -np.inf)
+            np.minimum.at(least, moment, end)
+            np.maximum.at(most, moment, end)
+            differ |= most - least > 1e-6 * np.abs(most)
+        self.by_file = bool(np.count_nonzero(differ) > COPIES * np.count_nonzero(files > 1))
         fewest = min((len(set(host[file == number].tolist())) for _, number in found), default=0)
         named = any(cluster for cluster, _ in self._codes[0])
         self.files_are_clusters = self.by_file and not named and fewest >= FEWEST_NODES
