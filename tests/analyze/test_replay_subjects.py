@@ -265,3 +265,32 @@ def test_a_log_of_nvidia_smi_has_the_number_and_the_model_of_each_gpu(tmp_path: 
     assert [(one["cluster"], one["node"], one["cohort"]) for one in json.loads(found.stdout)["episodes"]] == [
         ("gpu-node-02", "1", "NVIDIA H100 80GB HBM3")
     ]
+
+
+def in_racks(file: Path, name_of: Callable[[int, int, int], str], column: str = "rack") -> Path:
+    """Rows of three racks with six nodes each, named by rack, place and tick; the third one of the second is slow."""
+    random = np.random.default_rng(1)
+    lines = [f"time,{column},node,rate"]
+    for tick, rack, place in np.ndindex(300, 3, 6):
+        rate = random.normal(1000, 10) * (0.8 if (rack, place) == (1, 2) and tick >= 150 else 1)
+        lines.append(f"{60 * tick},{name_of(rack, place, tick)},{rate}")
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("column", ["rack", "Cabinet", "chassis_id"])
+def test_nodes_that_are_numbers_within_a_rack_are_judged_each(tmp_path: Path, column: str) -> None:
+    found = judged(in_racks(tmp_path / "history.csv", lambda rack, place, _: f"r{rack},{place}", column))
+
+    assert (blamed(found), found["summary"]["nodes"]) == ([("", "r1/2", "")], 18)
+    assert f"nodes are numbers within a rack, so each is judged as {column}/node" in found["notes"]
+
+
+def test_racks_do_not_rename_nodes_that_have_names_of_their_own(tmp_path: Path) -> None:
+    def name_of(rack: int, place: int, tick: int) -> str:
+        moved = place == 2 and tick >= 200
+        return f"r{rack + moved},n{10 * rack + place}"
+
+    found = judged(in_racks(tmp_path / "history.csv", name_of))
+
+    assert (blamed(found), found["summary"]["nodes"]) == ([("", "n12", "")], 18)

@@ -18,7 +18,7 @@ LABELS: Final = (*PARTS, "cohort")
 FILE: Final = "file"
 """Stands for the column of the node where each file is one."""
 
-ROLES: Final = ("time", "node", *MEASURES, "cluster", "gpu", "state", "metric", *LABELS)
+ROLES: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", "state", "metric", *LABELS)
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": (
@@ -37,6 +37,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "counter": (),
     "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
+    "rack": ("rack", "rack id", "rack name", "cabinet", "cabinet id", "chassis", "chassis id", "enclosure"),
     "gpu": (
         "gpu", "gpu id", "gpu index", "gpu uuid", "device", "device id", "device index", "accelerator", "local rank",
         "rank", "global rank",
@@ -190,7 +191,7 @@ def recognised(
         raise ValueError(
             f"no column says which row is of the metric {metric!r}; choose it with --column metric=COLUMN"
         )
-    for role in ("cluster", "gpu", "state", "metric"):
+    for role in ("cluster", "rack", "gpu", "state", "metric"):
         matching[role] = [name for name in matching[role] if name not in roles["node"]]
         if role not in chosen and matching[role]:
             roles[role] = (role if role in matching[role] else matching[role][0],)

@@ -104,6 +104,8 @@ class Reading:
 
     def note_names(self, subjects: Subjects) -> None:
         """Say what is judged by itself besides nodes."""
+        if subjects.by_rack:
+            self.note(f"nodes are numbers within a rack, so each is judged as {self.used['rack'][0]}/node")
         if subjects.by_gpu:
             self.note(f"each GPU is judged by itself, as node/{self.used['gpu'][0]}")
         if subjects.parts:

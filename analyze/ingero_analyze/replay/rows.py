@@ -246,16 +246,18 @@ class RowReader:
         if any(role in roles for role in PARTS):
             labels = [roles.get(role, ()) for role in PARTS]
             labels += [roles["cohort"]] if "cohort" in roles else []
-        ends = np.cumsum([3, *map(len, labels)]).tolist()
+        ends = np.cumsum([4, *map(len, labels)]).tolist()
         file = self._files.index(batch.file)
 
         def number_of(texts: Sequence[str]) -> int:
             if not columns.recorded:
                 texts = [text.strip() for text in texts]
             shared = ("/".join(filter(None, texts[start:stop])) for start, stop in pairwise(ends))
-            return self.subjects.number(RowSource(node_key(*texts[:2]), texts[2], (texts[0], *shared), file))
+            cluster, host, gpu, rack = texts[:4]
+            return self.subjects.number(RowSource(node_key(cluster, host), gpu, (cluster, *shared), file, rack))
 
-        parts = [self._column(batch, columns.one("cluster")), (node, names), self._column(batch, columns.one("gpu"))]
+        parts = [self._column(batch, columns.one("cluster")), (node, names)]
+        parts += [self._column(batch, columns.one(role)) for role in ("gpu", "rack")]
         parts += [self._column(batch, one) for several in labels for one in several]
         return _numbered(parts, check.good | (check.missing & ~blank), number_of)
 

@@ -37,12 +37,13 @@ HiddenGroups = Mapping[tuple[NodeKey, CohortKey], int]
 
 
 class RowSource(NamedTuple):
-    """What tells rows of a history apart, besides their time. `file`: its number."""
+    """What tells rows of a history apart, besides their time. `file`: its number; `rack`: where the node stands."""
 
     node: NodeKey
     gpu: str
     cohort: CohortKey
     file: int
+    rack: str = ""
 
 
 class Subjects:
@@ -50,21 +51,22 @@ class Subjects:
 
     A node whose rows are of one source after another stays one node. Where rows of several come at one time, each is
     a node of its own: every GPU as node/gpu, and of the rest those that differ, as node/workload. Files with the same
-    nodes and other values are clusters. A name that was given stays, except that a node may become several. A cohort
-    whose nodes were told apart in an earlier reading is one cohort for each of these `groups`.
+    nodes and other values are clusters. Where most nodes have rows of several racks at one time, nodes are numbers
+    within a rack, and are called rack/node. A name that was given stays, except that a node may become several. A
+    cohort whose nodes were told apart in an earlier reading is one cohort for each of these `groups`.
     """
 
     def __init__(self, files: Sequence[str], groups: HiddenGroups | None = None) -> None:
         self._groups = groups or {}
         self.nodes: dict[NodeKey, int] = {NOBODY: 0}
         self.cohorts: dict[CohortKey, int] = {}
-        self.by_gpu = self.by_file = self.files_are_clusters = False
+        self.by_rack = self.by_gpu = self.by_file = self.files_are_clusters = False
         self.parts: set[int] = set()
         """Places in the keys of cohorts that are parts of names."""
         self._files = short_names(files)
         self._sources: dict[RowSource, int] = {}
         self._known: list[RowSource] = []
-        self._codes: tuple[dict[NodeKey, int], dict[str, int], dict[CohortKey, int]] = ({}, {}, {})
+        self._codes: tuple[dict[tuple[NodeKey, str], int], dict[str, int], dict[CohortKey, int]] = ({}, {}, {})
         self._table = np.zeros((0, 4), np.int64)
         self._node, self._cohort = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._split: dict[int, tuple[int, ...]] = {}
@@ -113,7 +115,7 @@ class Subjects:
         self._known += new
         hosts, gpus, cohorts = self._codes
         rows = [
-            (hosts.setdefault(one.node, len(hosts)), gpus.setdefault(one.gpu, len(gpus)),
+            (hosts.setdefault((one.node, one.rack * self.by_rack), len(hosts)), gpus.setdefault(one.gpu, len(gpus)),
              cohorts.setdefault(one.cohort, len(cohorts)), one.file)
             for one in new
         ]  # fmt: skip
@@ -122,6 +124,8 @@ class Subjects:
         self._node, self._cohort = np.append(self._node, unknown), np.append(self._cohort, unknown)
 
     def _tell_apart(self, source: Ints, tick: Ints, value: Floats) -> None:
+        if not self.by_rack:
+            self._look_for_racks(source, tick)
         host, gpu, cohort, file = self._table.T
         unit = host
         if not self._begun and len(self._files) > 1:
@@ -138,6 +142,22 @@ class Subjects:
             members = _together(source, tick, unit, cohort)
             self._forget(members)
             self._split_cohorts(members)
+
+    def _look_for_racks(self, source: Ints, tick: Ints) -> None:
+        """See whether most nodes have rows of several racks at one time, and tell them apart then."""
+        racks: dict[str, int] = {}
+        rack = np.array([racks.setdefault(one.rack, len(racks)) for one in self._known], np.int64)
+        if len(racks) < 2:
+            return
+        host = self._table[:, 0]
+        members = _together(source, tick, host, rack)
+        several = len({one for one, _ in members})
+        self.by_rack = several > 0.5 * len(np.unique(host[np.unique(source)]))
+        if self.by_rack:
+            self._forget(members)
+            hosts = self._codes[0]
+            hosts.clear()
+            self._table[:, 0] = [hosts.setdefault((one.node, one.rack), len(hosts)) for one in self._known]
 
     def _compare_files(self, source: Ints, tick: Ints, value: Floats) -> None:
         """See whether files have the same nodes at the same times with other values, and enough for clusters.
@@ -162,7 +182,7 @@ class Subjects:
             differ |= most - least > 1e-6 * np.abs(most)
         self.by_file = bool(np.count_nonzero(differ) > COPIES * np.count_nonzero(files > 1))
         fewest = min((len(set(host[file == number].tolist())) for _, number in found), default=0)
-        named = any(cluster for cluster, _ in self._codes[0])
+        named = any(cluster for (cluster, _), _ in self._codes[0])
         self.files_are_clusters = self.by_file and not named and fewest >= FEWEST_NODES
 
     def _forget(self, members: Members) -> None:
@@ -204,7 +224,13 @@ class Subjects:
         source = self._known[number]
         labels = [source.cohort[place] for place in self._split.get(number, ()) if place < len(source.cohort)]
         file = self._files[source.file] if self.by_file and not self.files_are_clusters else ""
-        words = [source.node[1], source.gpu if self.by_gpu else "", *labels, file]
+        words = [
+            source.rack if self.by_rack else "",
+            source.node[1],
+            source.gpu if self.by_gpu else "",
+            *labels,
+            file,
+        ]
         return node_key(self._cluster(source), "/".join(filter(None, words)))
 
     def _cluster(self, source: RowSource) -> str:
