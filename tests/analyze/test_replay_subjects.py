@@ -283,7 +283,7 @@ def test_nodes_that_are_numbers_within_a_rack_are_judged_each(tmp_path: Path, co
     found = judged(in_racks(tmp_path / "history.csv", lambda rack, place, _: f"r{rack},{place}", column))
 
     assert (blamed(found), found["summary"]["nodes"]) == ([("", "r1/2", "")], 18)
-    assert f"nodes are numbers within a rack, so each is judged as {column}/node" in found["notes"]
+    assert f"nodes are numbers within a rack, so each is judged as {column}/node" in found["summary"]["notes"]
 
 
 def test_racks_do_not_rename_nodes_that_have_names_of_their_own(tmp_path: Path) -> None:
