@@ -229,7 +229,7 @@ def test_a_row_of_1970_is_said_to_be_out_of_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "chosen", "words"),
     [
-        (["time", "host", "instance", "rate"], {}, "host, instance could all be the node; choose one with --column"),
+        (["time", "host", "server", "rate"], {}, "host, server could all be the node; choose one with --column"),
         (
             ["Time", "node-1", "node-2"],
             {},

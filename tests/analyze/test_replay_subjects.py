@@ -294,3 +294,31 @@ def test_racks_do_not_rename_nodes_that_have_names_of_their_own(tmp_path: Path) 
     found = judged(in_racks(tmp_path / "history.csv", name_of))
 
     assert (blamed(found), found["summary"]["nodes"]) == ([("", "n12", "")], 18)
+
+
+@pytest.mark.parametrize(("column", "doubted"), [("thing", True), ("gpu", False)])
+def test_rows_of_several_at_one_time_that_no_column_tells_apart_are_doubted(
+    tmp_path: Path, column: str, doubted: bool
+) -> None:
+    labels = {str(one): rates(1000.0, one) for one in range(4)}
+
+    found = judged(history(tmp_path / "history.csv", labels, column))
+
+    assert ("choose it with --column gpu=COLUMN" in "".join(found["summary"]["doubts"])) == doubted
+
+
+def test_an_exporter_s_address_gives_way_to_the_host_that_it_tells(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    series = []
+    for host, gpu in np.ndindex(4, 2):
+        rate = random.normal(1000, 10, 300)
+        rate[200:] *= 0.7 if (host, gpu) == (1, 1) else 1
+        labels = {"__name__": "throughput", "Hostname": f"node-{host}", "gpu": str(gpu), "job": "exporter"}
+        values = [[60 * tick, str(value)] for tick, value in enumerate(rate.tolist())]
+        series.append({"metric": labels | {"instance": f"10.0.0.{host}:9400"}, "values": values})
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}}))
+
+    done = CliRunner().invoke(main, ["replay", str(file), "--column", "rate=value", "--tick", "60", "--json"])
+
+    assert [one["node"] for one in json.loads(done.stdout)["episodes"]] == ["node-1/1"]

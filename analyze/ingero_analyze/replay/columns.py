@@ -65,6 +65,9 @@ _LATER_NODES: Final = (
 )
 """Names of what is judged where there is no node, in order."""
 
+_SCRAPED: Final = "instance"
+"""Name of the address that Prometheus asks, which is an exporter's where another column is the host."""
+
 _RELATIVE: Final = ("runtime", "relative time", "elapsed time", "elapsed", "relative time process")
 """Names of times since a start, where there is no other time."""
 
@@ -162,7 +165,8 @@ def recognised(
         for role, name in _of_nvidia_smi(names).items():
             matching[role] = matching[role] or [name]
         matching["time"] = matching["time"] or _later_times(free)
-        matching["node"] = matching["node"] or _later_nodes(free, matching["gpu"])
+        hosts = [name for name in matching["node"] if words_of(name) != _SCRAPED]
+        matching["node"] = hosts or matching["node"] or _later_nodes(free, matching["gpu"])
     roles = {role: tuple(columns) for role, columns in chosen.items() if columns}
     measured = any(role in chosen or matching[role] for role in MEASURES)
     if by_file and measured and "node" not in chosen and not matching["node"]:

@@ -37,6 +37,10 @@ DIFFERENT: Final = (
     "most nodes have rows of one time that differ by more than half, of which the median counts; if a column tells "
     "metrics apart, choose it with --column metric=COLUMN"
 )
+UNNAMED: Final = (
+    "most nodes have several rows at one time with different values, of which the median counts, so that a slow one "
+    "among them is not seen; if a column tells what each is of, choose it with --column gpu=COLUMN"
+)
 LOCKSTEP: Final = (
     "nodes have nearly the same value at every time and change together, as in a synchronised job, where a slow rank "
     "slows all: judge what each does by itself, such as its time of computing without waits, or use "

@@ -20,7 +20,17 @@ from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.level_blocks import LevelBlocks
 from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.numbering import CohortMembers
-from ingero_analyze.replay.reading import COUNTER, DIFFERENT, GROUPS, HOSTLESS, LONG_STEPS, SEVERAL, SORTED, Reading
+from ingero_analyze.replay.reading import (
+    COUNTER,
+    DIFFERENT,
+    GROUPS,
+    HOSTLESS,
+    LONG_STEPS,
+    SEVERAL,
+    SORTED,
+    UNNAMED,
+    Reading,
+)
 from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
@@ -110,7 +120,7 @@ class RecordedHistory:
         self._last_tick: int | None = None
         self._rises, self._increases, self.lockstep = RisesAndFalls(), Increases(), Lockstep()
         self._earliest, self._latest = np.inf, -np.inf
-        self._node_ticks = self._different = self._several = 0
+        self._node_ticks = self._different = self._several = self._unequal = 0
         self._irregularities = Irregularities()
         self._stuck: list[Stuck] = []
         self._drifts: Drifts | None = None
@@ -194,6 +204,8 @@ class RecordedHistory:
             self.reading.doubt(DIFFERENT)
         if 2 * self._several > self._node_ticks and any(map(is_gpu, self.reading.used["node"])):
             self.reading.doubt(HOSTLESS)
+        elif 2 * self._unequal > self._node_ticks and self.reading.ignored:
+            self.reading.doubt(UNNAMED)
         if self._latest - self._earliest > LONGEST_YEARS * YEAR:
             self.reading.doubt(
                 f"the rows span {(self._latest - self._earliest) / YEAR:.0f} years: are all times right?"
@@ -276,6 +288,7 @@ class RecordedHistory:
                 several = rows.value[first[place] : last[place] + 1]
                 several = several[np.isfinite(several)]
                 self._different += at_once and bool(len(several) and several.max() > MUCH_MORE * several.min())
+                self._unequal += at_once and bool(len(several) and several.max() > several.min())
                 value[place] = np.median(several) if len(several) else np.nan
         node, cohort, state = node[last], cohort[last], rows.state[last]
         if self.reading.measure == "rate":
