@@ -150,14 +150,18 @@ def ports_file_flag(text: str = "Write the ports taken, as JSON, when ready.") -
 
 @contextmanager
 def exit_with_reason(program: str, *errors: type[Exception]) -> Iterator[None]:
-    """End the program with the reason of an error: status 2 for wrong settings, 1 for one of these errors."""
+    """End the program with the reason of an error: status 2 for wrong settings and the files that they name, 1 for
+    one of these errors."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, (SettingsError, *errors)):
+        from ingero_http.tls import CertificateError  # only now: most commands open no TLS
+
+        wrong = isinstance(error, (SettingsError, CertificateError))
+        if not wrong and not isinstance(error, errors):
             raise
         click.echo(f"{program}: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
+        sys.exit(2 if wrong else 1)
 
 
 def default_text(field: FieldInfo) -> str:
