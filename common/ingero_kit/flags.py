@@ -25,6 +25,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Context settings of every command."""
 
+INTERRUPTED: Final = 128 + 2
+"""Exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
+
 _OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
@@ -64,9 +67,13 @@ class InstalledCommand(click.Command):
             sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Ends with status 1 where a library is missing, and says what installs it."""
+        """Run the command. Ends with status 1 where a library is missing, and says what installs it, and with 130 on
+        Ctrl-C: 1 would say that the command found what it searches for."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("ingero_"):
                 raise
