@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ingero_kit.extras import pip_command
-from ingero_kit.settings import SettingsError, format_duration
+from ingero_kit.settings import SettingsError, format_duration, parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -34,12 +34,24 @@ _OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno
 class FiniteRange(click.FloatRange):
     """A range of numbers without NaN and infinity, which pass every comparison or none."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return found
+
+
+class SecondsRange(FiniteRange):
+    """A range of seconds, written as a number or as settings have them: `90`, `1m30s`."""
+
+    name = "duration, such as 90, 90s or 1m30s"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The seconds."""
+        return super().convert(parse_duration(value), param, ctx)
 
 
 class InstalledCommand(click.Command):

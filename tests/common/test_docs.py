@@ -61,7 +61,9 @@ def test_every_make_target_in_the_documents_exists() -> None:
 def test_every_path_of_an_api_in_the_documents_is_one_of_the_contract() -> None:
     served = {path for module in (echo, routes) for path in vars(module).values() if isinstance(path, str)}
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    written = {path for page in pages for path in re.findall(r"/api/v\d+/[a-z]+(?:/[a-z]+)*/?", page.read_text())}
+    written = {
+        path for page in pages for path in re.findall(r"/api/v\d+/[a-z]+(?:/[a-z]+)*(?:\.json|/)?", page.read_text())
+    }
 
     assert written > {echo.SQL, routes.FLEET_WHY}
     assert written - served == set()
