@@ -399,6 +399,9 @@ def _csv(
 
     def refuse(row: Any) -> str:
         text = f"{row.actual_columns} values where {row.expected_columns} columns were expected"
+        if lines := row.text.rstrip("\r\n").count("\n"):
+            ragged.append(TableError(file, csv_tables.open_quote(lines + 1), row.number + before + 1))
+            return "error"
         error = TableError(file, text, row.number + before + 1)
         if skip is None:
             ragged.append(error)
