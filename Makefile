@@ -40,7 +40,7 @@ lint-workflows: ## check .github/workflows with actionlint, which Go builds
 	@go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 deb: setup ## Debian packages of agent, Fleet and operator, with systemd units, into dist/ (minutes); NAMES=agent for one, SUITE=noble for that release
-	@scripts/deb
+	@scripts/in-group scripts/deb
 
 release: setup ## packages, chart, images, SBOMs, checksums and signature into dist/release-VERSION; publishes nothing
 	@$(BIN)/python -m scripts.release --version '$(VERSION)' $(ARGS)
@@ -59,7 +59,7 @@ torch: setup ## download PyTorch (5 GB) for a job that waits in gloo; `make e2e`
 	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --target .tools/torch --python $(BIN)/python torch
 
 images: ## build the five images with buildah, podman or docker, whichever is there
-	@scripts/images $(ARGS)
+	@scripts/in-group scripts/images $(ARGS)
 
 docs: setup ## build the site of the documents into .tools/site and check its links; ARGS=serve: serve it and follow changes
 	@$(BIN)/zensical $(or $(ARGS),build --strict) -f mkdocs.yml

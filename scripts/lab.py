@@ -24,6 +24,8 @@ from scripts.controlplane import MORTAL
 
 BIN = Path(sys.executable).parent
 FREE = "127.0.0.1:0"
+MEMORY = Path("/dev/shm")
+"""Where most systems have files in memory."""
 
 
 class LabFailed(Exception):
@@ -37,6 +39,8 @@ class Lab:
     folder: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=5, trust_env=False))
+    memory: Path | None = None
+    """Directory of files that no process may wait for a disk to write; without it that of the logs."""
 
     def start(self, name: str, *command: str) -> None:
         """Start a process; its output goes to a file with its name."""
@@ -93,7 +97,10 @@ def _terminated(number: int, _: object) -> None:
 @contextlib.contextmanager
 def laboratory(name: str) -> Iterator[Lab]:
     """A lab in a temporary directory. All processes end with it, also on SIGTERM; logs are kept only on failure."""
-    lab = Lab(Path(tempfile.mkdtemp(prefix=f"ingero-{name}-")))
+    prefix = f"ingero-{name}-"
+    lab = Lab(Path(tempfile.mkdtemp(prefix=prefix)))
+    if os.access(MEMORY, os.W_OK):
+        lab.memory = Path(tempfile.mkdtemp(prefix=prefix, dir=MEMORY))
     keep = True
     # Only the main thread may handle signals; the processes of labs in other threads end with the main process.
     alone = threading.current_thread() is threading.main_thread()
@@ -110,6 +117,8 @@ def laboratory(name: str) -> Iterator[Lab]:
         lab.stop()
         if alone:
             signal.signal(signal.SIGTERM, before)
+        if lab.memory:
+            shutil.rmtree(lab.memory)
         if not keep:
             shutil.rmtree(lab.folder)
 
@@ -168,16 +177,19 @@ class Site:
         """Path of a file of this site."""
         return self.lab.folder / f"{self.name(role)}.{suffix}"
 
+    def steps(self, node: str) -> str:
+        """Path of the file in which a node's workload counts its steps: one that a disk holds up is not healthy."""
+        return str((self.lab.memory or self.lab.folder) / f"{self.name(node)}.steps")
+
     def start_workloads(self, *flags: str) -> None:
         """Start a real workload for every node."""
         for node in self.nodes:
-            steps = str(self.file(node, "steps"))
-            self.start(f"{node}-workload", sys.executable, "-m", "scripts.workload", steps, *flags)
+            self.start(f"{node}-workload", sys.executable, "-m", "scripts.workload", self.steps(node), *flags)
 
     def by_progress(self, node: str) -> tuple[str, ...]:
         """Flags of an agent that watches a node's workload by its processor time and the steps that it counts."""
         pid = self.lab.processes[self.name(f"{node}-workload")].pid
-        return "--watch-pid", str(pid), "--progress-file", str(self.file(node, "steps"))
+        return "--watch-pid", str(pid), "--progress-file", self.steps(node)
 
     def start_agents(
         self, warmup: int, *flags: str, watching: Callable[[str], tuple[str, ...]] | None = None

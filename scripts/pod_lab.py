@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -29,10 +30,7 @@ IMAGES = tuple(f"localhost/ingero/{name}:{VERSION}" for name in ("operator", "fl
 REVISION = "org.opencontainers.image.revision"
 CHANGED = "-changed"
 """Ends a revision whose tree differed from its commit."""
-SOURCES = (
-    "Dockerfile", "pyproject.toml", "requirements.lock", "README.md", "LICENSE",
-    "common", "operator", "fleet", "agent", "echo", "analyze",
-)  # fmt: skip
+SOURCES = re.findall(r"^sources=\((.*)\)$", (ROOT / "scripts/images").read_text(), re.MULTILINE)[0].split()
 """What images are built from."""
 NODES = 3
 HOME, CLUSTER, STORE = "ingero-system", "prod", "events"

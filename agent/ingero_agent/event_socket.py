@@ -57,6 +57,8 @@ async def listen(
     mask = os.umask(0o177)
     try:
         server = await asyncio.start_unix_server(handle, path, limit=limit)
+    except OSError as error:
+        raise OSError(f"cannot listen on {path}: {error.strerror or error}; choose another {flag}") from None
     finally:
         os.umask(mask)
     if group is not None:

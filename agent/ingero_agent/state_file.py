@@ -45,9 +45,12 @@ def write_state(file: Path, state: Mapping[str, Any], now: float, valid_seconds:
     """Replace the state file; readers see the old or the new one. Raises `OSError`."""
     tree = {**state, "version": VERSION, "written_at": now, "valid_seconds": valid_seconds}
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(tree))
-    part.chmod(0o644)
-    part.replace(file)
+    try:
+        part.write_text(json.dumps(tree))
+        part.chmod(0o644)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def read_state(file: Path) -> dict[str, Any]:

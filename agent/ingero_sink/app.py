@@ -20,13 +20,18 @@ DIAL_SECONDS: Final = 2.0
 
 
 async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: float) -> None:
-    """Run until cancelled."""
+    """Run until cancelled. Why the socket cannot be reached is logged once, and again when the reason changes."""
+    reason = ""
     while True:
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=MAX_LINE), DIAL_SECONDS)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
+            before, reason = reason, str(error) or "no answer"
+            if reason != before:
+                log.warning("not_connected", path=str(path), reason=reason)
             await asyncio.sleep(reconnect_delay)
             continue
+        reason = ""
         stats.connections += 1
         log.info("connected", path=str(path))
         try:

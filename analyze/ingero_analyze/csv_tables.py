@@ -52,9 +52,19 @@ def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tu
         columns = [
             name if columns.index(name) == place else f"{name} {place + 1}" for place, name in enumerate(columns)
         ]
-    rows = _rows(file, reader, columns, skipped)
+    rows = _rows(file, reader, columns, skipped, delimiter)
     ambiguous = points and (delimiter != "," or '"' in text) and _EITHER.search(text)
     return columns, _decimal(rows, _with_decimal_commas(text, delimiter)) if ambiguous else rows
+
+
+def open_quote(lines: int) -> str:
+    """What is wrong with a row of too many or too few values that takes several lines: it swallows these rows."""
+    return f'{lines} lines are one value from here on, because a quotation mark (") is not closed; correct it'
+
+
+def _swallows(cells: Sequence[str], delimiter: str) -> bool:
+    """Whether a value of several lines has rows among them, with as many delimiters as this row; texts have fewer."""
+    return any(line.count(delimiter) == len(cells) - 1 for cell in cells for line in cell.split("\n")[1:])
 
 
 def is_regular(text: str, delimiter: str, names: int) -> bool:
@@ -156,7 +166,7 @@ def _decimal(rows: Iterator[tuple[int, Row]], places: set[int]) -> Iterator[tupl
         )
 
 
-def _rows(file: str, reader: Any, columns: Sequence[str], skipped: int) -> Iterator[tuple[int, Row]]:
+def _rows(file: str, reader: Any, columns: Sequence[str], skipped: int, delimiter: str) -> Iterator[tuple[int, Row]]:
     while True:
         line = skipped + reader.line_num + 1
         try:
@@ -165,6 +175,9 @@ def _rows(file: str, reader: Any, columns: Sequence[str], skipped: int) -> Itera
             raise TableError(file, f"line {line}: {error}") from None
         if cells is None:
             return
+        lines = skipped + reader.line_num + 1 - line
+        if lines > 1 and (len(cells) != len(columns) or _swallows(cells, delimiter)):
+            raise TableError(file, f"line {line}: {open_quote(lines)}")
         if not any(map(str.strip, cells)) or cells[0].startswith("#"):
             continue
         if len(cells) > len(columns) and any(map(str.strip, cells[len(columns) :])):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -235,7 +235,7 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
 def _opened(file: str) -> Iterator[tuple[BinaryIO | gzip.GzipFile, Callable[[], int] | None]]:
     """The bytes of a file, unpacked, and for a packed one what counts the bytes read of it."""
     if file == "-":
-        yield standard_input(), None
+        yield io.BytesIO(b"".join(_arriving(standard_input()))), None
         return
     with Path(file).open("rb") as stream:
         if stream.peek(2)[:2] != _PACKED:
@@ -248,11 +248,17 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO | gzip.GzipFile, Callable[[], 
             raise TableError(file, f"not gzip, or cut off: {error}") from None
 
 
-def standard_input() -> BinaryIO:
+def standard_input() -> io.BufferedReader:
     """Standard input as bytes. Raises `TableError` where it is closed."""
     if sys.stdin is None:
         raise TableError("-", "standard input is closed")
-    return sys.stdin.buffer
+    return cast(io.BufferedReader, sys.stdin.buffer)
+
+
+def _arriving(stream: io.BufferedReader) -> Iterator[bytes]:
+    """A stream in pieces, as they arrive. Between two of them Ctrl-C gets through; while Arrow waits it does not."""
+    while piece := stream.read1(BATCH_BYTES):
+        yield piece
 
 
 def _wanted(names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> list[str]:
@@ -393,6 +399,9 @@ def _csv(
 
     def refuse(row: Any) -> str:
         text = f"{row.actual_columns} values where {row.expected_columns} columns were expected"
+        if lines := row.text.rstrip("\r\n").count("\n"):
+            ragged.append(TableError(file, csv_tables.open_quote(lines + 1), row.number + before + 1))
+            return "error"
         error = TableError(file, text, row.number + before + 1)
         if skip is None:
             ragged.append(error)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -46,4 +47,6 @@ def write_ports_file(file: Path | None, ports: Mapping[str, int]) -> None:
             part.write_text(json.dumps(dict(ports)))
             part.replace(file)
         except OSError as error:
+            with suppress(OSError):
+                part.unlink()
             raise OSError(f"the ports file {file} cannot be written: {error.strerror}") from None

@@ -18,12 +18,15 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ingero_kit.extras import pip_command
-from ingero_kit.settings import SettingsError, format_duration
+from ingero_kit.settings import SettingsError, format_duration, parse_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 """Context settings of every command."""
+
+INTERRUPTED: Final = 128 + 2
+"""Exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
 
 _OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
@@ -31,12 +34,24 @@ _OUTPUT_LOST: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno
 class FiniteRange(click.FloatRange):
     """A range of numbers without NaN and infinity, which pass every comparison or none."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number."""
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return found
+
+
+class SecondsRange(FiniteRange):
+    """A range of seconds, written as a number or as settings have them: `90`, `1m30s`."""
+
+    name = "duration, such as 90, 90s or 1m30s"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The seconds."""
+        return super().convert(parse_duration(value), param, ctx)
 
 
 class InstalledCommand(click.Command):
@@ -64,9 +79,13 @@ class InstalledCommand(click.Command):
             sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Ends with status 1 where a library is missing, and says what installs it."""
+        """Run the command. Ends with status 1 where a library is missing, and says what installs it, and with 130 on
+        Ctrl-C: 1 would say that the command found what it searches for."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("ingero_"):
                 raise
@@ -150,14 +169,18 @@ def ports_file_flag(text: str = "Write the ports taken, as JSON, when ready.") -
 
 @contextmanager
 def exit_with_reason(program: str, *errors: type[Exception]) -> Iterator[None]:
-    """End the program with the reason of an error: status 2 for wrong settings, 1 for one of these errors."""
+    """End the program with the reason of an error: status 2 for wrong settings and the files that they name, 1 for
+    one of these errors."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, (SettingsError, *errors)):
+        from ingero_http.tls import CertificateError  # only now: most commands open no TLS
+
+        wrong = isinstance(error, (SettingsError, CertificateError))
+        if not wrong and not isinstance(error, errors):
             raise
         click.echo(f"{program}: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
+        sys.exit(2 if wrong else 1)
 
 
 def default_text(field: FieldInfo) -> str:

@@ -194,13 +194,18 @@ def explain(
     lines = []
     for problem in error.errors(include_url=False):
         path = ".".join(str(part) for part in problem["loc"])
-        place = next((text for key, text in origin.items() if path.startswith(key)), source)
+        place = next((text for key, text in origin.items() if f"{path}.".startswith(f"{key}.")), source)
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{place}: {path}: no such setting")
+            # What lies below an unknown group is not looked at, so the group may come from a longer path.
+            below = [key for key in origin if key.startswith(f"{path}.")]
+            lines += [f"{origin[key]}: {key}: no such setting" for key in below] or [
+                f"{place}: {path}: no such setting"
+            ]
         elif problem["type"] == "missing":
             lines.append(f"{place}: {path}: is required" + (f" ({ways[path]})" if path in ways else ""))
         else:
-            message = problem["msg"].removeprefix("Value error, ")
+            group = problem["type"] == "model_type"
+            message = "a group of settings was expected" if group else problem["msg"].removeprefix("Value error, ")
             # Without a path several settings together are wrong, and the input is all of them.
             given = without_user(repr(problem["input"]))
             lines.append(f"{place}: {path}: {message} (got {given:.80})" if path else message)

@@ -8,6 +8,7 @@ from typing import Self, TypeVar
 from pydantic import model_validator
 
 from ingero_http.followed_files import FollowedFiles
+from ingero_http.tls import CertificateError, load_authorities, load_chain
 from ingero_kit.settings import Settings, SettingsError
 
 Made = TypeVar("Made")
@@ -47,12 +48,14 @@ class ClientTls(Settings):
     def context(self) -> ssl.SSLContext:
         """Build a context from the files."""
         try:
+            if self.ca_file:
+                load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self.ca_file)
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             if self.cert_file and self.key_file:
-                context.load_cert_chain(self.cert_file, self.key_file)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(f"the TLS files cannot be used: {error}") from None
+                load_chain(context, self.cert_file, self.key_file)
+        except CertificateError as error:
+            raise SettingsError(str(error)) from None
         return context
 
     def follow(self, make: Callable[[], Made]) -> FollowedFiles[Made]:

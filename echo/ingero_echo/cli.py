@@ -11,7 +11,7 @@ import click
 import yaml
 
 from ingero_kit.files import write_ports_file
-from ingero_kit.flags import CONTEXT, CommandGroup, FiniteRange, config_flag, ports_file_flag, set_flag
+from ingero_kit.flags import CONTEXT, CommandGroup, FiniteRange, SecondsRange, config_flag, ports_file_flag, set_flag
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_ECHO_"
@@ -137,13 +137,17 @@ def _client(command: Any) -> Any:
 @click.option("--events", default=250, show_default=True, type=click.IntRange(1), help="Events of each sender.")
 @click.option("--batch", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Events of a request.")
 @click.option(
-    "--seconds", type=FiniteRange(0), default=0.0, help="Begin no request after this time; 0 sends all events."
+    "--seconds",
+    type=SecondsRange(0),
+    metavar="SECONDS",
+    default=0.0,
+    help="Begin no request after this time; 0 sends all events.",
 )
 @click.option(
     "--age", type=FiniteRange(0), default=0.0, show_default=True, help="Hours before now at which events happened."
 )
 @click.option(
-    "--give-up", type=FiniteRange(0), default=60.0, show_default=True,
+    "--give-up", type=SecondsRange(0), metavar="SECONDS", default=60.0, show_default=True,
     help="Seconds for which a request is tried again.",
 )  # fmt: skip
 @click.option("--cluster", default="stress", show_default=True, help="Cluster that the events belong to.")

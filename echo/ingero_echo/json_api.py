@@ -225,11 +225,12 @@ def make_api(
     @app.exception_handler(HTTPException)
     async def other(request: Request, problem: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code, "error")
+        headers = problem.headers or {}
+        hint = f"use {headers['Allow']}; see {echo.OPENAPI}" if "Allow" in headers else f"see {echo.OPENAPI}"
         answer = error(
-            EchoApiError(code, str(problem.detail), f"see {echo.OPENAPI}", problem.status_code),
-            request.scope["ingero.request_id"],
+            EchoApiError(code, str(problem.detail), hint, problem.status_code), request.scope["ingero.request_id"]
         )
-        answer.headers.update(problem.headers or {})
+        answer.headers.update(headers)
         return answer
 
     @app.get(echo.VERSIONS, operation_id="versions")

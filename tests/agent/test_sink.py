@@ -1,13 +1,16 @@
 """The sink's ledger and its page."""
 
 import asyncio
+import errno
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from ingero_agent.event_socket import EventSocket
 from ingero_contract.events import MemoryEvent, StragglerResolvedEvent, StragglerStateEvent, parse_line
@@ -157,6 +160,48 @@ def test_a_path_is_taken_from_a_process_that_ended_and_from_no_other(tmp_path: P
             await first.stop()
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("missing/" + 100 * "x" + "/s", "AF_UNIX path too long"), ("s", "Permission denied")],
+)
+def test_a_socket_that_cannot_be_made_is_named_with_its_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    """Root may write everywhere, so that the refusal of the system is played."""
+
+    async def refused(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    if words == "Permission denied":
+        monkeypatch.setattr(asyncio, "start_unix_server", refused)
+    path = tmp_path / name
+
+    with pytest.raises(OSError, match=f"^cannot listen on {path}: {words}; choose another --remediate-socket$"):
+        asyncio.run(EventSocket(path).start())
+
+
+def test_a_sink_says_once_why_it_has_no_agent(tmp_path: Path) -> None:
+    path = tmp_path / "remediate.sock"
+    ledger = SinkStats(sockets=1)
+
+    async def tried() -> None:
+        with capture_logs() as logs:
+            reader = asyncio.create_task(consume(path, ledger, lambda: 1.0, 0.001))
+            try:
+                async with asyncio.timeout(30):
+                    while not logs:
+                        await asyncio.sleep(0.001)
+                    path.write_text("no socket")
+                    while len(logs) < 2:
+                        await asyncio.sleep(0.001)
+            finally:
+                reader.cancel()
+        assert [line["event"] for line in logs] == ["not_connected", "not_connected"]
+        assert ["No such file" in logs[0]["reason"], "refused" in logs[1]["reason"]] == [True, True]
+
+    asyncio.run(tried())
 
 
 def test_an_agent_that_ends_with_a_consumer_connected_reports_no_error(tmp_path: Path) -> None:

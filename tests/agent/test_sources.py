@@ -60,17 +60,95 @@ def test_a_busy_process_is_seen_at_work(spinner: int) -> None:
     wait_until(lambda: used() > 0, "CPU time")
 
 
-def test_steps_in_a_file_stand_for_work(tmp_path: Path) -> None:
-    steps = tmp_path / "steps"
-    steps.write_text("100")
-    source = ProcfsSource(WatchTarget(progress_file=steps))
-    source.read(0.0)
-    steps.write_text("150\n")
+class SetClock:
+    """A clock that stands still until it is set, seconds."""
 
-    observation = source.read(5.0)
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Job:
+    """A job that counts its steps in a file, and the agent's polls of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.clock = folder / "steps", SetClock()
+        self.source = ProcfsSource(WatchTarget(progress_file=self.file), clock=self.clock)
+
+    def polled(self, now: float, steps: str | None, begun: float | None = None) -> SignalReading | None:
+        """The poll that reads `steps` at `now`, and that the agent had begun at `begun`."""
+        self.clock.now = now
+        if steps is not None:
+            self.file.write_text(steps)
+        return self.source.read(now if begun is None else begun)
+
+
+def test_steps_in_a_file_stand_for_work(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.polled(0.0, "100")
+
+    observation = job.polled(5.0, "150\n")
 
     assert observation is not None
     assert (observation.rate, observation.launches) == (10.0, 50)
+
+
+def test_an_agent_that_waits_for_a_processor_within_a_poll_measures_the_rate_of_the_work(tmp_path: Path) -> None:
+    """Waits as on a machine of 2 cores under load, seconds, with the polls of an agent that pushes every 0.2 s."""
+    job, waits = Job(tmp_path), (0.0, 0.0014, 0.0691, 0.0, 0.0186, 0.0467, 0.0)
+    polls = [job.polled(at + wait, f"{200 * (at + wait)}", begun=at)
+             for at, wait in zip(np.arange(1, 8) / 5, waits, strict=True)]  # fmt: skip
+
+    assert [seen.rate for seen in polls[1:] if seen] == pytest.approx([200.0] * 6)
+
+
+def test_polls_that_read_late_are_joined_by_the_time_that_they_counted(tmp_path: Path) -> None:
+    job, joined = Job(tmp_path), PollBuffer()
+    for at, read, steps in ((0.0, 0.0, "0"), (1.0, 1.5, "150"), (2.0, 2.0, "160")):
+        job.clock.now = read
+        job.file.write_text(steps)
+        joined.read(job.source, at)
+
+    seen = joined.drain()
+
+    assert seen is not None
+    assert (seen.rate, seen.launches) == (pytest.approx(80.0), 160)
+
+
+@pytest.mark.parametrize("torn", ["", "\n", "x", "nan", "inf"])
+def test_a_file_that_is_just_being_written_fails_one_poll_and_the_next_one_counts_for_both(
+    tmp_path: Path, torn: str
+) -> None:
+    """As of a job that truncates the file and then writes it; processor time is another unit, and no substitute."""
+    job = Job(tmp_path)
+    job.polled(0.0, "1000")
+    with pytest.raises(ReadFailed, match="holds no number of steps"):
+        job.polled(1.0, torn)
+
+    observation = job.polled(2.0, "1400")
+
+    assert observation is not None
+    assert (observation.rate, observation.seconds) == (200.0, 2.0)
+
+
+def test_a_job_whose_file_is_not_there_is_idle_however_busy_its_process_is(tmp_path: Path, spinner: int) -> None:
+    source = ProcfsSource(WatchTarget(pids=(spinner,), progress_file=tmp_path / "steps"))
+    source.read(0.0)
+
+    def compute() -> float:
+        observation = source.read(1.0)
+        assert observation is None or (observation.rate, observation.launches) == (0.0, 0)
+        return observation.compute if observation else 0.0
+
+    wait_until(lambda: compute() > 0, "CPU time")
+
+
+def test_the_first_steps_of_a_job_are_no_rate_yet(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    polls = [job.polled(float(now), steps) for now, steps in enumerate((None, None, "90000", "90200"))]
+
+    assert [seen and seen.rate for seen in polls] == [None, 0.0, None, 200.0]
 
 
 def test_a_process_that_is_gone_is_no_work_and_no_error() -> None:
@@ -103,7 +181,7 @@ def test_a_workload_that_is_not_there_is_logged_once_and_again_when_it_comes(
 
     reasons = [line["reason"] for line in logs if line["event"] == "workload_absent"]
     assert [reason.startswith(words) for reason in reasons] == [True, True]
-    assert ["holds no number of steps" in reason for reason in reasons] == [True, False]
+    assert ["steps does not exist (progress_file)" in reason for reason in reasons] == [True, False]
 
 
 def test_a_command_line_that_starts_an_agent_is_no_workload(tmp_path: Path) -> None:

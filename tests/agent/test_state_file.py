@@ -97,6 +97,14 @@ def test_nothing_that_lies_at_the_path_makes_it_wait(tmp_path: Path) -> None:
                 read_state(tmp_path / name)
 
 
+def test_a_state_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "state.json").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        write_state(tmp_path / "state.json", STATE, 0, 1)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["state.json"]
+
+
 def test_a_state_outlives_three_polls_and_what_fleet_asked_to_wait() -> None:
     assert state_valid_seconds(1, 1, 0) == 30
     assert state_valid_seconds(10, 5, 20) == 70

@@ -23,6 +23,21 @@ def audited(*arguments: Any) -> dict[str, Any]:
     return answer
 
 
+def test_a_quotation_mark_that_is_not_closed_is_said_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "gemm.csv"
+    file.write_text("node,gpu,gflops\nn1,0,5\n" + 'n2,0,"5\n' + 50 * "n3,0,5\n")
+
+    done = CliRunner().invoke(command, [str(file)])
+
+    assert done.exit_code == 2
+    assert "line 3: 51 lines are one value from here on, because a quotation mark" in done.stderr
+
+
+def test_a_very_long_word_is_no_log_and_takes_no_time() -> None:
+    """Searching a line for what launchers put before it would take the square of its length."""
+    assert rows_of_log("node,gflops\n" + 1_000_000 * "n" + ",5\n", "n1") is None
+
+
 def named(answer: dict[str, Any]) -> list[tuple[str, str]]:
     return [(one["kind"], one["name"]) for one in answer["findings"]]
 

@@ -205,6 +205,10 @@ GOOD = "time,node,rate\n0,a,1\n5,a,1\n"
         ("time,node,rate,state\n0,a,1,asleep\n", "row 2, column state: 'asleep'"),
         ("time,time,node,rate\n0,0,a,1\n", "the column time is there twice"),
         ("time,node,rate\n0,a,nan\n", "row 2, column rate: no row has a value"),
+        (
+            GOOD + '10,"a,1\n' + 50 * "15,a,1\n",
+            "row 4: 51 lines are one value from here on, because a quotation mark",
+        ),
     ],
 )
 def test_a_file_of_which_nothing_can_be_used_is_refused_with_the_place(tmp_path: Path, text: str, words: str) -> None:
@@ -252,6 +256,14 @@ def test_a_row_that_cannot_be_used_is_said_with_its_place_and_the_others_are_jud
     assert any(f"{file}, " in line and words in line for line in summary["problems"]["first"])
     given = [line for line in text.splitlines()[1:] if line.strip(",")]
     assert summary["rows"] + summary["problems"]["count"] == len(given)
+
+
+def test_nodes_that_never_do_anything_are_no_stragglers(tmp_path: Path) -> None:
+    idle = [line if line.startswith("time") else f"{line.rsplit(',', 1)[0]},0" for line in rows()]
+
+    found = replay(written(tmp_path, idle))
+
+    assert found["episodes"] == []
 
 
 def test_all_rows_that_cannot_be_used_are_counted_and_twenty_described(tmp_path: Path) -> None:

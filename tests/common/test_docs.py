@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from ingero_contract import echo, routes
+
 ROOT = Path(__file__).parents[2]
 PREFIXES = (
     "ingero_fleet_",
@@ -54,6 +56,17 @@ def test_every_make_target_in_the_documents_exists() -> None:
     wanted = {name for page in documents for name in re.findall(r"\bmake ([a-z][a-z0-9-]*)", page.read_text())}
 
     assert {target for target in wanted if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
+
+
+def test_every_path_of_an_api_in_the_documents_is_one_of_the_contract() -> None:
+    served = {path for module in (echo, routes) for path in vars(module).values() if isinstance(path, str)}
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    written = {
+        path for page in pages for path in re.findall(r"/api/v\d+/[a-z]+(?:/[a-z]+)*(?:\.json|/)?", page.read_text())
+    }
+
+    assert written > {echo.SQL, routes.FLEET_WHY}
+    assert written - served == set()
 
 
 def test_the_repository_names_no_machine() -> None:

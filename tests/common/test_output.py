@@ -1,6 +1,8 @@
-"""Programs whose output cannot be written."""
+"""Programs whose output cannot be written, and that are interrupted."""
 
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,22 @@ def test_a_ports_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"ingero-sink: the ports file {file} cannot be written: No such file or directory" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_is_interrupted_ends_with_its_own_status_and_one_line() -> None:
+    """1 would say that it found a straggler."""
+    command = [str(BIN / "ingero-fleet"), "replay", "-"]
+    ordinary = partial(
+        signal.signal, signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=ordinary
+    ) as replay:
+        assert replay.stdin
+        assert replay.stderr
+        replay.stdin.write("time,node,rate\n" + "1,a,1\n" * 100_000)  # more than a pipe holds, so it reads
+        replay.stdin.flush()
+        replay.send_signal(signal.SIGINT)
+        said = replay.stderr.read()
+
+    assert (replay.returncode, said) == (130, "interrupted\n")

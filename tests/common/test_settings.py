@@ -117,6 +117,8 @@ def test_an_assignment_beats_all_and_null_takes_a_value_away(tmp_path: Path) -> 
         ("inner.k=[", "--set: inner.k: "),
         ("inner.k=many", "--set: inner.k: "),
         ("inner.kk=1", "--set: inner.kk: no such setting"),
+        ("iner.k=1", "--set: iner.k: no such setting"),
+        ("inner=5", "--set: inner: a group of settings was expected (got 5)"),
         ("inner.interval=.inf", "--set: inner.interval: "),
         ("inner={k: 1, k: 2}", "--set inner: line 1: the key 'k'"),
     ],
@@ -126,6 +128,11 @@ def test_a_wrong_assignment_is_named(assignment: str, words: str) -> None:
         load(Outer, assignments=[assignment])
 
     assert words in str(error.value)
+
+
+def test_an_assignment_to_an_unknown_group_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^--set: other\.k: no such setting$"):
+        load(Outer, file=write(tmp_path, "name: x\n"), assignments=["other.k=1"])
 
 
 def test_an_error_shows_no_password_of_an_address() -> None:

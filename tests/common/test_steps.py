@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,14 @@ def living(group: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["TERM", "INT", "HUP"])
-def test_what_a_command_has_started_ends_with_the_run(number: signal.Signals, tmp_path: Path) -> None:
-    run = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)], cwd=ROOT, stderr=subprocess.DEVNULL)
+@pytest.mark.parametrize("tool", ["python", "in-group"])
+def test_what_a_command_has_started_ends_with_the_run(number: signal.Signals, tool: str, tmp_path: Path) -> None:
+    """`make deb` and `make images` are of the second kind."""
+    starts = f"cd {tmp_path}; {STARTS}"
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path)] if tool == "python" else ["scripts/in-group", "sh", "-c", starts],
+        cwd=ROOT, stderr=subprocess.DEVNULL, preexec_fn=partial(signal.signal, number, signal.SIG_DFL),
+    )  # fmt: skip
     wait_until((tmp_path / "group").exists, "the command")
     group = int((tmp_path / "group").read_text())
     assert "sleep" in living(group)
@@ -63,6 +70,14 @@ def test_output_and_exit_status_are_those_of_the_command(tmp_path: Path) -> None
     assert (apart.returncode, apart.stdout, apart.stderr) == (3, "one\n", "two\n")
     assert together.stdout == "one\ntwo\n"
     assert (tmp_path / "out").read_text() == f"{tmp_path}\nhere\n"
+
+
+def test_a_command_in_a_group_has_its_input_output_and_exit_status() -> None:
+    done = subprocess.run(
+        ["scripts/in-group", "sh", "-c", "cat; exit 3"], cwd=ROOT, input="given", capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (3, "given", "")
 
 
 def test_a_step_says_what_it_does_before_and_how_long_it_took_after(capsys: pytest.CaptureFixture[str]) -> None:

@@ -280,6 +280,7 @@ def test_a_refused_method_gets_the_allowed_ones(service: Running) -> None:
 
         assert (answered.status_code, answered.headers["allow"]) == (405, allowed)
         assert answered.json()["code"] == "method_not_allowed"
+        assert answered.json()["hint"].startswith(f"use {allowed}; ")
 
 
 def test_a_body_nested_without_end_is_refused_in_words(service: Running) -> None:

@@ -22,7 +22,7 @@ from pyiceberg.catalog import load_catalog
 from ingero_contract import echo, routes
 from ingero_echo import retention
 from ingero_echo.lake import files, plan, view
-from ingero_echo.lake.catalog import LakeCatalog, LakeError
+from ingero_echo.lake.catalog import LakeCatalog, LakeError, without_secrets
 from ingero_echo.lake.layout import lake_columns
 from ingero_echo.lake.plan import Boundary, ShardTaken
 from ingero_echo.lake.sealer import open_lake
@@ -570,6 +570,21 @@ def test_secrets_are_not_in_errors(tmp_path: Path) -> None:
         LakeCatalog(config).create()
 
     assert "hunter2" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "secrets", "shown"),
+    [
+        ("OSError: a bucket of eu-1 at x", {"a-long-password", "e", "x"}, "OSError: a bucket of eu-1 at ***"),
+        ("bad a-long-passwordX", {"a-long-password"}, "bad ***X"),
+        ("key=topsecret-and-more", {"topsecret", "topsecret-and-more"}, "key=***"),
+        ("bad\nfirst line\nsecond", {"first line\nsecond"}, "bad\n***"),
+        ("password '7', true", {"7", "true"}, "password '***', ***"),
+        ("nothing", {""}, "nothing"),
+    ],
+)
+def test_errors_stay_readable_without_the_secrets(text: str, secrets: set[str], shown: str) -> None:
+    assert without_secrets(text, secrets) == shown
 
 
 def test_without_tables_nothing_of_them_is_loaded() -> None:

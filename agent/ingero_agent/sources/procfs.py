@@ -4,15 +4,17 @@ It needs no GPU and no privileges, so it works on every machine. Parsing is sepa
 """
 
 import contextlib
+import math
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ingero_agent.health.signals import SignalReading
 from ingero_agent.sources import ReadFailed
-from ingero_kit.clock import Every
+from ingero_kit.clock import Clock, Every
 from ingero_kit.logs import get
 from ingero_kit.proc_stat import stat_fields
 
@@ -89,44 +91,66 @@ def parse_cpu_stat(text: str) -> float:
     return int(found.group(1)) / 1e6
 
 
-class ProcfsSource:
-    """Rates from differences between two polls."""
+@dataclass(frozen=True)
+class _Counted:
+    """A number that only grows, and the time at which it was read, seconds."""
 
-    def __init__(self, target: WatchTarget, proc: Path = Path("/proc")) -> None:
+    at: float
+    number: float
+
+
+class ProcfsSource:
+    """Rates from differences between two polls.
+
+    Each number carries the time of its own reading: an agent that waits for a processor in the middle of a poll, or
+    searches all command lines, would otherwise count too much work in that poll and too little in the next one.
+    """
+
+    def __init__(self, target: WatchTarget, proc: Path = Path("/proc"), clock: Clock = time.monotonic) -> None:
+        """`clock` tells when a number was read; only differences of its times count."""
         self._target = target
         self._pattern = re.compile(target.pattern) if target.pattern else None
         self._proc = proc
+        self._clock = clock
         self._load = HostLoad(proc)
         self._seconds: dict[tuple[int, int], float] = {}
-        self._before: tuple[float, float | None] | None = None
+        self._cpu_read_at: float | None = None
+        self._counted: _Counted | None = None
         self._used = 0.0
         self._found: list[int] = []
         self._search_due = Every(SEARCH_SECONDS)
         self._absent = ""
 
     def read(self, now: float) -> SignalReading | None:
-        """Compare with the last poll; `None` on the first."""
+        """Compare with the last poll; `None` on the first, and on the first that finds steps."""
         try:
-            used = self._cpu_seconds(now)
             steps = self._steps()
             busy, memory = self._load.read()
-            self._note_absent(self._no_process(), steps)
+            cpu_at, used = self._cpu_seconds(now)
+            self._note_absent(self._no_process(), steps is not None)
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise ReadFailed(f"the workload could not be read: {error}") from None
-        before, self._before = self._before, (now, steps)
-        if before is None or now <= before[0]:
+        cpu_before, self._cpu_read_at = self._cpu_read_at, cpu_at
+        steps_before, self._counted = self._counted, steps
+        if cpu_before is None or cpu_at <= cpu_before:
             return None
-        elapsed = now - before[0]
-        cpu_rate = max(0.0, used) / elapsed
-        rate = cpu_rate
-        if steps is not None and before[1] is not None:
-            rate = max(0.0, steps - before[1]) / elapsed
+        cpu_rate = max(0.0, used) / (cpu_at - cpu_before)
+        rate, seconds = cpu_rate, cpu_at - cpu_before
+        if self._target.progress_file is not None:
+            if steps is None:
+                rate = 0.0
+            elif steps_before is None or steps.at <= steps_before.at:
+                return None
+            else:
+                seconds = steps.at - steps_before.at
+                rate = max(0.0, steps.number - steps_before.number) / seconds
         return SignalReading(
             rate=rate,
             compute=min(1.0, cpu_rate),
             memory=memory,
             cpu=1.0 - busy,
-            launches=round(rate * elapsed) if rate * elapsed >= 1 else int(rate > 0.01),
+            launches=round(rate * seconds) if rate * seconds >= 1 else int(rate > 0.01),
+            seconds=seconds,
         )
 
     def _no_process(self) -> str:
@@ -138,10 +162,10 @@ class ProcfsSource:
             return f"no command line matches {target.pattern!r} (watch_command)"
         return f"no such process: {', '.join(map(str, target.pids[:8]))} (watch_pid)"
 
-    def _note_absent(self, no_process: str, steps: float | None) -> None:
+    def _note_absent(self, no_process: str, counted: bool) -> None:
         """Log once what of the workload is not there; without it the node counts as idle."""
         file = self._target.progress_file
-        no_steps = f"{file} holds no number of steps (progress_file)" if file and steps is None else ""
+        no_steps = f"{file} does not exist (progress_file)" if file and not counted else ""
         absent = "; ".join(filter(None, (no_process, no_steps)))
         if absent and absent != self._absent:
             log.warning("workload_absent", reason=absent)
@@ -158,23 +182,41 @@ class ProcfsSource:
         except (OSError, ValueError):
             return []
 
-    def _steps(self) -> float | None:
+    def _steps(self) -> _Counted | None:
+        """The steps so far; `None` without a file, as before a job has begun.
+
+        Raises `OSError` and `ValueError`, as when the workload is just writing the file: the next poll then counts
+        for both.
+        """
         file = self._target.progress_file
         if file is None:
             return None
+        at = self._clock()
         try:
-            return float(file.read_text().split()[0])
-        except (OSError, ValueError, IndexError):
+            words = file.read_text().split()
+        except FileNotFoundError:
             return None
+        try:
+            number = float(words[0])
+        except (ValueError, IndexError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{file} holds no number of steps (progress_file)")
+        return _Counted(at, number)
 
-    def _cpu_seconds(self, now: float) -> float:
-        """CPU seconds used since the last poll, by process and start time, so that starts and ends add nothing."""
+    def _cpu_seconds(self, now: float) -> tuple[float, float]:
+        """When they were read, and the CPU seconds used since the last poll.
+
+        They are counted by process and start time, so that starts and ends add nothing.
+        """
+        pids = self._pids(now)
+        at = self._clock()
         if self._target.cgroup is not None:
             total = parse_cpu_stat((self._target.cgroup / "cpu.stat").read_text())
             used, self._used = total - self._used, total
-            return used
+            return at, used
         current: dict[tuple[int, int], float] = {}
-        for pid in self._pids(now):
+        for pid in pids:
             try:
                 started, seconds = parse_stat((self._proc / str(pid) / "stat").read_text())
                 seconds = self._thread_seconds(pid) or seconds
@@ -183,7 +225,7 @@ class ProcfsSource:
             current[(pid, started)] = seconds
         used = sum(max(0.0, seconds - self._seconds.get(key, seconds)) for key, seconds in current.items())
         self._seconds = current
-        return used
+        return at, used
 
     def _thread_seconds(self, pid: int) -> float:
         """CPU seconds over the threads that live now; 0 where the kernel keeps no schedstat."""

@@ -103,16 +103,30 @@ class Retention:
 
 
 class TraceStore:
-    """The database, with one writer. Raises `sqlite3.Error`, `OSError`."""
+    """The database, with one writer. Raises `sqlite3.Error`."""
 
     def __init__(self, file: Path, retention: Retention | None = None) -> None:
+        """Raises `OSError`, which names the file."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file
         self._retention = retention or Retention()
-        self._database = sqlite3.connect(file, timeout=5.0)
         self._prune_due = Every(PRUNE_SECONDS)
         self.pruned_rows = 0
+        try:
+            self._database = sqlite3.connect(file, timeout=5.0)
+            self._prepare()
+        except sqlite3.Error as error:
+            raise OSError(f"{file} cannot be used as the database: {error}") from None
+
+    def _prepare(self) -> None:
+        """Make what is missing. A database of another program is left as it is."""
         run = self._database.execute
+        (version,) = run("PRAGMA user_version").fetchone()
+        names = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if version > SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(f"it has schema version {version}, newer than {SCHEMA_VERSION}")
+        if version == 0 and names - set(_TABLES):
+            raise sqlite3.DatabaseError("it is that of another program")
         run("PRAGMA auto_vacuum = INCREMENTAL")
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = NORMAL")

@@ -20,7 +20,7 @@ COLUMNS: Final = ("node", "gpu", "model", "benchmark", "run", "value", "unit", "
 LOOKED_AT: Final = 1 << 20
 """Length of the begin of a text by which a log is known."""
 
-_LAUNCHER: Final = re.compile(r"\[\d+,\d+\]<\w+>: ?|\[?\w[\w.-]*:\d+\]? (?=#)")
+_LAUNCHER: Final = re.compile(r"^(?:\[\d+,\d+\]<\w+>: ?|\[?\w[\w.-]*:\d+\]? (?=#))")
 """What launchers such as mpirun put before every line."""
 
 _RANK: Final = re.compile(r"#\s+Rank\s+\d+\s.*?Pid\s+\d+ on\s+(\S+) device\s+\S+ (?:\[\S*\] )?(.*)")

@@ -13,7 +13,7 @@ from rich.console import Console
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import chosen_columns, json_flag, plot_flag
 from ingero_analyze.terminal import plain
-from ingero_kit.flags import FiniteRange
+from ingero_kit.flags import SecondsRange
 
 
 @click.command("diagnose")
@@ -38,7 +38,7 @@ from ingero_kit.flags import FiniteRange
 )
 @click.option(
     "--wait",
-    type=FiniteRange(0, 3600),
+    type=SecondsRange(0, 3600),
     default=0.0,
     metavar="SECONDS",
     help="Ask the address of --ras again after so long; 30 or more show whether the job moves.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from ingero_kit.addresses import parse_endpoint
-from ingero_kit.flags import FiniteRange
+from ingero_kit.flags import FiniteRange, SecondsRange
 
 if TYPE_CHECKING:
     from ingero_analyze.loadgen.driver import LoadPlan, LoadResult
@@ -45,7 +45,7 @@ def summary(plan: "LoadPlan", result: "LoadResult") -> dict[str, object]:
 @click.option(
     "--nodes", default=1000, show_default=True, type=click.IntRange(1, 1_000_000), help="Agents to simulate."
 )
-@click.option("--seconds", default=10.0, show_default=True, type=FiniteRange(0.1, 3600))
+@click.option("--seconds", default=10.0, show_default=True, type=SecondsRange(0.1, 3600), metavar="SECONDS")
 @click.option("--pushes", default=0, type=click.IntRange(0), help="Stop after so many; 0 means by time alone.")
 @click.option("--rate", default=0.0, type=FiniteRange(0), help="Pushes a second; 0 means as fast as answers come.")
 @click.option("--cluster", default="load", show_default=True)

@@ -10,7 +10,7 @@ import click
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import chosen_columns, json_flag, plot_flag, with_tables
 from ingero_detect.parameters import Parameters
-from ingero_kit.flags import FiniteRange
+from ingero_kit.flags import FiniteRange, SecondsRange
 
 
 def _settings(file: Path | None, flags: dict[str, Any]) -> tuple[Parameters, tuple[str, ...]]:
@@ -44,7 +44,9 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
     help="Fleet's settings, to judge as that Fleet does; the flags below override it.",
 )  # fmt: skip
-@click.option("--tick", type=FiniteRange(min=0.001, max=86_400), help="Seconds of a tick.  [default: 5]")
+@click.option(
+    "--tick", type=SecondsRange(min=0.001, max=86_400), metavar="SECONDS", help="Seconds of a tick.  [default: 5]"
+)
 @click.option(
     "--warmup",
     type=click.IntRange(min=5, max=100_000),

@@ -143,7 +143,7 @@ def _reference(levels: Floats, cohort: Ints) -> Floats:
     for block in range(1, len(levels)):
         change = levels[block] - levels[block - 1]
         known = np.isfinite(change)
-        usual = grouped_median(change[known], cohort[known], int(cohort.max()) + 1)[1]
+        usual = grouped_median(change[known], cohort[known], int(cohort.max(initial=0)) + 1)[1]
         reference[block] = reference[block - 1] + np.nan_to_num(usual)[cohort]
     return reference
 

@@ -4,9 +4,10 @@ import contextlib
 import itertools
 import logging
 import random
+import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,6 +61,9 @@ COMMIT_ATTEMPTS: Final = 20
 LEASED: Final = "events"
 """The table whose properties say which shard maintains all tables."""
 
+SHORT_SECRET: Final = 8
+"""Characters below which a secret is only hidden as a word of its own."""
+
 _LEASE: Final = "ingero.maintenance"
 
 _TYPES: Final[dict[str, IcebergType]] = {
@@ -95,6 +99,15 @@ def catalog_properties(config: TableConfig) -> dict[str, str]:
             raise LakeError(f"{config.credentials_file}: properties were expected, NAME: VALUE")
         found |= {str(name): str(value) for name, value in secret.items()}
     return found
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """A text with `***` in place of every secret; of one with fewer than eight characters only where it is a word of
+    its own, because short ones, such as names of regions and `true`, are parts of other words by chance."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):  # one may be a part of another
+        short = len(secret) < SHORT_SECRET
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)" if short else re.escape(secret), "***", text)
+    return text
 
 
 class LakeCatalog:
@@ -318,9 +331,7 @@ class LakeCatalog:
         except UserError:
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
-            for secret in self._secrets:
-                text = text.replace(secret, "***")
+            text = without_secrets(f"{type(error).__name__}: {error}", self._secrets).partition("\n")[0][:500]
             raise LakeError(f"the shared tables cannot be used: {text}") from None
 
 

@@ -220,3 +220,32 @@ def test_a_chain_keeps_its_identity() -> None:
 
     assert first.id == second.id
     assert (first.kind, bool(first.evidence), bool(first.advice)) == ("slow-call", True, True)
+
+
+def test_a_database_that_cannot_be_used_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    text, other, newer = tmp_path / "text.db", tmp_path / "other.db", tmp_path / "newer.db"
+    text.write_text("no database")
+    for file, statement in ((other, "CREATE TABLE theirs (a)"), (newer, "PRAGMA user_version = 9999")):
+        with closing(sqlite3.connect(file)) as database:
+            database.execute(statement)
+    before = [file.read_bytes() for file in (text, other, newer)]
+
+    for file, words in (
+        (text, "file is not a database"),
+        (other, "it is that of another program"),
+        (newer, "it has schema version 9999, newer than 10"),
+        (tmp_path, "unable to open database file"),
+    ):
+        with pytest.raises(OSError, match=f"^{file} cannot be used as the database: {words}$"):
+            TraceStore(file)
+    assert [file.read_bytes() for file in (text, other, newer)] == before
+
+
+def test_a_database_whose_making_was_cut_off_is_completed(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        database.execute("CREATE TABLE writer (id INTEGER PRIMARY KEY, written_at INTEGER)")
+
+    TraceStore(tmp_path / "a.db").close()
+
+    with closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (10,)
