@@ -1,16 +1,18 @@
 """Removes from a timeline what the first rank does for the whole job in every N-th step. Pure.
 
 By convention rank 0 writes checkpoints and logs, alone or with others that write parts of them, and all ranks wait.
-A fault has no reason to keep to the numbers of steps. So what makes the first rank late in every N-th step, and hardly
-in any other, is taken out: its next collective begins earlier by as much, and ranks are compared without it.
+A fault has no reason to keep to the numbers of steps. So what makes the first rank late in every N-th step, and in
+hardly any other, is taken out: its next collective begins earlier by as much, and ranks are compared without it.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.idle_together import LEAST_STALL, idle_seconds
 from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, residuals_by_step
 from ingero_detect.threshold import MAD_TO_SIGMA
@@ -55,31 +57,97 @@ def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
     """
     if line.ranks < 2 or line.steps < max(2 * FEWEST_STEPS, FEWEST_TIMES * SHORTEST_PERIOD):
         return None
-    computing = sum_by_rank_and_step(line, ~line.collective, line.duration)
-    steps, far, every = np.zeros(line.steps, np.bool_), np.zeros(computing.shape, np.bool_), set[int]()
-    for seconds in (idle_seconds(line), computing):
+    done = sum_by_rank_and_step(line, ~line.collective, line.duration)
+    seen = (idle_seconds(line), done, _in_rare_operations(line))
+    found = _taken_out(line, _in_rhythm(line, seen, alike, period), _without_longest)
+    # What was not recorded shows in the waits of the others.
+    line = line if found is None else found.line
+    lags = _lags(line)
+    waits = (sum_by_rank_and_step(line, line.collective, lags),)
+    more = _taken_out(line, _in_rhythm(line, waits, alike, period), partial(_without_lags, lags=lags))
+    if found is None or more is None:
+        return found or more
+    ranks, every = (
+        tuple(sorted({*one, *other})) for one, other in ((found.ranks, more.ranks), (found.every, more.every))
+    )
+    return Chores(more.line, ranks, every, found.seconds_per_step + more.seconds_per_step)
+
+
+def _in_rhythm(
+    line: Timeline, tables: Iterable[Floats], alike: Ints, period: float
+) -> tuple[tuple[int, ...], Bools]:  # fmt: skip
+    """The distances of the steps in which the first rank has a chore, and in which of them each rank is late.
+
+    `tables`: seconds by (rank, step) that show it. Ranks are late that are in most of these steps.
+    """
+    rows = sum_by_rank_and_step(line, np.ones(len(line.rank), np.bool_), line.duration)
+    far, steps, every = np.zeros(rows.shape, np.bool_), np.zeros(line.steps, np.bool_), set[int]()
+    for seconds in tables:
         late = _far(np.nan_to_num(seconds), alike, period)
         # What came before the first step, and what a recording that was cut off lacks, is not known.
-        known = np.isfinite(computing[FIRST_RANK])
+        known = np.isfinite(rows[FIRST_RANK])
         known[0] = late[FIRST_RANK, 0]
         distances, times = _regular(late[FIRST_RANK], known)
         every |= set(distances)
         steps |= times
         far |= late & times
-    if not every:
-        return None
-    ranks = np.union1d(np.flatnonzero(far.sum(axis=1) >= SAME_STEPS * steps.sum()), [FIRST_RANK])
-    if len(ranks) > line.ranks // 2:
+    others = far.sum(axis=1) < SAME_STEPS * steps.sum()
+    others[FIRST_RANK] = False
+    far[others] = False
+    return tuple(sorted(every)), far
+
+
+def _taken_out(
+    line: Timeline, rhythm: tuple[tuple[int, ...], Bools],
+    without: Callable[[Timeline, Ints, Bools], tuple[Floats, Floats, Floats]],
+) -> Chores | None:  # fmt: skip
+    """The timeline without chores; `None` where there are none, or where more than half of the ranks have them."""
+    every, far = rhythm
+    ranks = np.flatnonzero(far.any(axis=1))
+    if not every or len(ranks) > line.ranks // 2:
         return None
     starts, durations = line.start.copy(), line.duration.copy()
     saved = np.zeros((len(ranks), line.steps))
     for place, rank in enumerate(ranks.tolist()):
         rows = np.flatnonzero(line.rank == rank)
         rows = rows[np.argsort(line.start[rows], kind="stable")]
-        starts[rows], durations[rows], saved[place] = _without_longest(line, rows, far[rank])
+        starts[rows], durations[rows], saved[place] = without(line, rows, far[rank])
     changed = replace(line, start=starts, duration=durations)
-    lost = float(saved.max(axis=0).sum()) / line.steps
-    return Chores(changed, tuple(ranks.tolist()), tuple(sorted(every)), lost)
+    return Chores(changed, tuple(ranks.tolist()), every, float(saved.max(axis=0).sum()) / line.steps)
+
+
+def _lags(line: Timeline) -> Floats:
+    """By row, how much less than the median of its ranks one waited in a collective; 0 for compute."""
+    found = np.zeros(len(line.rank))
+    rows = np.flatnonzero(line.collective & (line.instance >= 0))
+    if len(rows):
+        _, instance = np.unique(line.instance[rows], return_inverse=True)
+        _, middle = grouped_median(line.duration[rows], instance.astype(np.int64), int(instance.max()) + 1)
+        found[rows] = middle[instance] - line.duration[rows]
+    return found
+
+
+def _without_lags(line: Timeline, rows: Ints, steps: Bools, lags: Floats) -> tuple[Floats, Floats, Floats]:
+    """Starts and durations of a rank's rows with the collective to which it came latest in each of these steps begun
+    with the others, and the seconds of each step."""
+    start, duration, step, own = line.start[rows], line.duration[rows], line.step[rows], lags[rows]
+    saved = np.zeros(line.steps)
+    for one in np.flatnonzero(steps).tolist():
+        inside = np.flatnonzero(step == one)
+        at = int(inside[own[inside].argmax()])
+        saved[one] = own[at]
+        start[at] -= own[at]
+        duration[at] += own[at]
+    return start, duration, saved
+
+
+def _in_rare_operations(line: Timeline) -> Floats:
+    """Seconds by (rank, step) in operations of compute that the first rank does in few of its steps."""
+    own = (line.rank == FIRST_RANK) & ~line.collective
+    pairs = np.unique(np.stack([line.op[own], line.step[own]]), axis=1)
+    ops, steps = np.unique(pairs[0], return_counts=True)
+    rare = ops[steps <= MOST_STEPS * line.steps]
+    return sum_by_rank_and_step(line, ~line.collective & np.isin(line.op, rare), line.duration)
 
 
 def _far(seconds: Floats, alike: Ints, period: float) -> Bools:

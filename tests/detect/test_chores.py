@@ -62,6 +62,19 @@ def test_checkpoints_of_the_first_rank_accuse_nobody_and_are_said(every: int, re
         assert chores["seconds_per_step"] == pytest.approx(1 / every, rel=0.01)
 
 
+def test_a_chore_that_only_the_waits_of_the_others_show_accuses_nobody() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        table = Table()
+        late = pauses_of(0, slice(9, None, 10)) + 0.01 * rng.random((RANKS, STEPS))
+        for step in range(STEPS):
+            table.add(rank=np.arange(RANKS), op="all_reduce", kind="collective", start=2.0 * step + late[:, step],
+                      duration=1.1 - late[:, step], step=step, group="all", seq=step)  # fmt: skip
+        found = diagnose(as_timeline(table))
+
+        assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [10])
+
+
 def test_logs_and_checkpoints_in_rhythms_of_their_own_are_both_chores() -> None:
     both = pauses_of(0, slice(2, None, 7), 0.2) + pauses_of(0, slice(6, None, 20), 2.0)
 
