@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_detect.calm_compute import data_peers, slower_in_all, steady_compute
+from ingero_detect.chores import without_chores
 from ingero_detect.doubts import Doubts, doubted
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.idle_together import idle_ranks
@@ -71,6 +72,8 @@ def diagnose(line: Timeline) -> Diagnosis:
     if line.ranks < 2 or not period > 0:
         reason = ONE_RANK if line.ranks < 2 else "the steps take no time"
         return Diagnosis(Cause.UNKNOWN, evidence={"reason": reason, "steps": line.steps})
+    chores = without_chores(line, _like(most_common_by_rank(line, line.stage)), period)
+    line = chores.line if chores is not None else line
     recorded, line = line, with_exposed_waits(line)
     given = with_equal_work(line)
     if given is None and line.steps < FEWEST_STEPS and work_differs(line):
@@ -86,6 +89,8 @@ def diagnose(line: Timeline) -> Diagnosis:
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
+    if chores is not None:
+        facts["chores"] = chores.answer()
     known = well_covered_steps(compute)
     peers = data_peers(shared, compute[:, known], _like(stage)) if known.any() else None
     doubts = Doubts(shared, operation_excess(line, _like(stage) if peers is None else peers), float(period))
@@ -149,7 +154,7 @@ def diagnose(line: Timeline) -> Diagnosis:
             half = idle_part(recorded, line, period)
         found += [with_those_that_act_alike(half, late, part)] if half is not None else []
     found = [doubts.with_operations(item) for item in found]
-    worst = max(found, key=lambda item: item.seconds_lost_per_step, default=None)
+    worst = _worst(found)
     if worst is None:
         complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
         return _nobody(complete if line.steps >= FEWEST_STEPS else line.steps, facts)
@@ -164,6 +169,12 @@ def diagnose(line: Timeline) -> Diagnosis:
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, period / MOST_TIMES)
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+
+
+def _worst(found: list[Diagnosis]) -> Diagnosis | None:
+    """The finding that costs most; a rank that is proven late goes before what others cost."""
+    proven = [item for item in found if item.cause is Cause.NODE]
+    return max(proven or found, key=lambda item: item.seconds_lost_per_step, default=None)
 
 
 def _is_about(item: Diagnosis, ranks: tuple[int, ...]) -> bool:

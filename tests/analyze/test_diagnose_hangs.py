@@ -61,6 +61,18 @@ def test_the_rank_that_did_not_come_is_named() -> None:
     assert (front.seq, front.ops, front.entered, front.missing) == (3, ("all_reduce",), (0, 1, 3), (2,))
 
 
+@pytest.mark.parametrize("order", [[2, 1, 0], [1, 2, 0]])
+def test_entries_count_in_the_order_of_their_numbers(order: list[int]) -> None:
+    entries = [entry(1), entry(2), entry(3, ended=False)]
+    lists = [[entry(1), entry(2)] if rank == 2 else [entries[place] for place in order] for rank in range(WORLD)]
+    hang = hang_of(*((rank, dump(own)) for rank, own in enumerate(lists)))
+
+    assert (hang.kind, hang.ranks) == ("hang", (2,))
+    assert not dump_of(
+        dump([entry(1, record_id=1), entry(0, record_id=0)]), Rank(0), "", Problems(), OperationRows()
+    ).full
+
+
 def at(seconds: float, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries, called so much later."""
     return [{**one, "time_created_ns": one["time_created_ns"] + int(seconds * 1e9)} for one in entries]
@@ -417,7 +429,7 @@ def test_a_rank_without_dump_is_looked_for_in_groups_whose_members_no_dump_tells
 
 
 def test_a_receive_whose_sender_never_came_names_the_sender() -> None:
-    waits = entry(0, op="recv 1<-0", ended=False, is_p2p=True)
+    waits = entry(0, op="recv 1<-0", ended=False, is_p2p=True, record_id=2)
     hang = hang_of((0, dump([entry(1)], {"0": [0, 1]})), (1, dump([entry(1), waits], {"0": [0, 1]})))
 
     assert (hang.kind, hang.ranks, hang.pairs) == ("hang", (0,), ((1, 0),))

@@ -69,6 +69,17 @@ def test_columns_are_known_by_usual_names(tmp_path: Path, names: dict[str, str])
     assert (found["ranks"], found["read"]["columns"]["op"]) == ([CULPRIT], names["op"])
 
 
+@pytest.mark.parametrize("words", [("compute", "collective"), ("GEMM", "AllReduce")])
+def test_the_type_of_an_operation_beside_its_name_is_its_kind(tmp_path: Path, words: tuple[str, str]) -> None:
+    columns = job()
+    kinds = np.where(columns["kind"] == "compute", *words)
+
+    found = answer(csv(tmp_path, {**renamed(columns, op="kernel_name", kind=""), "op_type": kinds}))
+
+    assert {**found, "read": {}} == {**answer(csv(tmp_path, columns)), "read": {}}
+    assert (found["read"]["columns"]["op"], found["read"]["columns"]["kind"]) == ("kernel_name", "op_type")
+
+
 UNITS = {
     "both named": ("start_us", 1e6, "dur (ms)", 1e3, ("us", "ms")),
     "the duration named": ("start", 1.0, "duration_ms", 1e3, ("s", "ms")),
@@ -370,6 +381,11 @@ OPERATIONS = {
         ["fwd", "bwd"],
     ),
     "one alone": ("fwd_ms, step_time_ms", []),
+    "with names of operations only": (
+        "loss, dataloader, forward_attn, backward, dp_all_reduce, forward_flops, lr, optimizer",
+        ["dataloader", "forward attn", "backward", "dp all reduce", "optimizer"],
+    ),
+    "nothing that communicates": ("loss, forward, backward", []),
     "two of one name": ("fwd_ms, fwd_time", []),
 }
 

@@ -446,6 +446,24 @@ def test_ranks_whose_whole_replica_is_slow_are_not_named_and_no_label_is_needed(
             assert found.seconds_lost_per_step > 0
 
 
+@pytest.mark.parametrize("staged", [True, False])
+def test_without_any_group_slow_ranks_at_like_places_of_the_job_may_be_a_replica(staged: bool) -> None:
+    """So are tables of the times of steps, and recordings without a column of groups."""
+    for slow, certain in (((1, 5, 9, 13), False), ((4, 5) if staged else (4, 5, 6, 7), True), ((5,), True)):
+        rng = np.random.default_rng(0)
+        if staged:
+            table = interleaved(rng, 4, 4, steps=20, norm=True, culprit=slow, late=0.2)
+        else:
+            table = layered(rng, 1, 16, culprit=slow, slower=0.2)
+        line = as_timeline(table)
+        unknown = np.full(len(line.rank), -1, np.int64)
+
+        found = diagnose(replace(line, group=unknown, data_parallel=unknown))
+
+        named = found.ranks if certain else tuple(found.evidence["possible"])
+        assert (sorted(named), found.ranks == ()) == (list(slow), not certain)
+
+
 def test_a_rank_that_is_much_slower_than_its_slow_replica_is_named_and_the_others_are_not() -> None:
     for seed in range(3):
         columns = layered(np.random.default_rng(seed), 4, 4, culprit=(4, 5, 6, 7), slower=0.1).arrays()

@@ -6,7 +6,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.diagnose.columns import TIMES, TimelineColumns, kind_of, kind_of_operation, recognised
+from ingero_analyze.audit.columns import words_of
+from ingero_analyze.diagnose.columns import (
+    OPERATION_TYPES,
+    TIMES,
+    TimelineColumns,
+    kind_of,
+    kind_of_operation,
+    kind_of_type,
+    recognised,
+)
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.diagnose.step_times import STEP
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, WORK
@@ -64,6 +73,8 @@ def columns_of(
     numbers = batch.codes(roles["kind"], kinds) if "kind" in roles else found["op"]
     words = list(kinds if "kind" in roles else vocabulary["op"])
     of_word = kind_of if "kind" in roles else kind_of_operation
+    if words_of(roles.get("kind", "")) in OPERATION_TYPES:
+        of_word = kind_of_type
     found["kind"] = np.array([*map(of_word, words), -1], np.int64)[numbers]
     lose(found["kind"] < 0, roles.get("kind", roles["op"]), "{!r} is neither compute nor collective",
          lambda row: words[numbers[row]][:40])  # fmt: skip

@@ -69,6 +69,11 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time."""
 
+OPERATION_TYPES: Final = frozenset(("optype", "op type", "operation type"))
+"""Names of an operation's column that say what kind it is, where another column has its name."""
+
+_OPERATION_NAMES: Final = ("op name", "operation name", "kernel name", "kernel", "event name")
+
 SECONDS_OF: Final = {unit: SECONDS[unit] for unit in ("s", "ms", "us", "ns")}
 """Seconds of the units that times may be in."""
 
@@ -152,6 +157,9 @@ def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = 
         if role not in roles:
             fitting = _fitting(role, [name for name in names if name not in roles.values()])
             roles |= {role: fitting} if fitting else {}
+    named = next((name for name in names if words_of(name) in _OPERATION_NAMES), None)
+    if named and not {"op", "kind"} & set(chosen) and words_of(roles.get("op", "")) in OPERATION_TYPES:
+        roles = {"kind": roles["op"], **roles, "op": named}
     if "duration" in roles and "end" not in chosen:
         roles.pop("end", None)
     if "op" not in roles and "kind" in roles and "kind" not in chosen:
@@ -258,6 +266,12 @@ def kind_of(text: str) -> int:
     parts = set(words.split())
     exchanges = parts & _COLLECTIVE and parts <= _COLLECTIVE | _OPERATIONS
     return 1 if exchanges else 0 if words in _COMPUTE else -1
+
+
+def kind_of_type(name: str) -> int:
+    """The same for what the type of an operation is called: a kind, or an operation."""
+    kind = kind_of(name)
+    return kind if kind >= 0 else kind_of_operation(name)
 
 
 def kind_of_operation(name: str) -> int:

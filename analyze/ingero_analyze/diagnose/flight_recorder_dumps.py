@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import prod
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
@@ -175,7 +176,7 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
     """
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise SourceError("no Flight Recorder dump: there is no list of entries")
-    entries = value["entries"]
+    entries = _in_order_of_calls(value["entries"])
     dump = Dump(rank)
     config = value.get("pg_config")
     for key, item in config.items() if isinstance(config, dict) else ():
@@ -204,6 +205,15 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
     first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
     dump.full = (whole(first) or 0) > 0
     return dump
+
+
+def _in_order_of_calls(entries: list[Any]) -> list[Any]:
+    """Entries by their numbers. The recorder writes them so; tools that sort or merge them may not."""
+    numbers = [whole(entry.get("record_id")) if isinstance(entry, dict) else None for entry in entries]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(entries) or known == sorted(known):
+        return entries
+    return [entry for _, entry in sorted(zip(known, entries, strict=True), key=itemgetter(0))]
 
 
 def _take(

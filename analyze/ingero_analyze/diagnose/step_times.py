@@ -30,8 +30,37 @@ _NONE: Final = re.compile(
 )
 
 
+_COMPUTES: Final = re.compile(
+    r"(?:forward|fwd|backward|bwd|optimizer|optim|data ?load(?:er|ing)?|compute|computation|"
+    r"(?:save )?(?:checkpoint|ckpt)|eval)(?: \w+)?"
+)
+_EXCHANGES: Final = re.compile(
+    r"(?:[dtpec]p |grads? )?(?:all ?reduce|all ?gather|reduce ?scatter|all ?to ?all|broadcast|barrier|comm|"
+    r"communication)"
+)
+"""Names of operations that are hardly anything but times, also where nothing says so."""
+
+_NO_TIMES: Final = re.compile(r"\b(?:count|number|size|bytes?|memory|loss|flops|calls?|tokens|bandwidth|bw|norm)\b")
+
+
 def operation_columns(names: Sequence[str]) -> dict[str, str]:
-    """Columns with the time of an operation, and the operation; those of whole steps and of instants are none."""
+    """Columns with the time of an operation, and the operation; those of whole steps and of instants are none.
+
+    Where no column says that it is a time, those with names of operations only are, if one of them computes and one
+    communicates.
+    """
+    found = _said_to_be_times(names)
+    if found:
+        return found
+    words = {name: words_of(name) for name in names if not _NO_TIMES.search(words_of(name))}
+    computes, exchanges = (
+        {name for name, word in words.items() if kind.fullmatch(word)} for kind in (_COMPUTES, _EXCHANGES)
+    )
+    found = {name: word for name, word in words.items() if name in computes | exchanges}
+    return found if computes and exchanges and len(set(found.values())) == len(found) else {}
+
+
+def _said_to_be_times(names: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in names:
         head, unit = split_unit(name)

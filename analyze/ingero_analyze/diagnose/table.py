@@ -8,13 +8,15 @@ from ingero_analyze.diagnose.ras_hangs import RAS_HANGS
 from ingero_analyze.diagnose.topology import sentence, slow_group_lines
 from ingero_detect.diagnosis import ONE_RANK
 
+NO_NODE: Final = "no node is the cause: "
+
 SENTENCES: Final = {
     "node": "rank {ranks} delays the job",
-    "stage_imbalance": "no node is the cause: the pipeline's stages are uneven",
+    "stage_imbalance": f"{NO_NODE}the pipeline's stages are uneven",
     "stage_or_host": "the pipeline's stages are uneven, or the hosts of rank {stage_ranks} are slow: they do no "
     "more operations than others, and each takes longer",
-    "sequence_imbalance": "no node is the cause: steps differ by their data, on whichever rank processes it",
-    "place_in_ring": "no node is the cause: ranks compute the longer the later their part of a sequence is",
+    "sequence_imbalance": f"{NO_NODE}steps differ by their data, on whichever rank processes it",
+    "place_in_ring": f"{NO_NODE}ranks compute the longer the later their part of a sequence is",
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
@@ -125,9 +127,9 @@ def lines(answer: dict[str, Any]) -> list[str]:
         times = f"{answer['slowdown']:.3f} times as long as it could"
         found.append(f"every step loses {lost:.4g} s; the job takes {times}")
     found += [
-        f"besides, {_sentence(other['kind'], other['ranks'], other)}"
+        f"besides, {_sentence(other['kind'], other['ranks'], other).removeprefix(NO_NODE)} "
+        f"({other['seconds_lost_per_step']:.3g} s a step)"
         for other in evidence.get("also", ())
-        if other["ranks"] or "possible" in other
     ]
     found += [f"next: {step}" for step in _next(answer)]
     if evidence.get("by") in ("flight_recorder", "ras") and evidence.get("reason"):
@@ -197,6 +199,10 @@ OWN_LINES: Final = {
     "last_calls": lambda value: _by_reason("last call of rank", {rank: _call(call) for rank, call in value.items()}),
     "earlier_run": lambda value: [
         f"rank {rank}: its dump is of an earlier run, with a last call at {last}" for rank, last in _first(value)
+    ],
+    "chores": lambda value: [
+        f"in every {joined(value['every'])}th step rank {joined(value['ranks'])} does more, as for checkpoints or "
+        f"logs, and all wait ({value['seconds_per_step']:.3g} s a step); ranks were compared without it"
     ],
     "not_recorded": lambda value: [f"not recorded: {value['count']} ranks, {joined(value['first'])}"],
 }  # fmt: skip

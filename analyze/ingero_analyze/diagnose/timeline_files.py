@@ -75,6 +75,8 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
     evidence: dict[str, Any] = dict(found.evidence)
     for finding in (evidence, *evidence.get("also", ())):
         _name_ranks_and_operations(finding, recorded)
+    if "chores" in evidence:
+        evidence["chores"]["ranks"] = [recorded.ranks[rank] for rank in evidence["chores"]["ranks"]]
     note = _unit_note(recorded, evidence.get("step_seconds"))
     if note:
         evidence["note"] = note

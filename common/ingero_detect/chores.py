@@ -1,0 +1,229 @@
+"""Removes from a timeline what the first rank does for the whole job in every N-th step. Pure.
+
+By convention rank 0 writes checkpoints and logs, alone or with others that write parts of them, and all ranks wait.
+A fault has no reason to keep to the numbers of steps. So what makes the first rank late in every N-th step, and in
+hardly any other, is taken out: its next collective begins earlier by as much, and ranks are compared without it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.idle_together import LEAST_STALL, idle_seconds
+from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, residuals_by_step
+from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
+
+FIRST_RANK: Final = 0
+
+FEWEST_TIMES: Final = 3
+"""How often a chore is seen at least, at equal distances."""
+
+SHORTEST_PERIOD: Final = 5
+"""Steps from one time to the next at least: nobody writes checkpoints or logs more often."""
+
+MOST_CHORES: Final = 2
+"""Chores with rhythms of their own, such as logs and checkpoints."""
+
+MOST_STEPS: Final = MOST_CHORES / SHORTEST_PERIOD
+"""Share of all steps that have a chore at most."""
+
+MOST_OTHERS: Final = 0.25
+"""Share of the late steps of the first rank that may have another cause, and of its chores that may be a step off."""
+
+
+@dataclass(frozen=True)
+class Chores:
+    """The timeline without the chores of these ranks, the distances of their steps, and what they cost."""
+
+    line: Timeline
+    ranks: tuple[int, ...]
+    every: tuple[int, ...]
+    seconds_per_step: float
+
+    def answer(self) -> dict[str, Any]:
+        """As evidence."""
+        return {"ranks": list(self.ranks), "every": list(self.every), "seconds_per_step": self.seconds_per_step}
+
+
+def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
+    """The timeline without what the first rank does in every N-th step; `None` where it does nothing of the kind.
+
+    `alike` numbers the ranks that do the same work, `period` is seconds of a step.
+    """
+    if line.ranks < 2 or line.steps < max(2 * FEWEST_STEPS, FEWEST_TIMES * SHORTEST_PERIOD):
+        return None
+    done = sum_by_rank_and_step(line, ~line.collective, line.duration)
+    seen = (idle_seconds(line), done, _in_rare_operations(line))
+    found = _taken_out(line, _in_rhythm(line, seen, alike, period), _without_longest)
+    # What was not recorded shows in the waits of the others.
+    line = line if found is None else found.line
+    lags = _lags(line)
+    waits = (sum_by_rank_and_step(line, line.collective, lags),)
+    more = _taken_out(line, _in_rhythm(line, waits, alike, period), partial(_without_lags, lags=lags))
+    if found is None or more is None:
+        return found or more
+    ranks, every = (
+        tuple(sorted({*one, *other})) for one, other in ((found.ranks, more.ranks), (found.every, more.every))
+    )
+    return Chores(more.line, ranks, every, found.seconds_per_step + more.seconds_per_step)
+
+
+def _in_rhythm(
+    line: Timeline, tables: Iterable[Floats], alike: Ints, period: float
+) -> tuple[tuple[int, ...], Bools]:  # fmt: skip
+    """The distances of the steps in which the first rank has a chore, and in which of them each rank is late.
+
+    `tables`: seconds by (rank, step) that show it. Ranks are late that are in most of these steps.
+    """
+    rows = sum_by_rank_and_step(line, np.ones(len(line.rank), np.bool_), line.duration)
+    far, steps, every = np.zeros(rows.shape, np.bool_), np.zeros(line.steps, np.bool_), set[int]()
+    for seconds in tables:
+        late = _far(np.nan_to_num(seconds), alike, period)
+        # What came before the first step, and what a recording that was cut off lacks, is not known.
+        known = np.isfinite(rows[FIRST_RANK])
+        known[0] = late[FIRST_RANK, 0]
+        distances, times = _regular(late[FIRST_RANK], known)
+        every |= set(distances)
+        steps |= times
+        far |= late & times
+    others = far.sum(axis=1) < SAME_STEPS * steps.sum()
+    others[FIRST_RANK] = False
+    far[others] = False
+    return tuple(sorted(every)), far
+
+
+def _taken_out(
+    line: Timeline, rhythm: tuple[tuple[int, ...], Bools],
+    without: Callable[[Timeline, Ints, Bools], tuple[Floats, Floats, Floats]],
+) -> Chores | None:  # fmt: skip
+    """The timeline without chores; `None` where there are none, or where more than half of the ranks have them."""
+    every, far = rhythm
+    ranks = np.flatnonzero(far.any(axis=1))
+    if not every or len(ranks) > line.ranks // 2:
+        return None
+    starts, durations = line.start.copy(), line.duration.copy()
+    saved = np.zeros((len(ranks), line.steps))
+    for place, rank in enumerate(ranks.tolist()):
+        rows = np.flatnonzero(line.rank == rank)
+        rows = rows[np.argsort(line.start[rows], kind="stable")]
+        starts[rows], durations[rows], saved[place] = without(line, rows, far[rank])
+    changed = replace(line, start=starts, duration=durations)
+    return Chores(changed, tuple(ranks.tolist()), every, float(saved.max(axis=0).sum()) / line.steps)
+
+
+def _lags(line: Timeline) -> Floats:
+    """By row, how much less than the median of its ranks one waited in a collective; 0 for compute."""
+    found = np.zeros(len(line.rank))
+    rows = np.flatnonzero(line.collective & (line.instance >= 0))
+    if len(rows):
+        _, instance = np.unique(line.instance[rows], return_inverse=True)
+        _, middle = grouped_median(line.duration[rows], instance.astype(np.int64), int(instance.max()) + 1)
+        found[rows] = middle[instance] - line.duration[rows]
+    return found
+
+
+def _without_lags(line: Timeline, rows: Ints, steps: Bools, lags: Floats) -> tuple[Floats, Floats, Floats]:
+    """Starts and durations of a rank's rows with the collective to which it came latest in each of these steps begun
+    with the others, and the seconds of each step."""
+    start, duration, step, own = line.start[rows], line.duration[rows], line.step[rows], lags[rows]
+    saved = np.zeros(line.steps)
+    for one in np.flatnonzero(steps).tolist():
+        inside = np.flatnonzero(step == one)
+        at = int(inside[own[inside].argmax()])
+        saved[one] = own[at]
+        start[at] -= own[at]
+        duration[at] += own[at]
+    return start, duration, saved
+
+
+def _in_rare_operations(line: Timeline) -> Floats:
+    """Seconds by (rank, step) in operations of compute that the first rank does in few of its steps."""
+    own = (line.rank == FIRST_RANK) & ~line.collective
+    pairs = np.unique(np.stack([line.op[own], line.step[own]]), axis=1)
+    ops, steps = np.unique(pairs[0], return_counts=True)
+    rare = ops[steps <= MOST_STEPS * line.steps]
+    return sum_by_rank_and_step(line, ~line.collective & np.isin(line.op, rare), line.duration)
+
+
+def _far(seconds: Floats, alike: Ints, period: float) -> Bools:
+    """In which steps each rank needs far longer than usual, beyond what it is above ranks with the same work."""
+    apart = residuals_by_step(seconds, alike)
+    apart -= np.median(apart, axis=1, keepdims=True)
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(apart)))
+    return np.asarray(apart > max(FAR_SIGMAS * noise, LEAST_STALL * period))
+
+
+def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
+    """The distances of late steps that return, and all steps at these distances that are late, if they are `known`.
+
+    Nothing where more than a few late steps are at no such distance, as those of chance are.
+    """
+    every: list[int] = []
+    left, found = late.copy(), np.zeros_like(late)
+    if late.sum() > MOST_STEPS * len(late):
+        return every, found
+    near = _with_neighbours(late) | ~known
+    while left.sum() >= FEWEST_TIMES and len(every) < MOST_CHORES:
+        best: tuple[int, int, int] = FEWEST_TIMES - 1, 0, 0
+        for distance in range(SHORTEST_PERIOD, len(late) // FEWEST_TIMES + 1):
+            for first in range(distance):
+                times = slice(first, None, distance)
+                count, all_times = int(left[times].sum()), int(known[times].sum())
+                if count > best[0] and count >= (1 - MOST_OTHERS) * all_times and near[times].all():
+                    best = count, distance, first
+        _, distance, first = best
+        if not distance:
+            break
+        at = np.zeros_like(late)
+        at[first::distance] = True
+        every.append(distance)
+        found |= late & _with_neighbours(at)
+        left &= ~found
+    return (every, found) if left.sum() <= MOST_OTHERS * late.sum() else ([], np.zeros_like(late))
+
+
+def _with_neighbours(steps: Bools) -> Bools:
+    """The steps and those beside them: a pause between two steps may be counted to either of them."""
+    found = steps.copy()
+    found[1:] |= steps[:-1]
+    found[:-1] |= steps[1:]
+    return found
+
+
+def _without_longest(line: Timeline, rows: Ints, steps: Bools) -> tuple[Floats, Floats, Floats]:
+    """Starts and durations of a rank's rows without the longest pause, or what makes an operation longest, of steps.
+
+    Also returns the seconds of each of these steps. What follows begins earlier, up to the next collective, in which
+    the rank then waits longer. `rows` are in order of starts. Operations are compared with those of all other steps.
+    """
+    start, duration, step, computes = line.start[rows], line.duration[rows], line.step[rows], ~line.collective[rows]
+    until = np.append(start[0], np.maximum.accumulate(start + duration)[:-1])
+    pauses = np.maximum(start - until, 0.0)
+    longer = np.where(computes, duration - _usual(line.op[rows], duration, ~steps[step]), 0.0)
+    collectives, saved = np.flatnonzero(~computes), np.zeros(line.steps)
+    for one in np.flatnonzero(steps).tolist():
+        own = np.flatnonzero(step == one)
+        at = int(own[np.maximum(pauses[own], longer[own]).argmax()])
+        following = collectives[np.searchsorted(collectives, at) :]
+        if not len(following):
+            continue
+        end, saved[one] = int(following[0]), max(pauses[at], longer[at])
+        if longer[at] > pauses[at]:
+            duration[at] -= saved[one]
+            at += 1
+        start[at : end + 1] -= saved[one]
+        duration[end] += saved[one]
+    return start, duration, saved
+
+
+def _usual(op: Ints, duration: Floats, chosen: Bools) -> Floats:
+    """By row, the median duration of its operation in the chosen rows; 0 for one that is in none of them."""
+    found = np.zeros(len(op))
+    for one in np.unique(op[chosen]).tolist():
+        found[op == one] = np.median(duration[chosen & (op == one)])
+    return found

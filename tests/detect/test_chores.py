@@ -1,0 +1,113 @@
+"""What the first rank does for the whole job in every N-th step makes nobody late."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ingero_detect.diagnosis import diagnose
+from ingero_detect.imbalance import Diagnosis
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import Table, as_timeline
+
+RANKS, STEPS = 8, 60
+
+
+def job(
+    pauses: npt.NDArray[np.float64], rng: np.random.Generator, slow: int | None = None, recorded: bool = False
+) -> Diagnosis:
+    """The verdict on ranks that do something else for so long, by (rank, step), before they compute and meet.
+
+    `slow`: a rank that computes 15 % longer; `recorded`: what they do is an operation of its own.
+    """
+    table, now, rank = Table(), np.zeros(RANKS), np.arange(RANKS)
+    for step in range(STEPS):
+        busy = np.flatnonzero(pauses[:, step])
+        if recorded and len(busy):
+            table.add(rank=busy, op="save_checkpoint", kind="compute", start=now[busy], duration=pauses[busy, step],
+                      step=step, group="", seq="")  # fmt: skip
+        now = now + pauses[:, step]
+        for name in ("forward", "backward"):
+            seconds = 0.4 + 0.004 * rng.normal(size=RANKS)
+            if slow is not None:
+                seconds[slow] *= 1.15
+            table.add(rank=rank, op=name, kind="compute", start=now, duration=seconds, step=step, group="", seq="")
+            now = now + seconds
+        end = now.max() + 0.02
+        table.add(rank=rank, op="all_reduce", kind="collective", start=now, duration=end - now, step=step,
+                  group="all", seq=step)  # fmt: skip
+        now = np.full(RANKS, end)
+    return diagnose(as_timeline(table))
+
+
+def pauses_of(rank: int, steps: slice | list[int], seconds: float = 1.0) -> npt.NDArray[np.float64]:
+    found = np.zeros((RANKS, STEPS))
+    found[rank, steps] = seconds
+    return found
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("every", [5, 10, 20])
+def test_checkpoints_of_the_first_rank_accuse_nobody_and_are_said(every: int, recorded: bool) -> None:
+    for seed in range(3):
+        found = job(pauses_of(0, slice(every - 1, None, every)), np.random.default_rng(seed), recorded=recorded)
+
+        assert (str(found.cause), found.ranks) == ("none", ())
+        chores = found.evidence["chores"]
+        assert (chores["ranks"], chores["every"]) == ([0], [every])
+        assert chores["seconds_per_step"] == pytest.approx(1 / every, rel=0.01)
+
+
+def test_a_chore_that_only_the_waits_of_the_others_show_accuses_nobody() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        table = Table()
+        late = pauses_of(0, slice(9, None, 10)) + 0.01 * rng.random((RANKS, STEPS))
+        for step in range(STEPS):
+            table.add(rank=np.arange(RANKS), op="all_reduce", kind="collective", start=2.0 * step + late[:, step],
+                      duration=1.1 - late[:, step], step=step, group="all", seq=step)  # fmt: skip
+        found = diagnose(as_timeline(table))
+
+        assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [10])
+
+
+def test_logs_and_checkpoints_in_rhythms_of_their_own_are_both_chores() -> None:
+    both = pauses_of(0, slice(2, None, 7), 0.2) + pauses_of(0, slice(6, None, 20), 2.0)
+
+    found = job(both, np.random.default_rng(0))
+
+    assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [7, 20])
+
+
+def test_ranks_that_write_their_parts_of_a_checkpoint_with_the_first_one_are_not_named() -> None:
+    parts = pauses_of(0, slice(9, None, 10)) + pauses_of(4, slice(9, None, 10), 1.4)
+
+    found = job(parts, np.random.default_rng(0))
+
+    assert (str(found.cause), found.evidence["chores"]["ranks"]) == ("none", [0, 4])
+
+
+def test_a_rank_that_is_slow_is_named_beside_checkpoints_that_cost_more() -> None:
+    for seed in range(3):
+        found = job(pauses_of(0, slice(4, None, 5), 2.0), np.random.default_rng(seed), slow=3)
+
+        assert found.ranks == (3,)
+
+
+def test_stalls_in_a_rhythm_on_another_rank_are_no_chore() -> None:
+    found = job(pauses_of(5, slice(4, None, 5)), np.random.default_rng(0))
+
+    assert found.ranks == (5,) and "chores" not in found.evidence
+
+
+def test_stalls_of_the_first_rank_without_a_rhythm_or_in_nearly_every_step_are_no_chore() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        for steps in (np.flatnonzero(rng.random(STEPS) < 0.3).tolist(), list(range(0, STEPS, 2))):
+            found = job(pauses_of(0, steps), rng)
+
+            assert found.ranks == (0,) and "chores" not in found.evidence
