@@ -74,6 +74,16 @@ def test_a_node_that_is_no_late_starter_is_accused(tmp_path: Path, how: str) -> 
     assert named(judged(tmp_path, rates)) == ["n3"]
 
 
+def test_a_node_that_came_up_and_then_loses_its_speed_for_a_while_is_accused(tmp_path: Path) -> None:
+    rates = healthy()
+    rates[150:165] = 0
+    rates[172:185, 3] *= 0.6
+
+    found = judged(tmp_path, rates)
+
+    assert (named(found), named(found, "came_up")) == (["n3"], [])
+
+
 def slowed(shares: dict[int, float]) -> Rates:
     """All nodes lose a third from tick 150 to 210, some of them more."""
     rates = healthy()

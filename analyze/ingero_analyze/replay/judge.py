@@ -336,6 +336,7 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
         if isinstance(judge, DetectorJudge):
             shared.note(moment.now, judge.detector.memory, edges)
             slowdowns.note(moment.now, judge.detector.memory, edges)
+            starts.judged(moment.now, judge.detector.memory, parameters.own_band)
         presences.note(moment.now, edges)
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())
