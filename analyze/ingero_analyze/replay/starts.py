@@ -83,7 +83,8 @@ class Starts:
             if slot is None or self._worked[place] != self._tick or memory.node("absent")[slot]:
                 self._usual[place] = 0
                 continue
-            own = np.log(memory.node("value")[slot]) - memory.node("baseline")[slot] - level[memory.node("group")[slot]]
+            expected = memory.node("baseline")[slot] + level[memory.node("group")[slot]]
+            own = np.log(memory.node("value")[slot]) - expected
             usual = memory.node("learned")[slot] and min(own, memory.node("residual")[slot]) >= -band
             self._usual[place] = self._usual[place] + 1 if usual else 0
             if self._usual[place] >= UP_TICKS:
