@@ -75,7 +75,11 @@ class Episodes:
 
     def all(self) -> list[Episode]:
         """Every episode by onset, then node."""
-        found = [*self.done, *self.open.values()]
-        return sorted(
-            found, key=lambda episode: (episode.first.since or 0.0, episode.first.cluster, episode.first.node)
-        )
+        return in_order([*self.done, *self.open.values()])
+
+
+def in_order(episodes: Iterable[Episode]) -> list[Episode]:
+    """Episodes by onset, then node."""
+    return sorted(
+        episodes, key=lambda episode: (episode.first.since or 0.0, episode.first.cluster, episode.first.node)
+    )

@@ -74,6 +74,16 @@ def test_a_node_that_is_no_late_starter_is_accused(tmp_path: Path, how: str) -> 
     assert named(judged(tmp_path, rates)) == ["n3"]
 
 
+def test_a_node_that_came_up_and_then_loses_its_speed_for_a_while_is_accused(tmp_path: Path) -> None:
+    rates = healthy()
+    rates[150:165] = 0
+    rates[172:185, 3] *= 0.6
+
+    found = judged(tmp_path, rates)
+
+    assert (named(found), named(found, "came_up")) == (["n3"], [])
+
+
 def slowed(shares: dict[int, float]) -> Rates:
     """All nodes lose a third from tick 150 to 210, some of them more."""
     rates = healthy()
@@ -259,3 +269,34 @@ def test_a_straggler_beside_a_rolling_update_is_accused(tmp_path: Path, how: str
         rates[200:, 1:5] *= 0.8
 
     assert set(slow) <= set(named(judged(tmp_path, rates)))
+
+
+@pytest.mark.parametrize(("ticks", "who"), [(2, "pause"), (8, "")])
+def test_a_loss_that_ends_by_itself_at_once_is_a_pause(tmp_path: Path, ticks: int, who: str) -> None:
+    rates = healthy()
+    rates[150 : 150 + ticks, 3] *= 0.3
+
+    assert named(judged(tmp_path, rates), who) == ["n3"]
+
+
+def test_a_node_that_pauses_again_is_accused(tmp_path: Path) -> None:
+    rates = healthy()
+    rates[150:152, 3] *= 0.3
+    rates[240:243, 3] *= 0.3
+
+    assert named(judged(tmp_path, rates)) == ["n3"]
+
+
+@pytest.mark.parametrize("how", ["without a column of jobs", "in one job", "two only", "slow afterwards"])
+def test_nodes_that_stop_together_have_lost_their_job_where_no_column_tells_jobs(tmp_path: Path, how: str) -> None:
+    rates, jobs = healthy(), np.zeros((300, 12), np.int64)
+    stopped = [2, 5] if how == "two only" else [2, 5, 7, 8]
+    rates[150:200, stopped] = 0
+    if how == "slow afterwards":
+        rates[200:, 5] *= 0.6
+
+    found = judged(tmp_path, rates, jobs if how == "in one job" else None)
+
+    accused = {"without a column of jobs": [], "slow afterwards": ["n5"]}.get(how, [f"n{node}" for node in stopped])
+    assert named(found) == accused
+    assert set(named(found) + named(found, "job_end")) == {f"n{node}" for node in stopped}

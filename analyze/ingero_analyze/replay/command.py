@@ -54,7 +54,7 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
 )
 @click.option(
     "--budget", type=FiniteRange(min=1e-9, max=10),
-    help="False alarms allowed per node-hour.  [default: 0.0001]",
+    help="False alarms allowed per node-hour.  [default: 0.0001, and no more than 0.01 in the whole history]",
 )  # fmt: skip
 @click.option(
     "--rule", type=click.Choice(["ingero", "mad"]), default="ingero", show_default=True,
@@ -122,7 +122,10 @@ def command(
         history = RecordedHistory(
             files, parameters.tick_seconds, advance, chosen, labels, metric, wide, bool(tick or file)
         )
-        done = judge.replay(history, rule, parameters, judge.Watch() if plot else None, live=bool(file))
+        done = judge.replay(
+            history, rule, parameters, judge.Watch() if plot else None, live=bool(file),
+            most_false=judge.MOST_FALSE if budget is None else None,
+        )  # fmt: skip
     if done.history.tick_seconds != parameters.tick_seconds and not done.history.reading.steps:
         asked, found = parameters.tick_seconds, done.history.tick_seconds
         click.echo(f"the rows are {found:g} s apart, so that is the tick, not {asked:g} s", err=True)

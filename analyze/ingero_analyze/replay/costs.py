@@ -49,6 +49,15 @@ class Presences:
         since = episode.first.since or 0.0
         return self._ended.get((node, since)) or self._until(node, 0.0)
 
+    def begin_earlier(self, episode: Episode, since: float, ticks: int) -> None:
+        """Let an episode begin so many reports earlier."""
+        node = node_key(episode.first.cluster, episode.first.node)
+        more = ticks * self._tick_seconds
+        if ended := self._ended.pop((node, episode.first.since or 0.0), None):
+            self._ended[node, since] = Presence(ended.reported + more, ended.last_report)
+        else:
+            self._begun[node] = since, self._begun[node][1] - more
+
     def _until(self, node: NodeKey, well: float) -> Presence:
         """The presence from a node's onset to now, without the last seconds in which it was `well`."""
         since, before = self._begun[node]

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.replay.costs import HOUR, Presences
+from ingero_analyze.replay.costs import HOUR, Presence, Presences
 from ingero_analyze.replay.drains import drained
+from ingero_analyze.replay.first_work import FirstWork
+from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
@@ -18,13 +20,15 @@ from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, Recor
 from ingero_analyze.replay.routines import routines
 from ingero_analyze.replay.shared_losses import SharedLosses
 from ingero_analyze.replay.silences import Silence, Silences
+from ingero_analyze.replay.slow_hosts import SlowHosts
 from ingero_analyze.replay.slowdowns import Slowdowns
 from ingero_analyze.replay.starts import Start, Starts
+from ingero_analyze.replay.stops import ends_of_jobs, pauses
 from ingero_analyze.replay.subjects import NOBODY
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.detector import Detector
-from ingero_detect.episodes import Episode, Episodes
+from ingero_detect.episodes import Episode, Episodes, in_order
 from ingero_detect.fingerprint import processor_text, state_hash
 from ingero_detect.observation import Edge, JobSlow
 from ingero_detect.parameters import Parameters
@@ -72,6 +76,14 @@ class RecordedStates:
             "replayed_with": processor_text(),
         }  # fmt: skip
 
+
+MOST_FALSE: Final = 0.01
+"""False accusations that are allowed for a whole history, unless a budget is given."""
+
+LEAST_BUDGET: Final = 1e-9
+
+JOBS: Final = frozenset(("workload_type", "job_id"))
+"""Columns that tell which nodes work for one job."""
 
 RuleName = Literal["ingero", "mad"]
 """The detector, or the published rule."""
@@ -195,13 +207,20 @@ class Replay:
     """Accusations of a change that most of the cohort made alike, one node after another."""
     routine: list[Episode] = field(default_factory=list)
     """Accusations of losses that half of the cohort has again and again, each node at its own time."""
+    pause: list[Episode] = field(default_factory=list)
+    """The only accusations of their nodes, of losses that ended by themselves within a few ticks."""
+    job_end: list[Episode] = field(default_factory=list)
+    """Accusations of several nodes that stopped together, where no column tells jobs apart."""
+    slow_hosts: SlowHosts | None = None
+    of_hosts: list[Episode] = field(default_factory=list)
+    """The episodes that are of GPUs of slow hosts."""
     different_work: list[NodeKey] = field(default_factory=list)
     """Nodes that nobody can judge, because most of their cohort change what they do, each at its own time."""
 
     def lasted(self, episode: Episode) -> float:
         """Seconds that an episode lasted, until the last report of its node if it has not ended."""
         since = episode.first.since or 0.0
-        end = episode.end if episode.ended else self.presences.of(episode).last_report
+        end = episode.end if episode.ended else self._presence(episode).last_report
         return max(0.0, (since if end is None else end) - since)
 
     def fell_silent(self, episode: Episode) -> bool:
@@ -211,7 +230,12 @@ class Replay:
 
     def lost_node_hours(self, episode: Episode) -> float:
         """What an episode cost: the share that its node lost, times the hours in which it reported."""
-        return max(episode.first.severity, episode.last.severity) * self.presences.of(episode).reported / HOUR
+        return max(episode.first.severity, episode.last.severity) * self._presence(episode).reported / HOUR
+
+    def _presence(self, episode: Episode) -> Presence:
+        if self.slow_hosts and any(episode is one for one in self.of_hosts):
+            return self.slow_hosts.presence(episode)
+        return self.presences.of(episode)
 
     def summary(self) -> dict[str, Any]:
         """The summary as JSON, times in seconds."""
@@ -233,6 +257,8 @@ class Replay:
             "other_job": [_excused(episode) for episode in self.other_job],
             "rollout": [_excused(episode) for episode in self.rollout],
             "routine": [_excused(episode) for episode in self.routine],
+            "pause": [_excused(episode) for episode in self.pause],
+            "job_end": [_excused(episode) for episode in self.job_end],
             "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
@@ -295,27 +321,38 @@ def _excused(episode: Episode) -> dict[str, Any]:
 
 
 def replay(
-    history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None = None, live: bool = False
-) -> Replay:
+    history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None = None, live: bool = False,
+    most_false: float | None = None,
+) -> Replay:  # fmt: skip
     """Judge a whole history; the tick is the history's. `TableError` when nothing of it can be used.
 
     Cohorts whose nodes turn out to be several groups are judged again, unless the question is what a live Fleet does.
+    So are histories with accusations of which the budget allows more than `most_false`: with a smaller budget.
     """
     try:
-        done = _replay(history, rule, parameters, watch)
+        done = _replay(history, rule, parameters, watch, live)
     except (NotInOrder, NotRegular):
         watch = watch and Watch(watch.most_cells)
-        done = _replay(history.sorted(), rule, parameters, watch)
-    again = None if live or rule != "ingero" else done.history.with_groups()
-    return _replay(again, rule, parameters, watch and Watch(watch.most_cells)) if again else done
+        done = _replay(history.sorted(), rule, parameters, watch, live)
+    if live or rule != "ingero":
+        return done
+    again = done.history.with_groups()
+    if most_false is not None and done.episodes and done.judge.node_hours * parameters.budget > most_false:
+        parameters = replace(parameters, budget=max(LEAST_BUDGET, most_false / done.judge.node_hours))
+        again = again or done.history.again()
+    return _replay(again, rule, parameters, watch and Watch(watch.most_cells), live) if again else done
 
 
-def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None) -> Replay:
+def _replay(
+    history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None, live: bool
+) -> Replay:
     judge: Judge | None = None
+    slow_hosts: SlowHosts | None = None
+    first_work: FirstWork | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
     starts, shared = Starts(parameters.silent_ticks), SharedLosses()
     slowdowns, other_jobs = Slowdowns(parameters.tick_seconds), OtherJobs(parameters.tick_seconds)
-    presences = Presences(silences, parameters.tick_seconds)
+    presences, grace = Presences(silences, parameters.tick_seconds), Grace(parameters.tick_seconds)
     ticks, last = 0, 0.0
     for moment in history.ticks():
         if judge is None:
@@ -324,18 +361,31 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
                     replace(parameters, tick_seconds=history.tick_seconds), history.reading.mergeable
                 )
                 judge.states = RecordedStates.read(history.files)
+                if not live and not history.reading.recorded:
+                    first_work = FirstWork(parameters.warmup, history.tick_seconds)
+                    slow_hosts = SlowHosts(
+                        judge.detector.parameters, history.reading.mergeable, history.subjects.host_of, silences,
+                        first_work,
+                    )  # fmt: skip
             else:
                 judge = PublishedRuleJudge(history.reading.measure, history.tick_seconds, parameters.warmup)
             presences, slowdowns = Presences(silences, history.tick_seconds), Slowdowns(history.tick_seconds)
-            other_jobs = OtherJobs(history.tick_seconds)
+            other_jobs, grace = OtherJobs(history.tick_seconds), Grace(history.tick_seconds)
         edges = judge.tick(moment)
+        if first_work:
+            first_work.note(moment.now, moment.seen)
+            edges = [first_work.onset(moment.now, edge) for edge in edges]
         episodes.add(edges)
         silences.note(moment.now, moment.seen)
+        if slow_hosts:
+            slow_hosts.note(moment.now, moment.seen)
         starts.note(moment.now, moment.seen)
         other_jobs.note(moment.now, moment.seen)
         if isinstance(judge, DetectorJudge):
             shared.note(moment.now, judge.detector.memory, edges)
             slowdowns.note(moment.now, judge.detector.memory, edges)
+            grace.note(moment.now, judge.detector.memory, edges)
+            starts.judged(moment.now, judge.detector.memory, parameters.own_band)
         presences.note(moment.now, edges)
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())
@@ -354,6 +404,9 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
     done.different_work = sorted(different_work)
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     repeated = routines(episodes.all(), last, tick)
+    brief = set() if live else pauses(episodes.all(), tick)
+    jobs_known = live or not JOBS.isdisjoint(history.reading.used)
+    together = set() if jobs_known else ends_of_jobs(episodes.all(), history.subjects.host_of, tick)
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:
@@ -372,6 +425,27 @@ def _replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wa
             done.routine.append(episode)
         elif shared.shared(episode):
             done.shared.append(episode)
+        elif (node, episode.first.since) in brief:
+            done.pause.append(episode)
+        elif (node, episode.first.since) in together:
+            done.job_end.append(episode)
         else:
-            kept.append(episode)
+            kept.append(episode if live or history.reading.recorded else _begun(episode, grace, presences))
+    if slow_hosts:
+        done.slow_hosts = slow_hosts
+        done.of_hosts = [
+            one for one in slow_hosts.episodes(episodes.all())
+            if node_key(one.first.cluster, one.first.node) not in different_work
+        ]  # fmt: skip
+        kept[:] = in_order([*kept, *done.of_hosts])
     return done
+
+
+def _begun(episode: Episode, grace: Grace, presences: Presences) -> Episode:
+    """An episode whose node was not judged for some ticks because it began again, since it was slow in these."""
+    first = episode.first
+    times = grace.begun.get((node_key(first.cluster, first.node), first.since or 0.0))
+    if not times:
+        return episode
+    presences.begin_earlier(episode, times[0], len(times))
+    return replace(episode, first=replace(first, since=times[0]))

@@ -167,6 +167,12 @@ class RecordedHistory:
         """The same files, all of which are read and sorted by time before the first tick."""
         return RecordedHistory(*self._given, in_order=False)
 
+    def again(self) -> "RecordedHistory | None":
+        """The same files, to be read again the same way; `None` for a recording and for standard input."""
+        if self.reading.recorded or "-" in self.files:
+            return None
+        return RecordedHistory(*self._given, in_order=self._in_order)
+
     def with_groups(self) -> "RecordedHistory | None":
         """The same files, read again the same way, with a cohort for each group of nodes that no column tells;
         `None` if there are none, in a recording, and of standard input."""

@@ -41,6 +41,16 @@ ROUTINE: Final = (
     "backups that go round: Fleet names it"
 )
 
+PAUSE: Final = (
+    "a node paused for two ticks, or three if these are no more than five minutes, and never again lost anything for "
+    "which it was accused: Fleet names it"
+)
+
+JOB_END: Final = (
+    "a node did nothing any more, as at least two others since the same tick, which is how a job ends that no column "
+    "tells: Fleet names it"
+)
+
 
 def below(done: Replay) -> Iterator[str]:
     """The sentences, in order."""
@@ -72,6 +82,8 @@ def below(done: Replay) -> Iterator[str]:
     yield from _excused(about["other_job"], OTHER_JOB, calendar)
     yield from _excused(about["rollout"], ROLLOUT, calendar)
     yield from _excused(about["routine"], ROUTINE, calendar)
+    yield from _excused(about["pause"], PAUSE, calendar)
+    yield from _excused(about["job_end"], JOB_END, calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)

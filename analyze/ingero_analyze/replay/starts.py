@@ -10,7 +10,9 @@ import numpy.typing as npt
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohort_assignment import RESUME_TICKS
+from ingero_detect.column_store import ColumnStore
 from ingero_detect.episodes import Episode
+from ingero_detect.grouped import filled
 from ingero_detect.observation import ABSENT, ACTIVE, Observation
 
 LONGEST: Final = 1800.0
@@ -19,16 +21,21 @@ LONGEST: Final = 1800.0
 FEWEST_TICKS: Final = 2
 """Ticks without work that are a stop, where the node reports in one of them; silence takes longer."""
 
+UP_TICKS: Final = 4
+"""Ticks in a row at its usual rate, and at that of its peers, after which a node has come up."""
+
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Start:
-    """A node did nothing from `stopped`, and has worked since `resumed`, seconds. `silent`: it reported nothing."""
+    """A node did nothing from `stopped`, and has worked since `resumed`, seconds. `silent`: it reported nothing;
+    `up`: when it had come up, if that was seen."""
 
     stopped: float
     resumed: float
     silent: bool
+    up: float = np.inf
 
 
 class Starts:
@@ -41,6 +48,8 @@ class Starts:
         self._numbers = NodeNumbers()
         self._worked, self._reported = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._stopped = np.zeros(0)
+        self._usual = np.zeros(0, np.int64)
+        self._starting: dict[NodeKey, Start] = {}
 
     def note(self, now: float, seen: Observation) -> None:
         """Add a tick. One without any node is nobody's."""
@@ -56,13 +65,36 @@ class Starts:
         begins = (idle > self._ticks) | (stood & (idle >= FEWEST_TICKS))
         for place in works[begins[works]].tolist():
             name = self._numbers.names[place]
-            self._by_node.setdefault(name, []).append(Start(float(self._stopped[place]), now, not stood[place]))
+            start = self._starting[name] = Start(float(self._stopped[place]), now, not stood[place])
+            self._by_node.setdefault(name, []).append(start)
+            self._usual[place] = 0
         self._stopped[self._worked == self._tick - 1] = now
         self._reported[places[reported]] = self._tick
         self._worked[works] = self._tick
 
+    def judged(self, now: float, memory: ColumnStore, band: float) -> None:
+        """Add what the detector found in that tick: who is no more than a `band`, log units, behind its own history
+        and its peers."""
+        if not self._starting:
+            return
+        level = filled(memory.group("level"), 0.0)
+        for name, start in list(self._starting.items()):
+            slot, place = memory.slot(name), self._numbers[name]
+            if slot is None or self._worked[place] != self._tick or memory.node("absent")[slot]:
+                self._usual[place] = 0
+                continue
+            expected = memory.node("baseline")[slot] + level[memory.node("group")[slot]]
+            own = np.log(memory.node("value")[slot]) - expected
+            usual = memory.node("learned")[slot] and min(own, memory.node("residual")[slot]) >= -band
+            self._usual[place] = self._usual[place] + 1 if usual else 0
+            if self._usual[place] >= UP_TICKS:
+                start.up = now
+                del self._starting[name]
+
     def came_up(self, episode: Episode, tick_seconds: float) -> Start | None:
         """The start that explains an episode: the node did nothing before it fell behind, and soon was well.
+
+        A node that has come up falls behind for another reason.
 
         A node that stopped by itself, and said so, did it when the episode began, and not before.
         """
@@ -72,7 +104,7 @@ class Starts:
         first, some = since - (RESUME_TICKS + 0.5) * tick_seconds, 1.5 * tick_seconds
         for one in self._by_node.get(node_key(episode.first.cluster, episode.first.node), ()):
             before = one.stopped < (since + some if one.silent else since - some)
-            if before and first <= one.resumed <= end:
+            if before and first <= one.resumed <= end and since <= one.up:
                 return one
         return None
 
@@ -81,4 +113,5 @@ class Starts:
         places, nodes = self._numbers.of(names), len(self._numbers)
         self._worked, self._reported = longer(self._worked, nodes, 0), longer(self._reported, nodes, 0)
         self._stopped = longer(self._stopped, nodes, -np.inf)
+        self._usual = longer(self._usual, nodes, 0)
         return places

@@ -59,6 +59,8 @@ class Subjects:
     def __init__(self, files: Sequence[str], groups: HiddenGroups | None = None) -> None:
         self._groups = groups or {}
         self.nodes: dict[NodeKey, int] = {NOBODY: 0}
+        self.host_of: dict[NodeKey, NodeKey] = {}
+        """By node that is one GPU of several its host."""
         self.cohorts: dict[CohortKey, int] = {}
         self.by_rack = self.by_gpu = self.by_file = self.files_are_clusters = False
         self.parts: set[int] = set()
@@ -218,6 +220,8 @@ class Subjects:
         if (group := self._groups.get((name, key))) is not None:
             key = (*key, f"group {group + 1}")
         self._node[number] = self.nodes.setdefault(name, len(self.nodes))
+        if self.by_gpu:
+            self.host_of[name] = node_key(self._cluster(source), source.node[1])
         self._cohort[number] = self.cohorts.setdefault(key, len(self.cohorts))
 
     def _given_name(self, number: int) -> NodeKey:
