@@ -221,21 +221,19 @@ class Subjects:
             key = (*key, f"group {group + 1}")
         self._node[number] = self.nodes.setdefault(name, len(self.nodes))
         if self.by_gpu:
-            self.host_of[name] = node_key(self._cluster(source), source.node[1])
+            self.host_of[name] = self._named(source)
         self._cohort[number] = self.cohorts.setdefault(key, len(self.cohorts))
 
     def _given_name(self, number: int) -> NodeKey:
         source = self._known[number]
         labels = [source.cohort[place] for place in self._split.get(number, ()) if place < len(source.cohort)]
+        return self._named(source, source.gpu if self.by_gpu else "", *labels)
+
+    def _named(self, source: RowSource, *parts: str) -> NodeKey:
+        """The name of a host, or of `parts` of it."""
+        rack = source.rack if self.by_rack else ""
         file = self._files[source.file] if self.by_file and not self.files_are_clusters else ""
-        words = [
-            source.rack if self.by_rack else "",
-            source.node[1],
-            source.gpu if self.by_gpu else "",
-            *labels,
-            file,
-        ]
-        return node_key(self._cluster(source), "/".join(filter(None, words)))
+        return node_key(self._cluster(source), "/".join(filter(None, (rack, source.node[1], *parts, file))))
 
     def _cluster(self, source: RowSource) -> str:
         return self._files[source.file] if self.files_are_clusters else source.node[0]
