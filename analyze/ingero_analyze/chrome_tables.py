@@ -34,13 +34,13 @@ def events_of(whole: Any) -> list[Any] | None:
 def rows_of(events: Iterable[Any]) -> Iterator[Cells]:
     """A row for each event that lasts: name, times, what `args` say, and the parts of its rank by name."""
     known = [event for event in events if isinstance(event, dict)]
-    labels: dict[tuple[Any, ...], Cells] = {}
+    labels: dict[tuple[str, ...], Cells] = {}
     for event in known:
         if event.get("ph") == "M" and event.get("name") in ("process_name", "thread_name"):
             args = event.get("args")
             labelled = _labels(str(args.get("name", ""))) if isinstance(args, dict) else {}
-            own = (event.get("tid"),) if event["name"] == "thread_name" else ()
-            labels.setdefault((event.get("pid"), *own), {}).update(labelled)
+            own = _place(event, "pid", "tid") if event["name"] == "thread_name" else _place(event, "pid")
+            labels.setdefault(own, {}).update(labelled)
     by_process = not any(labels.values()) and _do_the_same(known)
     for event in _lasting(known):
         args = event.get("args")
@@ -49,19 +49,23 @@ def rows_of(events: Iterable[Any]) -> Iterator[Cells]:
             if isinstance(args, dict)
             else {}
         )
-        process = event.get("pid")
-        place = labels.get((process,), {}) | labels.get((process, event.get("tid")), {})
+        place = labels.get(_place(event, "pid"), {}) | labels.get(_place(event, "pid", "tid"), {})
         if by_process and "rank" not in told:
-            place = {"rank": process}
+            place = {"rank": event.get("pid")}
         yield {column: event.get(name) for name, column in _OWN.items()} | place | told
+
+
+def _place(event: Cells, *names: str) -> tuple[str, ...]:
+    """The process, or the thread, of an event."""
+    return tuple(str(event.get(name)) for name in names)
 
 
 def _do_the_same(events: Iterable[Cells]) -> bool:
     """Whether there are several processes, each with most of all names of operations."""
-    names: dict[Any, set[str]] = {}
+    names: dict[tuple[str, ...], set[str]] = {}
     for event in events:
         if event.get("ph") in ("X", "B"):
-            names.setdefault(event.get("pid"), set()).add(str(event.get("name")))
+            names.setdefault(_place(event, "pid"), set()).add(str(event.get("name")))
     all_names = set[str]().union(*names.values())
     return len(names) > 1 and 2 * len(all_names.intersection(*names.values())) >= len(all_names)
 
@@ -77,9 +81,9 @@ def _labels(text: str) -> Cells:
 
 def _lasting(events: Iterable[Cells]) -> Iterator[Cells]:
     """Complete events, and pairs of a begin and an end on one thread: of one name, else the innermost begin."""
-    begun: dict[tuple[Any, Any], list[Cells]] = {}
+    begun: dict[tuple[str, ...], list[Cells]] = {}
     for event in events:
-        phase, thread = event.get("ph"), (event.get("pid"), event.get("tid"))
+        phase, thread = event.get("ph"), _place(event, "pid", "tid")
         if phase == "X":
             yield event
         elif phase == "B":

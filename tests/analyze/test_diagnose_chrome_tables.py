@@ -120,7 +120,8 @@ def test_processes_that_do_different_things_are_no_ranks() -> None:
 
 @pytest.mark.parametrize("broken", [
     7, {"ph": "M"}, {"ph": "M", "name": "process_name", "args": 3}, {"ph": "E", "pid": 1, "tid": 5, "ts": 9},
-    {"ph": "B", "pid": 1, "tid": 5, "ts": "x"}, {"ph": "i", "name": "mark", "ts": 3},
+    {"ph": "B", "pid": 1, "tid": 5, "ts": "x"}, {"ph": "B", "pid": [1], "tid": {}},
+    {"ph": ["X"], "pid": 1}, {"ph": "i", "name": "mark", "ts": 3},
 ])  # fmt: skip
 def test_events_that_are_no_operations_are_no_rows(broken: Any) -> None:
     event = {"ph": "X", "pid": 1, "tid": 5, "name": "f", "ts": 1, "dur": 2, "args": None}
