@@ -432,7 +432,12 @@ def _csv(
     except pa.ArrowInvalid as error:
         if "Empty CSV" in str(error):
             return
-        raise ragged[0] if ragged else TableError(file, f"after row {row - 1}: {str(error)[:200]}") from None
+        if ragged:
+            raise ragged[0] from None
+        long = f'a row of more than {BATCH_BYTES >> 20} MiB; perhaps a quotation mark (") is not closed'
+        raise TableError(
+            file, f"after row {row - 1}: {long if 'straddl' in str(error) else str(error)[:200]}"
+        ) from None
 
 
 def _names(file: str, header: str, delimiter: str) -> list[str]:

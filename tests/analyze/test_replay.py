@@ -258,6 +258,16 @@ def test_a_row_that_cannot_be_used_is_said_with_its_place_and_the_others_are_jud
     assert summary["rows"] + summary["problems"]["count"] == len(given)
 
 
+def test_a_row_without_end_is_refused_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "long.csv"
+    file.write_text(GOOD + "10,a," + 9_000_000 * "0")
+
+    done = run(file)
+
+    assert done.exit_code == 2
+    assert "a row of more than 4 MiB; perhaps a quotation mark" in done.stderr
+
+
 def test_nodes_that_never_do_anything_are_no_stragglers(tmp_path: Path) -> None:
     idle = [line if line.startswith("time") else f"{line.rsplit(',', 1)[0]},0" for line in rows()]
 
