@@ -84,9 +84,10 @@ def _in_rhythm(
     far, steps, every = np.zeros(rows.shape, np.bool_), np.zeros(line.steps, np.bool_), set[int]()
     for seconds in tables:
         late = _far(np.nan_to_num(seconds), alike, period)
-        # What came before the first step, and what a recording that was cut off lacks, is not known.
+        # What came before the first step and after the last one, and what a recording that was cut off lacks, is not
+        # known.
         known = np.isfinite(rows[FIRST_RANK])
-        known[0] = late[FIRST_RANK, 0]
+        known[[0, -1]] = late[FIRST_RANK, [0, -1]]
         distances, times = _regular(late[FIRST_RANK], known)
         every |= set(distances)
         steps |= times

@@ -212,6 +212,37 @@ def test_traces_name_the_rank_whose_nccl_kernels_are_short(tmp_path: Path, packe
     )
 
 
+@pytest.mark.parametrize("late", [None, LATE])
+def test_kernels_of_one_name_before_and_after_a_wait_do_not_hide_it(tmp_path: Path, late: int | None) -> None:
+    """Layers with a collective after each: a rank that stands still is late in the first, and all wait there."""
+    rng = np.random.default_rng(0)
+    events: list[list[dict[str, Any]]] = [[] for _ in range(RANKS)]
+    now = 0.0
+    for step in range(20):
+        for rank in range(RANKS):
+            events[rank].append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": now,
+                                 "dur": 1e5})  # fmt: skip
+        for layer in range(4):
+            begin = now + 1000.0 + 5000.0 * (np.arange(RANKS) == late) * (layer == 0)
+            ready = begin + 5000.0 + 20.0 * rng.normal(size=RANKS)
+            now = float(ready.max()) + 500.0
+            for rank in range(RANKS):
+                events[rank] += [
+                    {"ph": "X", "cat": "kernel", "name": "sgemm", "ts": begin[rank],
+                     "dur": ready[rank] - begin[rank]},
+                    {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL", "ts": ready[rank],
+                     "dur": now - ready[rank]},
+                ]  # fmt: skip
+    for rank in range(RANKS):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": events[rank]}))
+
+    found = ask("--kineto", str(tmp_path))[0]
+
+    assert (found["kind"], found["ranks"]) == (("none", []) if late is None else ("node", [late]))
+    if late is not None:
+        assert found["seconds_lost_per_step"] == pytest.approx(5e-3, rel=0.1)
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_trace_that_alone_lacks_or_has_steps_is_named_and_hides_no_other_rank(tmp_path: Path, alone: bool) -> None:
     for rank in range(RANKS):

@@ -190,22 +190,26 @@ def _rest_of_steps(
     if not steps or not collectives:
         return []
     spans = np.array(sorted((start, start + duration) for *_, start, duration in collectives))
-    reach = np.maximum.accumulate(spans[:, 1])
+    begins = np.append(spans[:, 0], np.inf)
+    reach = np.append(-np.inf, np.maximum.accumulate(spans[:, 1]))
     found = []
     for _, start, duration in steps:
-        begin = np.maximum(spans[:, 0], np.concatenate([[-np.inf], reach[:-1]]))
-        inside = np.minimum(reach, start + duration) - np.maximum(begin, start)
-        found.append((start, max(0.0, duration - float(np.maximum(inside, 0.0).sum())), WORK))
+        begin, end = np.maximum(reach, start), np.minimum(begins, start + duration)
+        found += [
+            (float(begin[place]), float(end[place] - begin[place]), WORK) for place in np.flatnonzero(end > begin)
+        ]
     return found
 
 
 @dataclass(frozen=True)
 class RankWork:
-    """One rank's own work: seconds by kernel and step, or between collectives where there are no steps (-1)."""
+    """One rank's own work by step (-1 without steps) and place among its collectives: when it began, and kernels."""
 
     rank: str
-    cells: dict[tuple[str, int, float], float]
-    """By kernel, step and the step's start."""
+    begun: dict[tuple[int, int], float]
+    """Seconds at which the first kernel began."""
+    kernels: dict[tuple[int, int], dict[str, float]]
+    """Seconds by kernel, in the order in which they began."""
 
 
 def fill(rows: OperationRows, trace: KinetoTrace) -> RankWork:
@@ -221,28 +225,41 @@ def fill(rows: OperationRows, trace: KinetoTrace) -> RankWork:
         if len(numbers) and place < 0:
             continue
         rows.add(rank, op, start, duration, group=group, seq=seq, step=numbers[place] if len(numbers) else -1)
-    cells: dict[tuple[str, int, float], float] = {}
-    edges = starts if len(numbers) else np.sort([start for *_, start, _ in trace.collectives])
-    places = np.searchsorted(edges, [start for start, *_ in trace.work], side="right") - 1
-    for (_, spent, kernel), place in zip(trace.work, places.tolist(), strict=True):
-        if place >= 0 and spent > 0:
+    own = RankWork(rank, {}, {})
+    work = sorted(trace.work)
+    moments = [start for start, *_ in work]
+    edges = np.sort([start for *_, start, _ in trace.collectives])
+    steps = (np.searchsorted(starts, moments, side="right") - 1).tolist()
+    places = (np.searchsorted(edges, moments, side="right") - 1).tolist()
+    for (start, spent, kernel), step, place in zip(work, steps, places, strict=True):
+        if spent > 0 and (step if len(numbers) else place) >= 0:
             # Without steps, the order of operations tells where steps end: one between two collectives.
-            key = (kernel, numbers[place], starts[place]) if len(numbers) else (WORK, -1, edges[place])
-            cells[key] = cells.get(key, 0.0) + spent
-    return RankWork(rank, cells)
+            key = (numbers[step] if len(numbers) else -1, place)
+            own.begun.setdefault(key, start)
+            spans = own.kernels.setdefault(key, {})
+            name = kernel if len(numbers) else WORK
+            spans[name] = spans.get(name, 0.0) + spent
+    return own
 
 
 def add_work(rows: OperationRows, work: list[RankWork]) -> None:
-    """Add the own work of ranks. Kernels that take little of all the time are one operation."""
+    """Add the own work of ranks: between two collectives a row for each kernel, one after another.
+
+    Kernels that take little of all the time are one operation.
+    """
     total: dict[str, float] = {}
     for own in work:
-        for (kernel, _, _), seconds in own.cells.items():
-            total[kernel] = total.get(kernel, 0.0) + seconds
+        for spans in own.kernels.values():
+            for kernel, seconds in spans.items():
+                total[kernel] = total.get(kernel, 0.0) + seconds
     least = SMALLEST_KERNEL * sum(total.values())
     for own in work:
-        sums: dict[tuple[str, int, float], float] = {}
-        for (kernel, step, start), seconds in own.cells.items():
-            key = (kernel if total[kernel] >= least else OTHER_KERNELS, step, start)
-            sums[key] = sums.get(key, 0.0) + seconds
-        for (kernel, step, start), seconds in sums.items():
-            rows.add(own.rank, kernel, float(start), seconds, step=step, collective=False)
+        for (step, place), spans in own.kernels.items():
+            at = own.begun[step, place]
+            sums: dict[str, float] = {}
+            for kernel, seconds in spans.items():
+                name = kernel if total[kernel] >= least else OTHER_KERNELS
+                sums[name] = sums.get(name, 0.0) + seconds
+            for kernel, seconds in sums.items():
+                rows.add(own.rank, kernel, at, seconds, step=step, collective=False)
+                at += seconds
