@@ -230,7 +230,7 @@ def clocks(folder: Path, hosts: int, samples: int = 1) -> list[Path]:
 def test_values_of_few_levels_are_often_equal_and_files_are_hosts_nevertheless(tmp_path: Path, samples: int) -> None:
     found = judged(*clocks(tmp_path, 6, samples))
 
-    assert [one[:2] for one in blamed(found)] == [("gpu-node-02", "1")]
+    assert [one[:2] for one in blamed(found)] == [("", "gpu-node-02/1")]
     assert found["summary"]["nodes"] == 24
 
 
@@ -263,7 +263,7 @@ def test_a_log_of_nvidia_smi_has_the_number_and_the_model_of_each_gpu(tmp_path: 
     assert (refused.exit_code, found.exit_code) == (2, 0)
     assert "choose one with --column rate=COLUMN" in refused.stderr
     assert [(one["cluster"], one["node"], one["cohort"]) for one in json.loads(found.stdout)["episodes"]] == [
-        ("gpu-node-02", "1", "NVIDIA H100 80GB HBM3")
+        ("", "gpu-node-02/1", "NVIDIA H100 80GB HBM3")
     ]
 
 

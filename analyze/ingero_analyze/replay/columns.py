@@ -232,6 +232,12 @@ def is_gpu(name: str) -> bool:
     return _is("gpu", name)
 
 
+def is_gpu_of_host(name: str) -> bool:
+    """Whether a column has the name of the number of a GPU in its host, and not that of a rank of a job."""
+    words = words_of(name)
+    return words == _SMI["gpu"] or (_is("gpu", name) and words not in ("rank", "global rank"))
+
+
 def date_of(names: Sequence[str], time: str) -> list[str]:
     """The column of dates, if there is one besides the time."""
     return [name for name in names if name != time and words_of(name) in _DATES][:1]

@@ -119,7 +119,11 @@ class Reading:
             names = "/".join(name for role in roles for name in self.used.get(role, ()))
             self.note(f"where a node has rows of several at one time, each is judged by itself, as node/{names}")
         if subjects.by_file:
-            shown = "a cluster" if subjects.files_are_clusters else "judged by itself, as node/file"
+            shown = (
+                "a cluster" if subjects.files_are_clusters
+                else "a host, whose GPUs are judged as file/gpu" if subjects.files_are_hosts
+                else "judged by itself, as node/file"
+            )  # fmt: skip
             self.note(f"files have the same nodes at the same times with other values, so each file is {shown}")
 
     def begin(self, file: str, columns: Columns) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
-from ingero_analyze.replay.columns import FILE, Columns, date_of, recognised, time_of, unit_of
+from ingero_analyze.replay.columns import FILE, Columns, date_of, is_gpu_of_host, recognised, time_of, unit_of
 from ingero_analyze.replay.metrics import MetricColumn
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
@@ -128,6 +128,7 @@ class RowReader:
                     columns = found[0] = columns.with_date(date[0])
             if not begun:
                 self.reading.begin(file, columns)
+                self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
                 begun = True
                 named = columns.one("metric")
                 metric = None if named is None else MetricColumn(file, named, self._metric)

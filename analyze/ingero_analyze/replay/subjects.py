@@ -51,9 +51,10 @@ class Subjects:
 
     A node whose rows are of one source after another stays one node. Where rows of several come at one time, each is
     a node of its own: every GPU as node/gpu, and of the rest those that differ, as node/workload. Files with the same
-    nodes and other values are clusters. Where most nodes have rows of several racks at one time, nodes are numbers
-    within a rack, and are called rack/node. A name that was given stays, except that a node may become several. A
-    cohort whose nodes were told apart in an earlier reading is one cohort for each of these `groups`.
+    nodes and other values are clusters, or hosts where nodes are numbers of GPUs. Where most nodes have rows of
+    several racks at one time, nodes are numbers within a rack, and are called rack/node. A name that was given stays,
+    except that a node may become several. A cohort whose nodes were told apart in an earlier reading is one cohort
+    for each of these `groups`.
     """
 
     def __init__(self, files: Sequence[str], groups: HiddenGroups | None = None) -> None:
@@ -63,6 +64,8 @@ class Subjects:
         """By node that is one GPU of several its host."""
         self.cohorts: dict[CohortKey, int] = {}
         self.by_rack = self.by_gpu = self.by_file = self.files_are_clusters = False
+        self.numbers_of_gpus = False
+        """Whether nodes are numbers of GPUs, so that files with the same ones are hosts."""
         self.parts: set[int] = set()
         """Places in the keys of cohorts that are parts of names."""
         self._files = short_names(files)
@@ -73,6 +76,11 @@ class Subjects:
         self._node, self._cohort = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._split: dict[int, tuple[int, ...]] = {}
         self._begun = False
+
+    @property
+    def files_are_hosts(self) -> bool:
+        """Whether each file is of one host, whose GPUs are judged as file/gpu."""
+        return self.by_file and self.numbers_of_gpus
 
     def number(self, source: RowSource) -> int:
         """The number of a source."""
@@ -185,7 +193,7 @@ class Subjects:
         self.by_file = bool(np.count_nonzero(differ) > COPIES * np.count_nonzero(files > 1))
         fewest = min((len(set(host[file == number].tolist())) for _, number in found), default=0)
         named = any(cluster for (cluster, _), _ in self._codes[0])
-        self.files_are_clusters = self.by_file and not named and fewest >= FEWEST_NODES
+        self.files_are_clusters = self.by_file and not named and not self.numbers_of_gpus and fewest >= FEWEST_NODES
 
     def _forget(self, members: Members) -> None:
         """Of those that have rows at one time and one name, only the first keeps it."""
@@ -220,7 +228,9 @@ class Subjects:
         if (group := self._groups.get((name, key))) is not None:
             key = (*key, f"group {group + 1}")
         self._node[number] = self.nodes.setdefault(name, len(self.nodes))
-        if self.by_gpu:
+        if self.files_are_hosts:
+            self.host_of[name] = node_key(self._cluster(source), self._files[source.file])
+        elif self.by_gpu:
             self.host_of[name] = self._named(source)
         self._cohort[number] = self.cohorts.setdefault(key, len(self.cohorts))
 
@@ -233,7 +243,9 @@ class Subjects:
         """The name of a host, or of `parts` of it."""
         rack = source.rack if self.by_rack else ""
         file = self._files[source.file] if self.by_file and not self.files_are_clusters else ""
-        return node_key(self._cluster(source), "/".join(filter(None, (rack, source.node[1], *parts, file))))
+        words = [rack, source.node[1], *parts]
+        words = [file, *words] if self.files_are_hosts else [*words, file]
+        return node_key(self._cluster(source), "/".join(filter(None, words)))
 
     def _cluster(self, source: RowSource) -> str:
         return self._files[source.file] if self.files_are_clusters else source.node[0]
