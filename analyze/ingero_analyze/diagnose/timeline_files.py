@@ -210,7 +210,7 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. A collective in groups of another size is another operation.
+    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations.
     """
     op = numbered(op, _group_sizes(rank, np.where(collective, group, -1)))
     order = np.lexsort((np.arange(len(start)), start, rank))
