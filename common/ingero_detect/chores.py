@@ -166,7 +166,8 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
     """
     every: list[int] = []
     left, found = late.copy(), np.zeros_like(late)
-    if late.sum() > MOST_STEPS * len(late):
+    more_often = any((late | ~known)[first::n].all() for n in range(1, SHORTEST_PERIOD) for first in range(n))
+    if more_often or late.sum() > MOST_STEPS * len(late):
         return every, found
     near = _with_neighbours(late) | ~known
     while left.sum() >= FEWEST_TIMES and len(every) < MOST_CHORES:

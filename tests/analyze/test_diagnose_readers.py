@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -210,6 +211,38 @@ def test_traces_name_the_rank_whose_nccl_kernels_are_short(tmp_path: Path, packe
         [LATE],
         {str(LATE): f"node-{LATE}"},
     )
+
+
+@pytest.mark.parametrize("late", [None, 2])
+def test_numbers_of_several_communicators_are_no_steps(tmp_path: Path, late: int | None) -> None:
+    """Pairs of ranks meet after each of four layers, those with the same place in a pair once a step."""
+    ranks, rng, now = 8, np.random.default_rng(0), np.zeros(8)
+    lines: list[list[str]] = [[] for _ in range(ranks)]
+
+    def meet(name: str, group: npt.NDArray[np.int64], number: int) -> None:
+        for one in np.unique(group).tolist():
+            members = np.flatnonzero(group == one)
+            end = now[members].max() + 500.0
+            for place, rank in enumerate(members.tolist()):
+                lines[rank].append(json.dumps({
+                    "header": {"id": f"{name}{one}", "rank": place, "n_ranks": len(members)},
+                    "metadata": {"hostname": "node-0", "pid": rank, "dump_timestamp_us": end},
+                    "coll_perf": {"coll": "AllReduce", "coll_sn": number, "coll_exec_time_us": end - now[rank]},
+                }))  # fmt: skip
+            now[members] = end
+
+    for step in range(24):
+        for layer in range(4):
+            now += 5000.0 + 50.0 * rng.normal(size=ranks) + 1500.0 * (np.arange(ranks) == late)
+            meet("pair", np.arange(ranks) // 2, 4 * step + layer)
+        meet("data", np.arange(ranks) % 2, step)
+    for rank, own in enumerate(lines):
+        (tmp_path / f"node-0-pid{rank}.log").write_text("\n".join(own))
+
+    found = ask("--nccl-inspector", str(tmp_path))[0]
+
+    assert found["ranks"] == ([] if late is None else [f"node-0:{late}"])
+    assert (found["kind"], found["evidence"]["steps"]) == ("none" if late is None else "node", 24)
 
 
 @pytest.mark.parametrize("late", [None, LATE])

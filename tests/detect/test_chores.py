@@ -107,7 +107,10 @@ def test_stalls_in_a_rhythm_on_another_rank_are_no_chore() -> None:
 def test_stalls_of_the_first_rank_without_a_rhythm_or_in_nearly_every_step_are_no_chore() -> None:
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        for steps in (np.flatnonzero(rng.random(STEPS) < 0.3).tolist(), list(range(0, STEPS, 2))):
+        for steps in (
+            np.flatnonzero(rng.random(STEPS) < 0.3).tolist(),
+            *(list(range(1, STEPS, n)) for n in (2, 3, 4)),
+        ):
             found = job(pauses_of(0, steps), rng)
 
             assert found.ranks == (0,) and "chores" not in found.evidence

@@ -138,10 +138,15 @@ def _fill(found: SourceData, spent: list[Spent]) -> None:
     }
     if all(name.isdigit() for name in names.values()):
         found.world = world
+    met: dict[Process, set[tuple[str, str]]] = {}
+    for item in spent:
+        met.setdefault(_process(item), set()).add((item.comm, item.op))
+    # Numbers of several communicators are of different moments; there the order of operations tells the steps.
+    numbered = all(len(series) == 1 for series in met.values())
     for item in spent:
         found.sizes[item.comm] = item.ranks
-        name = names[_process(item)]
-        found.rows.add(name, item.op, item.start, item.duration, group=item.comm, seq=item.seq, step=item.seq)
+        name, step = names[_process(item)], item.seq if numbered else -1
+        found.rows.add(name, item.op, item.start, item.duration, group=item.comm, seq=item.seq, step=step)
         if item.process[0]:
             found.hosts[name] = item.process[0]
 

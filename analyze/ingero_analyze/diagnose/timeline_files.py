@@ -210,8 +210,9 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n.
+    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations.
     """
+    op = numbered(op, _group_sizes(rank, np.where(collective, group, -1)))
     order = np.lexsort((np.arange(len(start)), start, rank))
     own, name, computes = rank[order], op[order], ~collective[order]
     # Several in a row, such as the buckets of one gradient or the layers of a model, end one step. Collectives that
@@ -228,6 +229,14 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     found = np.empty(len(start), np.int64)
     found[order] = part // _parts_of_step(own, part)
     return found
+
+
+def _group_sizes(rank: Ints, group: Ints) -> Ints:
+    """By row, how many ranks its group has; 0 where none is known."""
+    pairs = np.unique(np.stack([group, rank]), axis=1)
+    sizes = np.bincount(pairs[0] + 1, minlength=int(group.max(initial=-1)) + 2)
+    sizes[0] = 0
+    return sizes[group + 1].astype(np.int64)
 
 
 def _parts_of_step(rank: Ints, part: Ints) -> int:
