@@ -107,3 +107,18 @@ def test_a_time_since_the_start_comes_before_the_number_of_the_step(tmp_path: Pa
 
     assert found["summary"]["columns"]["used"]["time"] == ["_runtime"]
     assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+
+
+@pytest.mark.parametrize(("scale", "doubted"), [(1, True), (1000, False)])
+def test_seconds_in_a_column_named_milliseconds_are_in_doubt(tmp_path: Path, scale: int, doubted: bool) -> None:
+    file = history(tmp_path, lambda tick, _: (START + 60 * tick) * scale, "time_ms", ticks=40)
+
+    doubts = judged(file)["summary"]["doubts"]
+
+    assert any("seem to be seconds since 1970" in doubt for doubt in doubts) == doubted
+
+
+def test_milliseconds_since_a_start_are_not_in_doubt(tmp_path: Path) -> None:
+    file = history(tmp_path, lambda tick, _: 60_000.0 * tick, "time_ms", ticks=40)
+
+    assert judged(file)["summary"]["doubts"] == []

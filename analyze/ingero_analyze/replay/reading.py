@@ -25,6 +25,10 @@ DAYLESS: Final = (
     "times have no date and fall by a day: where they are times of day, rows of several days are mixed; add a column "
     "with the date"
 )
+MISNAMED: Final = (
+    "times are taken as milliseconds, as the name of their column says, but seem to be seconds since 1970: if they "
+    "are, give the column another name, such as 'time'"
+)
 HOSTLESS: Final = (
     "no column names the host, and most GPUs or ranks have several rows at one time, as those of several hosts have: "
     "add a column 'node'"

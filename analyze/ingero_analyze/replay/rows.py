@@ -12,7 +12,7 @@ from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
 from ingero_analyze.replay.columns import FILE, Columns, date_of, is_gpu_of_host, recognised, time_of, unit_of
 from ingero_analyze.replay.metrics import MetricColumn
-from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, POINTS, ZONELESS, Reading
+from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
 from ingero_analyze.replay.wide import WideTable, wide_table
@@ -141,6 +141,8 @@ class RowReader:
             if batch.rows:
                 if clock is None:
                     clock = clock_of(batch.columns[columns.roles["time"][0]], columns.per_second)
+                    if clock.misnamed:
+                        self.reading.doubt(MISNAMED)
                     form = form_of(batch.columns[columns.value])
                     if form.unit and columns.measure == "step_seconds":
                         columns = found[0] = replace(columns, seconds=unit_of(form.unit) or columns.seconds)

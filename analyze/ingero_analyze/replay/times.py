@@ -95,6 +95,9 @@ class Clock:
     """Whether dates with slashes begin with the day, as 24/11/2025, or with the month; `None` if no date tells."""
     excel: bool = False
     """Whether they are Excel's numbers of days."""
+    misnamed: bool = False
+    """Whether its name says milliseconds, which would be of the first weeks of 1970, or begin weeks after a start,
+    while as seconds they are dates."""
 
 
 def times(column: Any, clock: Clock) -> Cells:
@@ -128,7 +131,7 @@ def times(column: Any, clock: Clock) -> Cells:
 def clock_of(column: Any, named: float | None) -> Clock:
     """How a column counts; numbers in a finer unit than seconds can only be times since 1970. `named`: how many are a
     second by the unit in its name, if there is one."""
-    usual, day_first, excel = 0.0, None, False
+    usual, least, day_first, excel = 0.0, 0.0, None, False
     if is_text(column) and _is_iso(column):
         day_first = _day_first(column)
     else:
@@ -139,8 +142,10 @@ def clock_of(column: Any, named: float | None) -> Clock:
         values = values[np.isfinite(values)]
         excel = named is None and _is_excel(values)
         usual = float(np.sort(values)[len(values) // 2]) if len(values) else 0.0
+        least = float(values.min()) if len(values) else 0.0
     scale = named or next((unit for unit in _FINEST_FIRST if usual > _LEAST[unit]), 1.0)
-    return Clock(scale, usual > EARLIEST * scale, named is not None, day_first, excel)
+    misnamed = named == 1e3 and least > EARLIEST and usual < EARLIEST * scale
+    return Clock(scale, usual > EARLIEST * scale, named is not None, day_first, excel, misnamed)
 
 
 def _is_excel(values: Floats) -> bool:
