@@ -92,8 +92,8 @@ def parse_cpu_stat(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class _Counted:
-    """A number that only grows, and the time at which it was read, seconds."""
+class _CountedSteps:
+    """The steps so far, and the time at which they were read, seconds."""
 
     at: float
     number: float
@@ -115,7 +115,7 @@ class ProcfsSource:
         self._load = HostLoad(proc)
         self._seconds: dict[tuple[int, int], float] = {}
         self._cpu_read_at: float | None = None
-        self._counted: _Counted | None = None
+        self._counted: _CountedSteps | None = None
         self._used = 0.0
         self._found: list[int] = []
         self._search_due = Every(SEARCH_SECONDS)
@@ -182,7 +182,7 @@ class ProcfsSource:
         except (OSError, ValueError):
             return []
 
-    def _steps(self) -> _Counted | None:
+    def _steps(self) -> _CountedSteps | None:
         """The steps so far; `None` without a file, as before a job has begun.
 
         Raises `OSError` and `ValueError`, as when the workload is just writing the file: the next poll then counts
@@ -202,7 +202,7 @@ class ProcfsSource:
             number = math.nan
         if not math.isfinite(number):
             raise ValueError(f"{file} holds no number of steps (progress_file)")
-        return _Counted(at, number)
+        return _CountedSteps(at, number)
 
     def _cpu_seconds(self, now: float) -> tuple[float, float]:
         """When they were read, and the CPU seconds used since the last poll.
