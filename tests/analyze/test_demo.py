@@ -37,5 +37,5 @@ def test_settings_that_cannot_be_used_are_told_with_the_programs_own_words(tmp_p
     demo = Demo(tmp_path, 4)
     demo.start("fleet", "ingero_fleet", "serve", "--set=no.such=1")
 
-    with pytest.raises(DemoFailed, match=r"fleet ended with status 2: .*no: no such setting"):
+    with pytest.raises(DemoFailed, match=r"fleet ended with status 2: .*no\.such: no such setting"):
         demo.wait("nothing", lambda: False)

@@ -206,11 +206,13 @@ class RecordedHistory:
         self.reading.note_names(self.subjects)
         if self._rises.seem_counted():
             self.reading.doubt(COUNTER)
-        if 2 * self._different > self._node_ticks:
+        different = 2 * self._different > self._node_ticks
+        hostless = 2 * self._several > self._node_ticks and any(map(is_gpu, self.reading.used["node"]))
+        if different:
             self.reading.doubt(DIFFERENT)
-        if 2 * self._several > self._node_ticks and any(map(is_gpu, self.reading.used["node"])):
+        if hostless:
             self.reading.doubt(HOSTLESS)
-        elif 2 * self._unequal > self._node_ticks and self.reading.ignored:
+        if not different and not hostless and 2 * self._unequal > self._node_ticks and self.reading.ignored:
             self.reading.doubt(UNNAMED)
         if self._latest - self._earliest > LONGEST_YEARS * YEAR:
             self.reading.doubt(
