@@ -13,6 +13,7 @@ from ingero_agent.health.phase import Phase
 from ingero_contract.values import DetectionMode
 from ingero_contract.verdicts import parse_verdict
 from ingero_kit.clock import rfc3339
+from ingero_kit.files import replacing
 
 DEFAULT_PATH: Final = Path("/run/ingero/state.json")
 VERSION: Final = 1
@@ -44,13 +45,9 @@ class UnreadableState(Exception):
 def write_state(file: Path, state: Mapping[str, Any], now: float, valid_seconds: float) -> None:
     """Replace the state file; readers see the old or the new one. Raises `OSError`."""
     tree = {**state, "version": VERSION, "written_at": now, "valid_seconds": valid_seconds}
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
+    with replacing(file) as part:
         part.write_text(json.dumps(tree))
         part.chmod(0o644)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read_state(file: Path) -> dict[str, Any]:

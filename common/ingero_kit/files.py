@@ -2,24 +2,32 @@
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """A temporary file beside one, which it replaces when the block ends; nothing is left of it after an error."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(file)
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def replace_file(file: Path, data: bytes) -> None:
     """Write a temporary file, sync it, then rename it. Keeps the mode of an existing file; raises `OSError`."""
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
+    with replacing(file) as part:
         with part.open("wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         if file.exists():
             part.chmod(file.stat().st_mode & 0o777)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -42,11 +50,8 @@ def write_ports_file(file: Path | None, ports: Mapping[str, int]) -> None:
     Raises `OSError`, with the file in its text.
     """
     if file is not None:
-        part = file.with_suffix(".part")
         try:
-            part.write_text(json.dumps(dict(ports)))
-            part.replace(file)
+            with replacing(file) as part:
+                part.write_text(json.dumps(dict(ports)))
         except OSError as error:
-            with suppress(OSError):
-                part.unlink()
             raise OSError(f"the ports file {file} cannot be written: {error.strerror}") from None

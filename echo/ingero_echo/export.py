@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from ingero_echo.store import Store, StoreError
 from ingero_echo.tables import TABLES
+from ingero_kit.files import replacing
 
 _CHUNK_ROWS: Final = 100_000
 
@@ -94,18 +95,14 @@ def export_timeline(store: Store, file: Path, cluster: str | None) -> int:
 def _write(rows: Any, file: Path) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
     written = 0
-    part = file.with_name(file.name + ".part")
     try:
         reader = rows.to_arrow_reader(_CHUNK_ROWS)
-        with pq.ParquetWriter(part, reader.schema, compression="zstd") as writer:
+        with replacing(file) as part, pq.ParquetWriter(part, reader.schema, compression="zstd") as writer:
             for batch in reader:
                 writer.write_table(pa.Table.from_batches([batch]))
                 written += batch.num_rows
-        part.replace(file)
     except (OSError, pa.ArrowException, duckdb.Error) as error:
         raise StoreError(f"{file}: cannot be written: {error}") from None
-    finally:
-        part.unlink(missing_ok=True)
     return written
 
 
