@@ -121,6 +121,14 @@ class Groups:
             yield rows, ordered
 
 
+def extremes(values: npt.NDArray[Any], groups: Ints, m: int) -> tuple[Floats, Floats]:
+    """Least and greatest value of every group 0 to m-1; infinite and minus infinite for an empty group."""
+    least, most = np.full(m, np.inf), np.full(m, -np.inf)
+    np.minimum.at(least, groups, values)
+    np.maximum.at(most, groups, values)
+    return least, most
+
+
 def _middle(ordered: npt.NDArray[Any], members: Ints) -> npt.NDArray[Any]:
     return _at(ordered, np.maximum(members - 1, 0) // 2, np.minimum(members // 2, ordered.shape[1] - 1), members)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.grouped import Bools, Floats, Ints, extremes, grouped_median
 from ingero_detect.timeline import Timeline, most_common_by_rank, sum_by_rank_and_step
 
 ROWS_OF_A_KNOT: Final = 24
@@ -65,10 +65,7 @@ def work_differs(line: Timeline) -> bool:
     if line.work is None:
         return False
     rows = np.flatnonzero(~line.collective & np.isfinite(line.work))
-    least = np.full(int(line.op.max(initial=0)) + 1, np.inf)
-    most = np.full(len(least), -np.inf)
-    np.minimum.at(least, line.op[rows], line.work[rows])
-    np.maximum.at(most, line.op[rows], line.work[rows])
+    least, most = extremes(line.work[rows], line.op[rows], int(line.op.max(initial=0)) + 1)
     return bool((most > least).any())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.diagnosis import diagnose
-from ingero_detect.grouped import Bools, Floats, Ints, connected
+from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
 from ingero_detect.timeline import FEWEST_STEPS, Timeline
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
@@ -335,9 +335,7 @@ def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:
         ranks, index, times = np.unique(rank[rows], return_inverse=True, return_counts=True)
         ring = connected(np.stack([group[rows], index]), len(ranks))
         size, first = np.bincount(ring), np.unique(ring)
-        fewest, most = np.full(len(ranks), times.max()), np.zeros(len(ranks), np.int64)
-        np.minimum.at(fewest, ring, times)
-        np.maximum.at(most, ring, times)
+        fewest, most = extremes(times, ring, len(ranks))
         if (size[first] >= SMALLEST_RING).all() and (most[first] <= (1 + RING_SPREAD) * fewest[first]).all():
             found.append(one)
     return np.array(found, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.diagnose.timeline_files import numbered, occurrence
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, extremes
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -49,20 +49,16 @@ def begin_together(step: Ints, start: Floats) -> bool:
     names, of = np.unique(step, return_inverse=True)
     if len(names) < FEWEST_TOGETHER or (step < 0).any():
         return False
-    first, last = np.full(len(names), np.inf), np.full(len(names), -np.inf)
-    np.minimum.at(first, of, start)
-    np.maximum.at(last, of, start)
+    first, last = extremes(start, of, len(names))
     return bool(first.max() <= last.min() and np.ptp(first) <= TOGETHER * (last.max() - first.min()))
 
 
 def span_of_steps(rank: Ints, step: Ints, start: Floats) -> float:
     """From the first to the last start of each step of a rank, all steps together; the median over ranks."""
-    cell = numbered(rank, step)
-    order = np.lexsort((start, cell))
-    begins = np.flatnonzero(np.diff(cell[order], prepend=-1))
-    spans = start[order][np.append(begins[1:], len(order)) - 1] - start[order][begins]
-    _, of = np.unique(rank[order][begins], return_inverse=True)
-    return float(np.median(np.bincount(of, spans)))
+    cells, of = np.unique(np.stack([rank, step]), axis=1, return_inverse=True)
+    first, last = extremes(start, of, cells.shape[1])
+    _, own = np.unique(cells[0], return_inverse=True)
+    return float(np.median(np.bincount(own, last - first)))
 
 
 def one_after_another(columns: Columns, step: Ints, sound: Bools) -> Floats:
@@ -72,9 +68,8 @@ def one_after_another(columns: Columns, step: Ints, sound: Bools) -> Floats:
     """
     rank, start = columns["rank"][sound], columns["start"][sound]
     cells, of = np.unique(np.stack([step[sound], rank]), axis=1, return_inverse=True)
-    begin, end = np.full(cells.shape[1], np.inf), np.full(cells.shape[1], -np.inf)
-    np.minimum.at(begin, of, start)
-    np.maximum.at(end, of, start + columns["duration"][sound])
+    begin, _ = extremes(start, of, cells.shape[1])
+    _, end = extremes(start + columns["duration"][sound], of, cells.shape[1])
     length = np.zeros(int(step.max()) + 1)
     np.maximum.at(length, cells[0], end - begin)
     return np.where(step >= 0, columns["start"] + (np.cumsum(length) - length)[step], columns["start"])

@@ -16,7 +16,7 @@ from ingero_analyze.replay.silences import Silences
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.detector import Detector
 from ingero_detect.episodes import Episode, Episodes
-from ingero_detect.grouped import grouped_median
+from ingero_detect.grouped import extremes, grouped_median
 from ingero_detect.observation import ACTIVE, Edge, Observation
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Axis, Verdict
@@ -100,13 +100,13 @@ class SlowHosts:
         if not works.any():
             return None
         host, cohort = self._host[works], np.asarray(seen.cohort)[works]
-        count, rate = grouped_median(np.asarray(seen.value)[works], host, len(self._every))
-        lowest, highest = np.full(len(count), len(seen.cohorts)), np.full(len(count), -1)
-        np.minimum.at(lowest, host, cohort)
-        np.maximum.at(highest, host, cohort)
+        _, rate = grouped_median(np.asarray(seen.value)[works], host, len(self._every))
+        lowest, highest = extremes(cohort, host, len(self._every))
         kept = np.flatnonzero(lowest == highest)
         names = [self._every[number] for number in kept.tolist()]
-        return Observation(names, lowest[kept], seen.cohorts, rate[kept], np.full(len(kept), ACTIVE, np.uint8))
+        return Observation(
+            names, lowest[kept].astype(np.int64), seen.cohorts, rate[kept], np.full(len(kept), ACTIVE, np.uint8)
+        )
 
 
 def _node(episode: Episode) -> NodeKey:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohorts import CohortKey
+from ingero_detect.grouped import extremes
 
 NOBODY: Final = node_key("", "")
 """Stands for the nodes of a recorded tick without any."""
@@ -183,12 +184,8 @@ class Subjects:
         )
         _, moment, files = np.unique(pairs[:2], axis=1, return_inverse=True, return_counts=True)
         differ = np.zeros(len(files), np.bool_)
-        for extreme, worst in ((np.minimum, np.inf), (np.maximum, -np.inf)):
-            end = np.full(len(moment), worst)
-            extreme.at(end, of, value[rows])
-            least, most = np.full(len(files), np.inf), np.full(len(files), -np.inf)
-            np.minimum.at(least, moment, end)
-            np.maximum.at(most, moment, end)
+        for ends in extremes(value[rows], of, len(moment)):
+            least, most = extremes(ends, moment, len(files))
             differ |= most - least > 1e-6 * np.abs(most)
         self.by_file = bool(np.count_nonzero(differ) > COPIES * np.count_nonzero(files > 1))
         fewest = min((len(set(host[file == number].tolist())) for _, number in found), default=0)
