@@ -6,9 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from ingero_analyze.packed import ENDINGS as PACKED
 from ingero_analyze.table_errors import TableError
 
-ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|json|jsonl|ndjson)(\.gz)?$", re.IGNORECASE)
+ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|json|jsonl|ndjson)" + PACKED, re.IGNORECASE)
 """How names of tables end; files with other names in a folder are not read."""
 
 MOST_FILES: Final = 100_000

@@ -2,10 +2,8 @@
 
 import codecs
 import csv
-import gzip
 import io
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ import numpy.typing as npt
 
 from ingero_analyze import csv_tables, exposition, json_tables
 from ingero_analyze.json_tables import Row
+from ingero_analyze.packed import PackedError, unpacked
 from ingero_analyze.table_errors import TableError, place_of
 
 BATCH_BYTES: Final = 4 << 20
@@ -34,14 +33,9 @@ MOST_TEXT: Final = 1 << 30
 """Largest text that is read at once, unpacked."""
 
 PARQUET: Final = (".parquet", ".pq")
-_PACKED: Final = b"\x1f\x8b"
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OTHERS: Final = {
-    b"PK\x03\x04": "a ZIP archive or a workbook of a spreadsheet: unpack it, or save the sheet as CSV",
     b"\xd0\xcf\x11\xe0": "a workbook of a spreadsheet: save the sheet as CSV",
-    b"BZh": "packed with bzip2: unpack it, or pack it with gzip",
-    b"\xfd7zXZ": "packed with xz: unpack it, or pack it with gzip",
-    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or pack it with gzip",
     b"PAR1": "a Parquet file: its name must end in .parquet",
 }
 """How files of other kinds begin, and what to do."""
@@ -168,7 +162,7 @@ Skip = Callable[[TableError], None]
 def read_batches(
     file: str, required: Sequence[str], optional: Sequence[str], skip: Skip | None = None
 ) -> Iterator[TableBatch]:
-    """Stream a file; `-` is CSV on standard input. CSV may be packed with gzip. Columns not requested are not read.
+    """Stream a file; `-` is CSV on standard input. CSV may be packed. Columns not requested are not read.
 
     `TableError` for a missing required column or a malformed row, which is left out with `skip`; `OSError` as usual.
     """
@@ -232,20 +226,16 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[BinaryIO | gzip.GzipFile, Callable[[], int] | None]]:
+def _opened(file: str) -> Iterator[tuple[BinaryIO, Callable[[], int] | None]]:
     """The bytes of a file, unpacked, and for a packed one what counts the bytes read of it."""
     if file == "-":
         yield io.BytesIO(b"".join(_arriving(standard_input()))), None
         return
-    with Path(file).open("rb") as stream:
-        if stream.peek(2)[:2] != _PACKED:
-            yield stream, None
-            return
-        try:
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                yield unpacked, stream.tell
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise TableError(file, f"not gzip, or cut off: {error}") from None
+    try:
+        with unpacked(Path(file)) as content:
+            yield content
+    except PackedError as error:
+        raise TableError(file, str(error)) from None
 
 
 def standard_input() -> io.BufferedReader:
@@ -303,7 +293,7 @@ class _Counted:
 
 
 def refuse_other_kinds(file: str, first: bytes) -> None:
-    """`TableError` for a file that begins like an archive, a workbook or a packed file, with what to do."""
+    """`TableError` for a file that begins like a workbook or Parquet, with what to do."""
     for magic, what in _OTHERS.items():
         if first.startswith(magic):
             raise TableError(file, what)

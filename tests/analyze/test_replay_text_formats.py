@@ -1,9 +1,6 @@
 """Histories as exporters, spreadsheets and logs write them: Prometheus' text, UTF-16, dates with names of months."""
 
-import bz2
-import io
 import json
-import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -99,23 +96,14 @@ def test_one_scrape_of_an_exporter_is_no_history(tmp_path: Path) -> None:
     assert "one scrape of an exporter is no history" in done.stderr
 
 
-def zipped() -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("history.csv", "time,node,rate\n")
-    return packed.getvalue()
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (zipped(), "unpack it, or save the sheet as CSV"),
-        (bz2.compress(b"time,node,rate\n"), "packed with bzip2"),
         (b"PAR1....", "must end in .parquet"),
         (b"2025-11-24 16:00:00,n0,976.2\n2025-11-24 16:00:30,n0,980.1\n", "the first line holds values"),
         (b"# rates of all nodes\n", "only comments, and no table"),
     ],
-    ids=["zip", "bzip2", "parquet", "no names", "comments"],
+    ids=["parquet", "no names", "comments"],
 )
 def test_what_to_do_with_other_files_is_said(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "history.csv").write_bytes(content)

@@ -83,13 +83,13 @@ def command(
 ) -> None:
     """Say who holds a synchronised job back: a rank, its partition into stages, its sequence lengths, or nobody.
 
-    FILE is CSV or JSON (also packed with gzip) or Parquet by its suffix, `-` standard input, with a row for every
-    operation: `rank`, `op`, `kind` (compute or collective), `start` and `duration` in seconds; optional `step`,
-    `group` (communicator), `seq`, `stage`, `data_parallel`, and `work` of compute (such as tokens, in any one unit),
-    with which longer sequences are no lateness. Clocks of ranks need not agree: only durations and differences on one
-    clock are used. Columns are known by usual names too, such as optype, start_ts, dur_us, pp_rank; without `kind`
-    the names of operations show what a collective is. A row may also be a step of a rank, with a column for the time
-    of every operation. The output says how the file was read.
+    FILE is CSV or JSON, also packed (gzip, bzip2, xz, zstd, ZIP), or Parquet by its suffix, `-` standard input, with
+    a row for every operation: `rank`, `op`, `kind` (compute or collective), `start` and `duration` in seconds;
+    optional `step`, `group` (communicator), `seq`, `stage`, `data_parallel`, and `work` of compute (such as tokens,
+    in any one unit), with which longer sequences are no lateness. Clocks of ranks need not agree: only durations and
+    differences on one clock are used. Columns are known by usual names too, such as optype, start_ts, dur_us,
+    pp_rank; without `kind` the names of operations show what a collective is. A row may also be a step of a rank,
+    with a column for the time of every operation. The output says how the file was read.
 
     Instead of FILE, what other tools have written: one of --flight-recorder and --ras (where does the job hang),
     --nccl-inspector and --kineto; --dcgm with any of them, or alone. Most such files are known by how they begin, so

@@ -24,7 +24,7 @@ CLAIMS: Final = Claims(
     ),
 )
 
-SUFFIXES: Final = (".log", ".json", ".jsonl", ".txt", ".log.gz", ".json.gz", ".jsonl.gz", ".txt.gz")
+SUFFIXES: Final = (".log", ".json", ".jsonl", ".txt")
 MAX_LINE: Final = 1 << 20
 MAX_RANKS: Final = 1_000_000
 HOST_TIMED: Final = "collective_cpu"

@@ -37,7 +37,7 @@ CLAIMS: Final = Claims(
     ),
 )
 
-SUFFIXES: Final = (".json", ".json.gz")
+SUFFIXES: Final = (".json",)
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,12})$")
 _NCCL: Final = re.compile(r"^(?:nccl|rccl)(?:Dev)?Kernel_?([A-Za-z]+)|nccl|rccl")
 _RANKS: Final = re.compile(r"\[\d{1,7}(, ?\d{1,7}){0,9999}\]")

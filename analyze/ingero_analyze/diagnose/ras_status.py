@@ -36,7 +36,7 @@ def _contents(
     paths: tuple[str, ...], addresses: tuple[str, ...], problems: Problems, wait: float
 ) -> Iterator[tuple[str, bytes]]:
     """Every file and every answer of an address, each with its name."""
-    for file, data in sources.contents_of(paths, (".json", ".json.gz"), problems):
+    for file, data in sources.contents_of(paths, (".json",), problems):
         yield str(file), data
     for pause in (0.0, wait) if wait else (0.0,):
         time.sleep(pause if addresses else 0.0)

@@ -1,8 +1,6 @@
 """Common parts of readers of other tools' files: finding files, size limits, problems, and what files can show."""
 
-import gzip
 import re
-import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,6 +13,7 @@ import orjson
 
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, REQUIRED, RecordedTimeline, assemble
 from ingero_analyze.folders import natural
+from ingero_analyze.packed import ENDINGS, PackedError, unpacked
 from ingero_contract.identifiers import Rank
 
 MAX_FILE_BYTES: Final = 512 << 20
@@ -25,10 +24,11 @@ MAX_ROWS: Final = 20_000_000
 SHOWN: Final = 20
 """Problems that are described; all are counted."""
 
-_PACKED: Final = b"\x1f\x8b"
 _RANK: Final = re.compile(r"rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBERS: Final = re.compile(r"\d+")
-_ENDINGS: Final = re.compile(r"(\.(json|jsonl|gz|pickle|pkl|pt|trace|txt|log))+$", re.IGNORECASE)
+_ENDINGS: Final = re.compile(r"(\.(json|jsonl|pickle|pkl|pt|trace|txt|log))*" + ENDINGS, re.IGNORECASE)
+
+_PACKING: Final = re.compile(ENDINGS)
 
 
 class SourceError(ValueError):
@@ -131,7 +131,7 @@ _TYPES: Final = {
 
 
 def files_of(paths: Iterable[str], suffixes: tuple[str, ...], problems: Problems) -> Iterator[Path]:
-    """Files as named, and those inside of folders whose name ends so (any, without suffixes), in order of names."""
+    """Files as named, and those in folders whose name ends so (any, without suffixes), packed or not, in order."""
     count = 0
     for path in map(Path, paths):
         if not path.exists():
@@ -139,7 +139,8 @@ def files_of(paths: Iterable[str], suffixes: tuple[str, ...], problems: Problems
             continue
         inside = sorted(path.rglob("*"), key=natural) if path.is_dir() else [path]
         for file in inside:
-            if path.is_dir() and (not file.is_file() or (suffixes and not file.name.endswith(suffixes))):
+            other = suffixes and not _PACKING.sub("", file.name).endswith(suffixes)
+            if path.is_dir() and (other or not file.is_file()):
                 continue
             count += 1
             if count > MAX_FILES:
@@ -168,7 +169,7 @@ def read_json(data: bytes) -> Any:
 
 
 def read_content(file: Path) -> bytes:
-    """All of a file, unpacked when it is gzip. Raises `SourceError` when it is too large, damaged or unreadable."""
+    """All of a file, unpacked. Raises `SourceError` when it is too large, damaged or unreadable."""
     data = read_begin(file, MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
         raise SourceError(f"larger than {MAX_FILE_BYTES} bytes")
@@ -176,17 +177,12 @@ def read_content(file: Path) -> bytes:
 
 
 def read_begin(file: Path, most: int) -> bytes:
-    """The first bytes of a file, unpacked when it is gzip. Raises `SourceError` when it is damaged or unreadable."""
+    """The first bytes of a file, unpacked. Raises `SourceError` when it is damaged or unreadable."""
     try:
-        with file.open("rb") as stream:
-            packed = stream.read(2) == _PACKED
-            stream.seek(0)
-            if not packed:
-                return stream.read(most)
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                return unpacked.read(most)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"not gzip, or cut off: {error}") from None
+        with unpacked(file) as (stream, _):
+            return stream.read(most)
+    except PackedError as error:
+        raise SourceError(str(error)) from None
     except OSError as error:
         raise SourceError(error.strerror or str(error)) from None
 

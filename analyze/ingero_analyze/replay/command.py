@@ -90,14 +90,14 @@ def command(
 
     Without --config a tick is 5 s, and 3 nodes are enough to be compared (Fleet's defaults: 10 s, 5 nodes).
 
-    FILE is CSV or JSON (also packed with gzip) or Parquet by its suffix, `-` standard input; several files, or
-    folders of them, are merged by time. JSON is an object a line, an array of objects, or the answer of Prometheus to
-    a range query. Columns: time, node, and one value, which is a score (0 to 1), a rate (larger is better), the time
-    of a step or a counter, whose increase is the rate; optional cluster, gpu, metric and state (active, idle,
-    calibrating). Nodes, or their GPUs or workloads where a node has rows of several at one time, are compared only
-    with those of the same workload, job, GPU model, stage and cohort, where there are such columns. Columns are known
-    by usual names, such as timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)'; --column chooses
-    others. The output says how the file was read, and which columns, cells and rows were not used.
+    FILE is CSV or JSON, also packed (gzip, bzip2, xz, zstd, ZIP), or Parquet by its suffix, `-` standard input;
+    several files, or folders of them, are merged by time. JSON is an object a line, an array of objects, or the
+    answer of Prometheus to a range query. Columns: time, node, and one value, which is a score (0 to 1), a rate
+    (larger is better), the time of a step or a counter, whose increase is the rate; optional cluster, gpu, metric and
+    state (active, idle, calibrating). Nodes, or their GPUs or workloads where a node has rows of several at one time,
+    are compared only with those of the same workload, job, GPU model, stage and cohort, where there are such columns.
+    Columns are known by usual names, such as timestamp, host, slurm_job_id, tokens_per_second, 'Step time (ms)';
+    --column chooses others. The output says how the file was read, and which columns, cells and rows were not used.
 
     Exit status 0 whether or not somebody is accused, 1 when writing the picture fails in the end, 2 when a flag, such
     as --plot with a file that cannot be written, or a file cannot be used, or most rows of the files.
