@@ -75,11 +75,46 @@ def test_a_metric_whose_name_says_nothing_needs_a_role(tmp_path: Path) -> None:
     assert not judged(file, "--metric", "power", "--column", "rate=value")["episodes"]
 
 
+@pytest.mark.parametrize("others", [(), ("power", "text")], ids=["alone", "beside others"])
+def test_the_only_metric_whose_name_says_what_it_is_is_judged(tmp_path: Path, others: tuple[str, ...]) -> None:
+    file = metrics(tmp_path)
+    kept = ("tokens_per_second", *others, "metric")
+    lines = [line for line in file.read_text().splitlines() if line.split(",")[2] in kept]
+    file.write_text("\n".join(lines) + "\n")
+
+    found = judged(file)
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    among = ", of tokens_per_second, power, text" if others else ""
+    assert f"the metric tokens_per_second is judged{among}" in found["summary"]["notes"]
+
+
+def test_the_only_metric_of_a_file_needs_a_role_if_its_name_says_nothing(tmp_path: Path) -> None:
+    file = metrics(tmp_path)
+    lines = [line for line in file.read_text().splitlines() if line.split(",")[2] in ("power", "metric")]
+    file.write_text("\n".join(lines) + "\n")
+
+    assert "what the metric 'power' means is not certain; say it with --column rate=value" in run(file).stderr
+
+
+def test_files_of_different_metrics_are_not_put_together(tmp_path: Path) -> None:
+    lines = metrics(tmp_path).read_text().splitlines()
+    for metric in ("tokens_per_second", "samples_per_second"):
+        kept = [line.replace("tokens_per", "samples_per") if metric[0] == "s" else line for line in lines]
+        kept = [line for line in kept if line.split(",")[2] in (metric, "metric")]
+        (tmp_path / f"{metric}.csv").write_text("\n".join(kept) + "\n")
+
+    done = run(tmp_path / "samples_per_second.csv", tmp_path / "tokens_per_second.csv")
+
+    assert done.exit_code == 2
+    assert "no row is of the metric 'samples_per_second' (there are: tokens_per_second)" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["--metric", "tokens", "--column", "rate=value"], "no row is of the metric 'tokens' (there are: tok"),
-        ([], "the column value holds the metrics that the column metric names; choose one with --metric NAME"),
+        ([], "the column metric names; choose one with --metric NAME (there are: tokens_per_second, "),
         (["--column", "metric=", "--metric", "power", "--column", "rate=value"], "no column says which row"),
     ],
 )  # fmt: skip

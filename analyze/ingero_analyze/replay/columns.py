@@ -1,7 +1,7 @@
 """Finds the columns of a history by their names: what they hold, and in which unit. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Final
@@ -139,6 +139,18 @@ class Columns:
     def value(self) -> str:
         """The column of the value."""
         return self.roles[self.measure][0]
+
+
+class MetricOpenError(ValueError):
+    """The values are those of metrics that another column names, and none is chosen."""
+
+    def __init__(self, column: str, value: str, known: str = "") -> None:
+        names = f" (there are: {known})" if known else ""
+        super().__init__(
+            f"the column {value} holds the metrics that the column {column} names; choose one with "
+            f"--metric NAME{names}"
+        )
+        self.column, self.value = column, value
 
 
 def recognised(
@@ -308,16 +320,23 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
 def _measure_of(metric: str | None, column: str, value: str) -> str:
     """What the values of a metric are, by its name."""
     if metric is None:
-        raise ValueError(
-            f"the column {value} holds the metrics that the column {column} names; choose one with --metric NAME"
-        )
-    fitting = [role for role in MEASURES if _is(role, metric)]
+        raise MetricOpenError(column, value)
+    fitting = _measures_of(metric)
     if len(fitting) != 1:
         raise ValueError(
             f"what the metric {metric!r} means is not certain; say it with --column rate={value} (larger is better), "
             f"or step_seconds, score or counter instead of rate"
         )
     return fitting[0]
+
+
+def metrics_with_meaning(metrics: Iterable[str]) -> list[str]:
+    """Those of some metrics whose names say what their values are."""
+    return [metric for metric in metrics if len(_measures_of(metric)) == 1]
+
+
+def _measures_of(metric: str) -> list[str]:
+    return [role for role in MEASURES if _is(role, metric)]
 
 
 def _is(role: str, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Rows of several metrics in one file: those of one are judged, and none while it is open which. Pure."""
+"""Rows of several metrics in one file: those of one are judged, and none while it is open which."""
 
 from dataclasses import replace
 from typing import Final
@@ -7,13 +7,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import TableBatch
+from ingero_analyze.tables import TableBatch, read_columns
 from ingero_analyze.terminal import listed
 
 MOST_NAMES: Final = 10
 """Most metrics that an error names."""
 
 Ints = npt.NDArray[np.int64]
+
+
+def metrics_of(file: str, column: str) -> list[str]:
+    """The names in the column of metrics of a file. Raises `TableError` and `OSError` as reading does."""
+    names: dict[str, int] = {}
+    for batch in read_columns(file, lambda columns: [column], lambda problem: None, json=True):
+        batch.codes(column, names)
+    return list(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 class MetricColumn:

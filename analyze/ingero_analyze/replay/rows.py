@@ -10,14 +10,25 @@ import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
-from ingero_analyze.replay.columns import FILE, Columns, date_of, is_gpu_of_host, recognised, time_of, unit_of
-from ingero_analyze.replay.metrics import MetricColumn
+from ingero_analyze.replay.columns import (
+    FILE,
+    Columns,
+    MetricOpenError,
+    date_of,
+    is_gpu_of_host,
+    metrics_with_meaning,
+    recognised,
+    time_of,
+    unit_of,
+)
+from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
 from ingero_analyze.replay.wide import WideTable, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
+from ingero_analyze.terminal import listed
 from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ACTIVE
 from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
@@ -106,7 +117,7 @@ class RowReader:
                 found.append(wide[0].columns(self._wide))
                 date.extend(date_of(names, wide[0].time))
                 return [wide[0].time, *date, *(one.column for one in wide[0].series)]
-            columns = recognised(names, self._chosen, self._labels, self._metric, by_file=len(self._files) > 1)
+            columns = self._recognised(file, names)
             found.append(columns)
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             used = [name for name in used if name in names]
@@ -156,6 +167,24 @@ class RowReader:
             consumed = batch.consumed
         if metric is not None:
             metric.finish()
+
+    def _recognised(self, file: str, names: Sequence[str]) -> Columns:
+        """The columns of a file. Where it is open whose values they hold, the only metric whose name says what its
+        values are, or the only one at all, is judged."""
+        some = len(self._files) > 1
+        try:
+            return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
+        except MetricOpenError as error:
+            if file == "-":
+                raise
+            known = metrics_of(file, error.column)
+            fitting = known if len(known) == 1 else metrics_with_meaning(known)
+            if len(fitting) != 1:
+                raise MetricOpenError(error.column, error.value, listed(known[:MOST_NAMES], len(known))) from None
+            self._metric = fitting[0]
+            others = f", of {listed(known[:MOST_NAMES], len(known))}" if len(known) > 1 else ""
+            self.reading.note(f"the metric {self._metric} is judged{others}")
+        return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
 
     def _with_file(self, batch: TableBatch) -> TableBatch:
         import pyarrow as pa
