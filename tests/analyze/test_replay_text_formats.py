@@ -55,8 +55,23 @@ def test_dates_with_names_of_months_and_without_separators_are_read(tmp_path: Pa
     assert named(run(tmp_path / "history.csv", "--json")) == ("n2", "2025-11-24T16:40:00.000Z")
 
 
-@pytest.mark.parametrize("form", ["%a %b %d %H:%M:%S CET %Y", "%b %d %H:%M:%S"])
-def test_zones_by_name_and_dates_without_a_year_are_refused_with_the_place(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "hours"),
+    [
+        ("%a %b %d %H:%M:%S CET %Y", 1), ("%a %b %d %I:%M:%S %p EST %Y", -5), ("%d %b %Y %H:%M:%S PDT", -7),
+        ("%Y-%m-%d %H:%M:%S CEST", 2), ("%Y-%m-%d %I:%M:%S %p JST", 9), ("%d.%m.%Y %H:%M:%S CET", 1),
+    ],
+)  # fmt: skip
+def test_zones_are_known_by_their_names(tmp_path: Path, form: str, hours: int) -> None:
+    (tmp_path / "history.csv").write_text(csv_text(form))
+    done = run(tmp_path / "history.csv", "--json")
+    start = (datetime(2025, 11, 24, 16, 40) - timedelta(hours=hours)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    assert named(done) == ("n2", start)
+    assert not [note for note in json.loads(done.stdout)["summary"]["notes"] if "without a zone" in note]
+
+
+@pytest.mark.parametrize("form", ["%a %b %d %H:%M:%S XYZ %Y", "%Y-%m-%d %H:%M:%S XYZ", "%b %d %H:%M:%S"])
+def test_other_names_of_zones_and_dates_without_a_year_are_refused_with_the_place(tmp_path: Path, form: str) -> None:
     (tmp_path / "history.csv").write_text(csv_text(form))
     done = run(tmp_path / "history.csv")
     assert done.exit_code == 2

@@ -36,6 +36,16 @@ _NAMED_DATES: Final = (
 
 _TIME_OF_DAY: Final = re.compile(r"(?<!\d)(?P<clock>\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)\s*(?P<half>[AP]M)?")
 _OFFSET: Final = re.compile(r"(?P<offset>[+-]\d{2}:?\d{2})(?:\s*\([A-Z]+\))?Z?$")
+_ZONES: Final = {
+    "EST": "-05:00", "EDT": "-04:00", "CST": "-06:00", "CDT": "-05:00", "MST": "-07:00", "MDT": "-06:00",
+    "PST": "-08:00", "PDT": "-07:00", "WET": "+00:00", "WEST": "+01:00", "BST": "+01:00", "CET": "+01:00",
+    "CEST": "+02:00", "EET": "+02:00", "EEST": "+03:00", "MSK": "+03:00", "HKT": "+08:00", "SGT": "+08:00",
+    "JST": "+09:00", "KST": "+09:00", "AEST": "+10:00", "AEDT": "+11:00", "NZST": "+12:00", "NZDT": "+13:00",
+}  # fmt: skip
+"""Zones by their names: those of RFC 5322, 4.3, and common ones of Europe, Asia and Oceania."""
+
+_NAMED_ZONE: Final = rf"\b(?:UTC|GMT|{'|'.join(_ZONES)})\b"
+_ZONE_NAME: Final = re.compile(rf"\b(?:{'|'.join(_ZONES)})\b")
 _NO_ZONE: Final = re.compile(r"\b(?:MON|TUE|WED|THU|FRI|SAT|SUN)[A-Z]*|UTC|GMT|Z|[^A-Z]")
 """What besides a date and a time of day names no zone."""
 
@@ -199,6 +209,8 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
     column = pc.replace_substring_regex(column, _COMPACT, r"\1-\2-\3T\4:\5:\6")
     column = pc.replace_substring_regex(column, _GO_ZONE, r"\1")
     column = pc.replace_substring_regex(column, r"\s*(UTC|GMT)$", "Z")
+    for name in _zones_in(column):
+        column = pc.replace_substring_regex(column, rf"\s+{name}$", _ZONES[name])
     column = pc.replace_substring_regex(column, r"^([0-9]{4})/([0-9]{2})/([0-9]{2})\b", r"\1-\2-\3")
     column = pc.replace_substring_regex(column, r"^([0-9]{2})\.([0-9]{2})\.([0-9]{4})\b", r"\3-\2-\1")
     column = pc.replace_substring_regex(column, _DASHES, r"\1/\2/\3")
@@ -210,7 +222,7 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
             column = pc.replace_substring_regex(column, r"^([0-9]{2})/([0-9]{2})/([0-9]{2})\b,?", r"20\3-\1-\2")
     column = pc.replace_substring_regex(column, r"\s+([+-][0-9]{2}:?[0-9]{2})$", r"\1")
     bare = pc.invert(pc.match_substring_regex(column, _ZONE))
-    zoneless = bool(pc.any(bare).as_py())
+    zoneless = bool(pc.any(pc.and_not(bare, pc.match_substring_regex(column, _NAMED_ZONE))).as_py())
     column = pc.if_else(bare, pc.binary_join_element_wise(column, "Z", ""), column)
     found = _moments(column)
     if found is not None:
@@ -219,6 +231,14 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
     known = np.array([*(_parsed(text) for text in coded.dictionary.to_pylist()), np.nan])
     values = known[np.asarray(pc.fill_null(coded.indices, len(known) - 1))]
     return Cells(values, np.isnan(values) & ~np.asarray(missing), calendar=True, zoneless=zoneless)
+
+
+def _zones_in(column: Any) -> list[str]:
+    """The names of zones at the ends of texts."""
+    import pyarrow.compute as pc
+
+    ends = pc.extract_regex(column, r"\s(?P<zone>[A-Z]{3,4})$")
+    return [name for name in pc.unique(pc.struct_field(ends, "zone")).to_pylist() if name in _ZONES]
 
 
 def _moments(column: Any) -> Any | None:
@@ -250,19 +270,20 @@ def _parsed(text: str) -> float:
 
 
 def _with_number_of_month(text: str) -> str | None:
-    """A date with the name of the month in ISO 8601; `None` if it is none, or of a zone that only its name tells."""
+    """A date with the name of the month in ISO 8601; `None` if it is none, or of a zone whose name is not known."""
     date = next(filter(None, (pattern.search(text) for pattern in _NAMED_DATES)), None)
     clock = _TIME_OF_DAY.search(text)
     if date is None or clock is None:
         return None
     offset = _OFFSET.search(text)
     rest = text[: date.start()] + date.groupdict().get("between", "") + text[date.end() :]
-    if _NO_ZONE.sub("", _TIME_OF_DAY.sub("", rest)):
+    named = _ZONE_NAME.search(rest)
+    if _NO_ZONE.sub("", _ZONE_NAME.sub("", _TIME_OF_DAY.sub("", rest), 1)) or (named and offset):
         return None
     hour, _, minutes = clock["clock"].replace(",", ".").partition(":")
     hours = int(hour) % 12 + 12 * (clock["half"] == "PM") if clock["half"] else int(hour)
     month = _MONTHS.index(date["month"]) + 1
-    zone = offset["offset"] if offset else "+00:00"
+    zone = offset["offset"] if offset else _ZONES[named[0]] if named else "+00:00"
     return f"{date['year']}-{month:02d}-{int(date['day']):02d}T{hours:02d}:{minutes}{zone}"
 
 
