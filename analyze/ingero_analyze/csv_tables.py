@@ -97,18 +97,18 @@ def within(line: str, header: str, delimiter: str) -> str:
 def header_of(text: str) -> tuple[int, str, str]:
     """How many lines are before the header, the header and the delimiter.
 
-    The header has two cells or more; before it are titles, comments, rules and "sep=;" of Excel. A comment with as
-    many delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks do, and where
-    the cells of a line are underlined one by one.
+    The header has two cells or more; before it are titles, comments, rules and "sep=;" of Excel. A comment above a
+    row of numbers is the header if it has as many cells, all different. Where no delimiter makes two cells, and
+    where the cells of a line are underlined one by one, blanks do.
     """
     if underlined := _underlined(text):
         return underlined
-    first, given, comment = None, "", (0, "")
+    first, given, comments, above = None, "", list[tuple[int, str]](), list[tuple[int, str]]()
     for skipped, line in enumerate(io.StringIO(text, newline="")):
         if skipped > MOST_TITLES and first is not None:
             break
         if line.startswith("#"):
-            comment = (skipped, line)
+            comments.append((skipped, line))
         if not line.strip() or line.startswith("#") or _RULE.fullmatch(line):
             continue
         if line.lower().startswith("sep=") and len(line.strip()) == 5:
@@ -116,16 +116,41 @@ def header_of(text: str) -> tuple[int, str, str]:
             continue
         delimiter = given or max(DELIMITERS, key=line.count)
         if sum(map(bool, map(str.strip, line.split(delimiter)))) > 1:
-            names = comment[1].lstrip("# ")
-            named = (
-                line[0].isdecimal() and comment[0] == skipped - 1 and names.count(delimiter) == line.count(delimiter)
-            )
-            return (comment[0], names, delimiter) if named else (skipped, line, delimiter)
-        first = (skipped, line) if first is None else first
+            return *(_commented(comments, line, delimiter) or (skipped, line)), delimiter
+        if first is None:
+            first, above = (skipped, line), comments
+        comments = []
     if first is None:
         return 0, "", ","
-    many = len(first[1].split()) > 1
-    return first[0], first[1].strip() if many else first[1], " " if many else max(DELIMITERS, key=first[1].count)
+    if len(first[1].split()) < 2:
+        return *first, max(DELIMITERS, key=first[1].count)
+    return *(_commented(above, first[1], None) or (first[0], first[1].strip())), " "
+
+
+def _commented(comments: Sequence[tuple[int, str]], line: str, delimiter: str | None) -> tuple[int, str] | None:
+    """The last of some comments that names the cells of a row of numbers; `delimiter`: `None` for blanks.
+
+    Where the one above it has its cells in the same places, this is the one with the names, and the last has units.
+    """
+    cells = line.split(delimiter)
+    if not cells[0].strip()[:1].isdecimal():
+        return None
+    for place in reversed(range(len(comments))):
+        names = [name.strip() for name in comments[place][1].lstrip("# ").split(delimiter)]
+        if len(names) == len(cells) == len(set(names)):
+            above = comments[max(0, place - 1)]
+            number, text = above if _aligned(above[1], comments[place][1]) else comments[place]
+            return number, text.lstrip("# ").strip()
+    return None
+
+
+def _aligned(above: str, below: str) -> bool:
+    """Whether two lines have as many words, each at the same place as that of the other line."""
+    spans = ([word.span() for word in re.finditer(r"[^\s#]+", line)] for line in (above, below))
+    upper, lower = spans
+    return len(upper) == len(lower) and all(
+        one[0] < other[1] and other[0] < one[1] for one, other in zip(upper, lower, strict=True)
+    )
 
 
 def _underlined(text: str) -> tuple[int, str, str] | None:

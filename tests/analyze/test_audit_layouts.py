@@ -2,6 +2,7 @@
 
 import math
 import random
+import zipfile
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -328,7 +329,8 @@ def test_sizes_with_their_unit_are_parameters() -> None:
 
 
 def test_workbooks_and_tables_without_a_header_are_told_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "results.xlsx").write_bytes(b"PK\x03\x04" + bytes(30))
+    with zipfile.ZipFile(tmp_path / "results.xlsx", "w") as workbook:
+        workbook.writestr("[Content_Types].xml", "")
 
     assert "save the sheet as CSV" in run(tmp_path / "results.xlsx").stderr
     assert "name the columns there" in run(written(tmp_path, ["n1,0,0,12.5", "n1,1,0,12.6"])).stderr
