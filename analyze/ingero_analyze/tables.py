@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze import csv_tables, exposition, json_tables
+from ingero_analyze import csv_tables, exposition, json_tables, pair_lines
 from ingero_analyze.json_tables import Row
 from ingero_analyze.packed import PackedError, unpacked
 from ingero_analyze.table_errors import TableError, place_of
@@ -172,7 +172,8 @@ def read_batches(
 def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False) -> Iterator[TableBatch]:
     """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
 
-    With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus are rows.
+    With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of name=value
+    pairs are rows.
     """
     try:
         import pyarrow  # noqa: F401
@@ -310,11 +311,13 @@ def _text_rows(
     refuse_other_kinds(file, first)
     if json and exposition.is_exposition(first):
         yield from _objects(file, first, stream, choose, skip, consumed, exposition.rows_of)
+    elif json and pair_lines.is_pairs(first):
+        yield from _objects(file, first, stream, choose, skip, consumed, pair_lines.rows_of)
     elif json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         first = first.removeprefix(b"\xef\xbb\xbf")
         yield from _objects(file, first, stream, choose, skip, consumed, json_tables.rows_of)
     else:
-        yield from _csv(file, first, stream, choose, skip, consumed)
+        yield from _csv(file, first, stream, choose, skip, json, consumed)
 
 
 def _recoded(file: str, first: bytes, stream: Any) -> bytes:
@@ -357,8 +360,9 @@ def _objects(
 
 
 def _csv(
-    file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None
-) -> Iterator[TableBatch]:
+    file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, json: bool,
+    consumed: Callable[[], int] | None,
+) -> Iterator[TableBatch]:  # fmt: skip
     """Batches of CSV whose first line is read already."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
@@ -377,7 +381,12 @@ def _csv(
     below = "".join(text.splitlines(keepends=True)[before + 1 :])
     names = _names(file, header, delimiter)
     whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
-    if not csv_tables.is_regular(whole, delimiter, len(names)):
+    regular = csv_tables.is_regular(whole, delimiter, len(names))
+    unlike = not regular or delimiter == " " or pair_lines.is_pairs(header.encode())
+    if json and unlike and pair_lines.are_pairs(text):
+        yield from _objects(file, sample, stream, choose, skip, consumed, pair_lines.rows_of)
+        return
+    if not regular:
         yield from _objects(file, sample, stream, choose, skip, consumed, partial(_irregular, file))
         return
     counted = _Counted(stream, sample)

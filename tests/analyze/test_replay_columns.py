@@ -303,6 +303,16 @@ def test_a_node_that_stopped_reporting_is_named_and_not_accused(tmp_path: Path) 
     assert "1 node was silent at the end, dead or taken away: n3 since 2026-01-01 00:16:40" in text
 
 
+@pytest.mark.parametrize(("word", "used"), [("RUNNING", True), ("Active", True), ("rack 3", False)])
+def test_a_column_of_other_states_is_left_out(tmp_path: Path, word: str, used: bool) -> None:
+    (tmp_path / "history.csv").write_text(slow_node("time,node,rate,state", "{s},{node},{rate:.2f}," + word))
+
+    found = judged(tmp_path / "history.csv")
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    assert ("state" in found["summary"]["columns"]["ignored"]) != used
+
+
 @pytest.mark.parametrize("line", ["{s}, {node}, {rate}, A", "{s} | {node}  |  {rate} | A ", " {s},{node} ,{rate},A"])
 def test_blanks_around_names_are_no_part_of_them(tmp_path: Path, line: str) -> None:
     delimiter = "|" if "|" in line else ","

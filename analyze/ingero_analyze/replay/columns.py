@@ -135,6 +135,11 @@ class Columns:
             self, roles={**self.roles, "date": (name,)}, ignored=tuple(one for one in self.ignored if one != name)
         )
 
+    def without(self, role: str) -> "Columns":
+        """The same without a role, whose columns are ignored."""
+        roles = {name: columns for name, columns in self.roles.items() if name != role}
+        return replace(self, roles=roles, ignored=(*self.ignored, *self.roles.get(role, ())))
+
     @property
     def value(self) -> str:
         """The column of the value."""

@@ -33,7 +33,10 @@ from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ACTIVE
 from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
 
-CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
+CODES: Final = {
+    "": ACTIVE, "running": ACTIVE, "busy": ACTIVE, "allocated": ACTIVE, "alloc": ACTIVE,
+    **{word: code for code, word in STATES.items()},
+}  # fmt: skip
 """Values that the column `state` may hold."""
 
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
@@ -138,6 +141,8 @@ class RowReader:
                     batch = replace(batch, columns={**batch.columns, time: joined})
                     columns = found[0] = columns.with_date(date[0])
             if not begun:
+                if "state" not in self._chosen and not _knows_states(batch, columns):
+                    columns = found[0] = columns.without("state")
                 self.reading.begin(file, columns)
                 self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
                 begun = True
@@ -299,6 +304,17 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
+
+
+def _knows_states(batch: TableBatch, columns: Columns) -> bool:
+    """Whether the column of states has the name of one in these rows; it may be about something else."""
+    name = columns.one("state")
+    words: dict[str, int] = {}
+    if name is None or columns.recorded:
+        return True
+    batch.codes(name, words)
+    texts = [text for text in (word.strip().lower() for word in words) if text]
+    return not texts or any(text in CODES for text in texts)
 
 
 def _empty(batch: TableBatch, columns: Columns) -> Bools:

@@ -1,0 +1,111 @@
+"""Lines of name=value pairs are rows of a history; other text is not taken for them."""
+
+import io
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from ingero_analyze.pair_lines import are_pairs, is_pairs, rows_of
+from ingero_fleet.cli import main
+
+START = 1_764_000_000
+
+
+def logfmt(time: int, node: str, step: float) -> str:
+    moment = datetime.fromtimestamp(time, UTC)
+    return f'ts={moment:%Y-%m-%dT%H:%M:%SZ} msg="step \\"done\\" x=1" node={node} step_time={step:.4f}s'
+
+
+def log(time: int, node: str, step: float) -> str:
+    moment = datetime.fromtimestamp(time, UTC)
+    return f"[{moment:%Y-%m-%d %H:%M:%S,250}] INFO trainer: node={node}, step_time={step:.4f}s, loss=2.5"
+
+
+def line_protocol(time: int, node: str, step: float) -> str:
+    return f'train,host={node},job=a step_time={step:.4f},time=3i,state="running on" {time}000000000'
+
+
+def lines(form: Callable[[int, str, float], str]) -> list[str]:
+    """Six nodes, a row every 5 s; n2 loses a third of its speed from tick 120 on."""
+    return [
+        form(
+            START + 5 * tick,
+            f"n{node}",
+            (1 + 0.001 * ((7 * tick + 3 * node) % 11)) * (1.5 if node == 2 and tick >= 120 else 1),
+        )
+        for tick in range(200)
+        for node in range(6)
+    ]
+
+
+def judged(file: Path, *arguments: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["replay", str(file), "--json", *arguments])
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = orjson.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("form", [logfmt, log, line_protocol])
+@pytest.mark.parametrize("others", [0, 3], ids=["alone", "with other lines"])
+def test_a_history_of_pairs_is_judged(tmp_path: Path, form: Callable[[int, str, float], str], others: int) -> None:
+    given = lines(form)
+    if others:
+        given = ["Starting on 6 nodes: see docs", *given[:600], "warning, the disk is slow", "", *given[600:]]
+    (tmp_path / "run.log").write_text("\n".join(given) + "\n")
+
+    found = judged(tmp_path / "run.log")
+
+    (episode,) = found["episodes"]
+    assert episode["node"] == "n2"
+    assert episode["start"].startswith("2025-11-24T16:10:0")
+    assert found["summary"]["rows"] == 1200
+    assert not found["summary"]["problems"]["count"]
+
+
+def rows(text: str, read: int) -> Sequence[tuple[int, dict[str, str]]]:
+    data = text.encode()
+    return list(rows_of(data[:read], io.BytesIO(data[read:]), lambda said, line: None))
+
+
+@pytest.mark.parametrize("read", [0, 5, 40])
+def test_rows_do_not_depend_on_what_was_read_before(read: int) -> None:
+    text = 'ts=1 node=a msg="two words, \\"quoted\\"" x=\nno pairs here\r\n2026-01-31 10:00:00.5 rank=3 tokens/s=12.5'
+
+    assert rows(text, read) == [
+        (1, {"ts": "1", "node": "a", "msg": 'two words, "quoted"', "x": ""}),
+        (3, {"rank": "3", "tokens/s": "12.5", "time": "2026-01-31 10:00:00.5"}),
+    ]
+
+
+def test_a_field_called_time_is_not_the_time_of_a_point() -> None:
+    assert rows("train,host=a time=3.5,n=4i 1764000000000000000\n", 10) == [
+        (1, {"host": "a", "train.time": "3.5", "n": "4", "time": "1764000000000000000"})
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["time,node,rate", "time node rate", "the lr=3e-4 and wd=0.1 were used", "key=value", 'a,"b=1 c=2",d', ""],
+)
+def test_other_lines_are_not_those_of_pairs(line: str) -> None:
+    assert not is_pairs(line.encode())
+
+
+def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -> None:
+    table = ["time,labels,node,rate"]
+    table += [
+        f"{START + 5 * tick},job=a zone=b,n{node},{(10 if node == 2 and tick >= 120 else 100) + (tick + node) % 5}"
+        for tick in range(200)
+        for node in range(6)
+    ]
+    assert are_pairs("\n".join(table))
+    (tmp_path / "table.csv").write_text("\n".join(table))
+
+    found = judged(tmp_path / "table.csv")
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
