@@ -209,8 +209,12 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
         raise TableError(file, "the file is empty")
     if (known := other(text)) is not None:
         return known
-    if text.lstrip()[0] not in "[{":
-        return csv_tables.read_csv(file, text, points=True)
+    rows_of, body = json_tables.rows_of, text.strip()
+    if body[0] not in "[{":
+        begin = text[:SAMPLE_BYTES]
+        if not (_is_no_header(*csv_tables.header_of(begin)[1:]) and pair_lines.are_pairs(begin)):
+            return csv_tables.read_csv(file, text, points=True)
+        rows_of, body = pair_lines.rows_of, text
     found: list[tuple[int, Row]] = []
     failures: list[str] = []
 
@@ -218,7 +222,7 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
         failures.append(failure)
         found.append((row, {}))
 
-    for item in json_tables.rows_of(b"", io.BytesIO(text.strip().encode()), fail):
+    for item in rows_of(b"", io.BytesIO(body.encode()), fail):
         found.append(item)
     columns = json_tables.names_of(row for _, row in found)
     if not columns:
@@ -382,8 +386,7 @@ def _csv(
     names = _names(file, header, delimiter)
     whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
     regular = csv_tables.is_regular(whole, delimiter, len(names))
-    unlike = not regular or delimiter == " " or pair_lines.is_pairs(header.encode())
-    if json and unlike and pair_lines.are_pairs(text):
+    if json and (not regular or _is_no_header(header, delimiter)) and pair_lines.are_pairs(text):
         yield from _objects(file, sample, stream, choose, skip, consumed, pair_lines.rows_of)
         return
     if not regular:
@@ -437,6 +440,11 @@ def _csv(
         raise TableError(
             file, f"after row {row - 1}: {long if 'straddl' in str(error) else str(error)[:200]}"
         ) from None
+
+
+def _is_no_header(line: str, delimiter: str) -> bool:
+    """Whether a line may be one of a log: its cells are words, or pairs."""
+    return delimiter == " " or pair_lines.is_pairs(line.encode())
 
 
 def _names(file: str, header: str, delimiter: str) -> list[str]:

@@ -109,3 +109,18 @@ def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -
     found = judged(tmp_path / "table.csv")
 
     assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+
+
+def test_an_audit_reads_results_from_a_log(tmp_path: Path) -> None:
+    results = ["gemm burn-in started"]
+    results += [
+        f"2026-01-0{run + 1} 10:00:00 INFO gemm: node=n{node:02d} gpu={gpu} run={run} "
+        f"gflops={(700 if (node, gpu) == (7, 2) else 800) + (5 * node + 3 * gpu + run) % 11}"
+        for run in range(4) for node in range(12) for gpu in range(4)
+    ]  # fmt: skip
+    (tmp_path / "gemm.log").write_text("\n".join(results) + "\n")
+
+    done = CliRunner().invoke(main, ["audit", str(tmp_path / "gemm.log"), "--json"])
+
+    assert done.exit_code == 0, done.stderr
+    assert [finding["name"] for finding in orjson.loads(done.stdout)["findings"]] == ["n07/2"]
