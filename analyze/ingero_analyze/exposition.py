@@ -14,6 +14,11 @@ _SAMPLE: Final = re.compile(
 )
 """A line of a sample, with labels or a time; an exemplar may follow."""
 
+_NAMED: Final = re.compile(
+    rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)?\s*\{{\s*(?P<labels>{_LABEL}(?:\s*,\s*{_LABEL})*)\s*,?\s*\}}"
+)
+"""A series with its labels."""
+
 _PAIR: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -42,6 +47,15 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
                 named = {"__name__": found["name"]} if found["name"] else {}
                 yield number, {"time": found["time"], "value": found["value"], **named, **labels}
         number, line = number + 1, stream.readline(MOST_BYTES)
+
+
+def labels_of(cell: str) -> Row | None:
+    """The labels of a series, and its name as `__name__`, of `name{label="value"}`; `None` for anything else."""
+    found = _NAMED.fullmatch(cell.strip())
+    if found is None:
+        return None
+    named = {"__name__": found["name"]} if found["name"] else {}
+    return named | {name: _unescaped(value) for name, value in _PAIR.findall(found["labels"])}
 
 
 def _unescaped(text: str) -> str:

@@ -1,8 +1,10 @@
 """Reads JSON as rows of text: an object a line, an array of objects, what pandas writes, an answer of Prometheus, a
 trace in Chrome's format."""
 
+import ast
 import io
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, Protocol
@@ -11,6 +13,10 @@ from ingero_analyze import chrome_tables
 
 MOST_BYTES: Final = 512 << 20
 """Bytes of a document, which is parsed at once; objects of a line each may be more together."""
+
+
+MOST_PRINTED: Final = 1 << 16
+"""Bytes of a dictionary as Python prints it."""
 
 
 class LineStream(Protocol):
@@ -68,14 +74,30 @@ def _lines(begun: Sequence[bytes], stream: LineStream, fail: Fail) -> Iterator[t
     rest = iter(lambda: stream.readline(MOST_BYTES), b"")
     for number, line in enumerate(chain(begun, rest), 1):
         if line.strip():
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                found = None
-            if isinstance(found, dict):
-                yield number, _flat(found)
+            if (row := object_of(line)) is not None:
+                yield number, row
             else:
                 fail("this line is no JSON object", number)
+
+
+def object_of(text: bytes) -> Row | None:
+    """A JSON object, or what Python prints of a dictionary, as a row; `None` for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = _printed(text)
+    return _flat(found) if isinstance(found, dict) else None
+
+
+def _printed(text: bytes) -> Any:
+    if len(text) > MOST_PRINTED:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.literal_eval(text.decode().strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def _series(whole: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze import csv_tables, exposition, json_tables, pair_lines
+from ingero_analyze import csv_tables, exposition, json_tables, log_lines
 from ingero_analyze.json_tables import Row
 from ingero_analyze.packed import PackedError, unpacked
 from ingero_analyze.table_errors import TableError, place_of
@@ -172,8 +172,8 @@ def read_batches(
 def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False) -> Iterator[TableBatch]:
     """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
 
-    With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of name=value
-    pairs are rows.
+    With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of logs are
+    rows.
     """
     try:
         import pyarrow  # noqa: F401
@@ -212,9 +212,9 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
     rows_of, body = json_tables.rows_of, text.strip()
     if body[0] not in "[{":
         begin = text[:SAMPLE_BYTES]
-        if not (_is_no_header(*csv_tables.header_of(begin)[1:]) and pair_lines.are_pairs(begin)):
+        if not (_is_no_header(*csv_tables.header_of(begin)[1:]) and log_lines.are_logs(begin)):
             return csv_tables.read_csv(file, text, points=True)
-        rows_of, body = pair_lines.rows_of, text
+        rows_of, body = log_lines.rows_of, text
     found: list[tuple[int, Row]] = []
     failures: list[str] = []
 
@@ -315,8 +315,8 @@ def _text_rows(
     refuse_other_kinds(file, first)
     if json and exposition.is_exposition(first):
         yield from _objects(file, first, stream, choose, skip, consumed, exposition.rows_of)
-    elif json and pair_lines.is_pairs(first):
-        yield from _objects(file, first, stream, choose, skip, consumed, pair_lines.rows_of)
+    elif json and log_lines.is_log(first):
+        yield from _objects(file, first, stream, choose, skip, consumed, log_lines.rows_of)
     elif json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         first = first.removeprefix(b"\xef\xbb\xbf")
         yield from _objects(file, first, stream, choose, skip, consumed, json_tables.rows_of)
@@ -386,11 +386,12 @@ def _csv(
     names = _names(file, header, delimiter)
     whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
     regular = csv_tables.is_regular(whole, delimiter, len(names))
-    if json and (not regular or _is_no_header(header, delimiter)) and pair_lines.are_pairs(text):
-        yield from _objects(file, sample, stream, choose, skip, consumed, pair_lines.rows_of)
+    if json and (not regular or _is_no_header(header, delimiter)) and log_lines.are_logs(text):
+        yield from _objects(file, sample, stream, choose, skip, consumed, log_lines.rows_of)
         return
-    if not regular:
-        yield from _objects(file, sample, stream, choose, skip, consumed, partial(_irregular, file))
+    series = _column_of_series(names, whole, delimiter) if json else None
+    if series is not None or not regular:
+        yield from _objects(file, sample, stream, choose, skip, consumed, partial(_irregular, file, series))
         return
     counted = _Counted(stream, sample)
     for _ in range(before + 1):
@@ -443,8 +444,8 @@ def _csv(
 
 
 def _is_no_header(line: str, delimiter: str) -> bool:
-    """Whether a line may be one of a log: its cells are words, or pairs."""
-    return delimiter == " " or pair_lines.is_pairs(line.encode())
+    """Whether a line may be one of a log: its cells are words, or it is one."""
+    return delimiter == " " or log_lines.is_log(line.encode())
 
 
 def _names(file: str, header: str, delimiter: str) -> list[str]:
@@ -456,15 +457,23 @@ def _names(file: str, header: str, delimiter: str) -> list[str]:
     return [name.strip() for name in names]
 
 
+def _column_of_series(names: Sequence[str], text: str, delimiter: str) -> str | None:
+    """The column whose cells name a series of Prometheus with its labels, as Grafana writes rows of series."""
+    first = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True), [])
+    found = [name for name, cell in zip(names, first, strict=False) if exposition.labels_of(cell)]
+    return found[0] if len(found) == 1 else None
+
+
 def _irregular(
-    file: str, first: bytes, stream: json_tables.LineStream, fail: json_tables.Fail
+    file: str, series: str | None, first: bytes, stream: json_tables.LineStream, fail: json_tables.Fail
 ) -> Iterator[tuple[int, Row]]:
-    """Rows of CSV with titles, padding or quotes that only Python's reader knows."""
+    """Rows of CSV with titles, padding or quotes that only Python's reader knows, or of labelled `series`."""
     data = first + stream.read(MOST_TEXT)
     columns, rows = csv_tables.read_csv(file, data.decode("utf-8-sig", "replace"), points=False)
     for line, row in rows:
         if row:
-            yield line, row
+            labels = None if series is None else exposition.labels_of(row.get(series, ""))
+            yield line, {**row, **labels} if labels else row
         else:
             fail(f"more values than the {len(columns)} columns", line)
 

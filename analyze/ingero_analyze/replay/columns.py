@@ -62,6 +62,7 @@ _LATER_NODES: Final = (
     ("worker", "worker id", "replica", "replica id", "process", "process id"),
     ("run", "run name", "run id", "trial", "trial id"),
     ("uuid",),
+    ("series", "legend"),
 )
 """Names of what is judged where there is no node, in order."""
 

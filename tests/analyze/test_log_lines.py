@@ -1,6 +1,7 @@
 """Lines of name=value pairs are rows of a history; other text is not taken for them."""
 
 import io
+import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from ingero_analyze.pair_lines import are_pairs, is_pairs, rows_of
+from ingero_analyze.log_lines import are_logs, is_log, row_of, rows_of
 from ingero_fleet.cli import main
 
 START = 1_764_000_000
@@ -24,6 +25,23 @@ def logfmt(time: int, node: str, step: float) -> str:
 def log(time: int, node: str, step: float) -> str:
     moment = datetime.fromtimestamp(time, UTC)
     return f"[{moment:%Y-%m-%d %H:%M:%S,250}] INFO trainer: node={node}, step_time={step:.4f}s, loss=2.5"
+
+
+def behind_a_time(time: int, node: str, step: float) -> str:
+    moment = datetime.fromtimestamp(time, UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S},250 [INFO] " + json.dumps({"host": node, "step_time": step, "more": {"x": 1}})
+
+
+def printed(time: int, node: str, step: float) -> str:
+    return str({"timestamp": time, "host": node, "step_time": step, "note": "it's on", "last": None})
+
+
+def entries(time: int, node: str, step: float) -> str:
+    moment = datetime.fromtimestamp(time, UTC)
+    return (
+        f" [{moment:%Y-%m-%d %H:%M:%S}] iteration        3/  500000 | host: {node} | consumed samples:        3072 | "
+        f"elapsed time per iteration (ms): {1000 * step:.1f} | learning rate: 1.5E-04 |"
+    )
 
 
 def line_protocol(time: int, node: str, step: float) -> str:
@@ -50,11 +68,11 @@ def judged(file: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("form", [logfmt, log, line_protocol])
+@pytest.mark.parametrize("form", [logfmt, log, behind_a_time, printed, entries, line_protocol])
 @pytest.mark.parametrize("others", [0, 3], ids=["alone", "with other lines"])
 def test_a_history_of_pairs_is_judged(tmp_path: Path, form: Callable[[int, str, float], str], others: int) -> None:
     given = lines(form)
-    if others:
+    if others and form is not printed:
         given = ["Starting on 6 nodes: see docs", *given[:600], "warning, the disk is slow", "", *given[600:]]
     (tmp_path / "run.log").write_text("\n".join(given) + "\n")
 
@@ -62,7 +80,7 @@ def test_a_history_of_pairs_is_judged(tmp_path: Path, form: Callable[[int, str, 
 
     (episode,) = found["episodes"]
     assert episode["node"] == "n2"
-    assert episode["start"].startswith("2025-11-24T16:10:0")
+    assert str(episode["start"]).startswith(("2025-11-24T16:10:0", f"{START + 600}"))
     assert found["summary"]["rows"] == 1200
     assert not found["summary"]["problems"]["count"]
 
@@ -90,10 +108,19 @@ def test_a_field_called_time_is_not_the_time_of_a_point() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["time,node,rate", "time node rate", "the lr=3e-4 and wd=0.1 were used", "key=value", 'a,"b=1 c=2",d', ""],
+    [
+        "time,node,rate",
+        "time node rate",
+        "2026-01-31 10:00:00 note: disk",
+        "step: 3, loss: 2.5",
+        "the lr=3e-4 and wd=0.1 were used",
+        "key=value",
+        'a,"b=1 c=2",d',
+        "",
+    ],
 )
 def test_other_lines_are_not_those_of_pairs(line: str) -> None:
-    assert not is_pairs(line.encode())
+    assert not is_log(line.encode())
 
 
 def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -> None:
@@ -103,12 +130,42 @@ def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -
         for tick in range(200)
         for node in range(6)
     ]
-    assert are_pairs("\n".join(table))
+    assert are_logs("\n".join(table))
     (tmp_path / "table.csv").write_text("\n".join(table))
 
     found = judged(tmp_path / "table.csv")
 
     assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        ("2026-01-31 10:00:00 INFO trainer: step: 3, tokens/s: 12.5", {"step": "3", "tokens/s": "12.5"}),
+        ("[2026-01-31 10:00:00] [rank3] loss: 2.5; node=n1", {"loss": "2.5", "node": "n1"}),
+        ('2026-01-31 10:00:00 {"a": {"b": 1}}', {"a.b": "1"}),
+        ("2026-01-31 10:00:00 {'a': '\\d', 'b': True}", {"a": "\\d", "b": "true"}),
+        ("2026-01-31 10:00:00 the disk is slow", {}),
+        ("2026-01-31 10:00:00 {not an object}", {}),
+    ],
+)
+def test_cells_behind_a_time(line: str, row: dict[str, str]) -> None:
+    assert row_of(line) == (row and {**row, "time": "2026-01-31 10:00:00"})
+
+
+@pytest.mark.parametrize("named", ["", "tokens_per_second"], ids=["unnamed", "named"])
+def test_rows_of_series_have_their_labels(tmp_path: Path, named: str) -> None:
+    table = ["Series;Time;Value"]
+    table += [
+        f'"{named}{{instance=""n{node}:9400"", zone=""b""}}";{START + 5 * tick};'
+        f"{(10 if node == 2 and tick >= 120 else 100) + (tick + node) % 5}"
+        for node in range(6) for tick in range(200)
+    ]  # fmt: skip
+    (tmp_path / "table.csv").write_text("\n".join(table))
+
+    found = judged(tmp_path / "table.csv", *([] if named else ["--column", "rate=Value"]))
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2:9400"]
 
 
 def test_an_audit_reads_results_from_a_log(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Reads lines of logs as rows: logfmt, pairs and objects behind a time, line protocol of InfluxDB."""
+
+import io
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row, object_of
+
+_PAIR: Final = re.compile(r'(?<![^\s,;|(\[])([A-Za-z_][\w./%-]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s,;|)\]]*))')
+"""name=value, with or without quotation marks."""
+
+_ENTRY: Final = re.compile(
+    r"(?:^|[|,;\]]|[:-]\s)\s*([A-Za-z][^|,;:=\[\]{}\"]{0,60}?)\s*:\s+((?:(?!:\s)[^|,;])*?)\s*(?=[|,;]|$)"
+)
+"""`name: value` between commas or strokes."""
+
+_TIME: Final = re.compile(
+    r"\W*(\d{4}[-/]\d{2}[-/]\d{2}[ T_]\d{2}:\d{2}:\d{2}(?:[.,]\d+)?(?:Z|\s?[+-]\d{2}:?\d{2})?"
+    r"|\d{9,19}(?:\.\d+)?(?=\W))"
+)
+"""What a line of a log begins with: a date and time of day, or a number of seconds or finer units since 1970."""
+
+_LEVEL: Final = re.compile(r"\W*(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|NOTICE)\b\W*)?", re.IGNORECASE)
+
+_SERIES: Final = re.compile(
+    r"(?P<name>(?:[^\s,=\\]|\\.)+)(?P<tags>(?:,(?:[^\s\\]|\\.)+)?) (?P<fields>\S.*=.*) (?P<time>\d{9,19})\s*"
+)
+"""A point in line protocol: measurement, tags, fields and time."""
+
+_TYPED: Final = re.compile(r"(-?\d+)[iu]")
+"""An integer of line protocol."""
+
+FEWEST: Final = 2
+"""Cells in a line, besides its time, from which it is one of a history."""
+
+
+def is_log(line: bytes) -> bool:
+    """Whether a file that begins with this line is a log of values."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    row = row_of(text)
+    return len(row) - ("time" in row) >= FEWEST and ("time" in row or bool(_PAIR.match(text.lstrip("[( "))))
+
+
+def are_logs(text: str) -> bool:
+    """Whether half of the lines of a text or more are those of a log of values."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return 2 * sum(is_log(line.encode()) for line in lines) >= len(lines) > 0
+
+
+def row_of(line: str) -> Row:
+    """The cells of a line, and the time at its begin (in line protocol its end) unless one is called so.
+
+    Empty for any other line.
+    """
+    row: Row = {name: _plain(quoted) or bare for name, quoted, bare in _PAIR.findall(line)}
+    if row and (series := _SERIES.fullmatch(line)):
+        typed = {name: found[1] if (found := _TYPED.fullmatch(cell)) else cell for name, cell in row.items()}
+        named = {f"{series['name']}.{name}" if name == "time" else name: cell for name, cell in typed.items()}
+        return {**named, "time": series["time"]}
+    if time := _TIME.match(line):
+        rest = line[time.end() :]
+        begin = rest.find("{")
+        held = object_of(rest[begin:].encode()) if begin >= 0 and rest.rstrip().endswith("}") else None
+        row = held or {**dict(_ENTRY.findall(_LEVEL.sub("", rest, 1))), **row}
+        if row and not {"time", "ts"} & row.keys():
+            row["time"] = time[1].replace(",", ".").replace("_", " ")
+    return row
+
+
+def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
+    """The rows of lines with their numbers; `first`: what of the stream was read already.
+
+    Lines without cells are left out, as other words of a log are.
+    """
+    begin = io.BytesIO(first)
+    number, line = 1, begin.readline() or stream.readline(MOST_BYTES)
+    while line:
+        line += b"" if line.endswith(b"\n") else stream.readline(MOST_BYTES)
+        if row := row_of(line.decode("utf-8", "replace").rstrip("\r\n")):
+            yield number, row
+        number, line = number + 1, begin.readline() or stream.readline(MOST_BYTES)
+
+
+def _plain(quoted: str) -> str:
+    return re.sub(r"\\(.)", r"\1", quoted)
