@@ -23,10 +23,8 @@ _TIME: Final = re.compile(
 
 _LEVEL: Final = re.compile(r"\W*(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|NOTICE)\b\W*)?", re.IGNORECASE)
 
-_SERIES: Final = re.compile(
-    r"(?P<name>(?:[^\s,=\\]|\\.)+)(?P<tags>(?:,(?:[^\s\\]|\\.)+)?) (?P<fields>\S.*=.*) (?P<time>\d{9,19})\s*"
-)
-"""A point in line protocol: measurement, tags, fields and time."""
+_POINT: Final = re.compile(r"((?:[^\s,=\\]|\\.)+)(?:,(?:[^\s\\]|\\.)+)? [^\s=]+=")
+"""How a point in line protocol begins: measurement, tags and the name of a field."""
 
 _TYPED: Final = re.compile(r"(-?\d+)[iu]")
 """An integer of line protocol."""
@@ -54,10 +52,11 @@ def row_of(line: str) -> Row:
     Empty for any other line.
     """
     row: Row = {name: _plain(quoted) or bare for name, quoted, bare in _PAIR.findall(line)}
-    if row and (series := _SERIES.fullmatch(line)):
+    last = line.rstrip().rpartition(" ")[2]
+    if row and last.isdecimal() and 9 <= len(last) <= 19 and (point := _POINT.match(line)):
         typed = {name: found[1] if (found := _TYPED.fullmatch(cell)) else cell for name, cell in row.items()}
-        named = {f"{series['name']}.{name}" if name == "time" else name: cell for name, cell in typed.items()}
-        return {**named, "time": series["time"]}
+        named = {f"{point[1]}.{name}" if name == "time" else name: cell for name, cell in typed.items()}
+        return {**named, "time": last}
     if time := _TIME.match(line):
         rest = line[time.end() :]
         begin = rest.find("{")
