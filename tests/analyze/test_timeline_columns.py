@@ -69,6 +69,36 @@ def test_columns_are_known_by_usual_names(tmp_path: Path, names: dict[str, str])
     assert (found["ranks"], found["read"]["columns"]["op"]) == ([CULPRIT], names["op"])
 
 
+@pytest.mark.parametrize("process", ["pid", "process", "Process ID"])
+def test_processes_are_ranks_where_no_column_tells_ranks(tmp_path: Path, process: str) -> None:
+    columns = interleaved(np.random.default_rng(1), culprit=5, late=0.1).arrays()
+    told = renamed(dict(columns), rank=process, op="span", stage="pp_rank", data_parallel="")
+
+    found = answer(csv(tmp_path, told))
+
+    assert (found["kind"], found["ranks"]) == ("node", [5])
+    assert (found["read"]["columns"]["rank"], found["read"]["columns"]["op"]) == (process, "span")
+    assert answer(csv(tmp_path, {**told, "worker": columns["rank"]}))["read"]["columns"]["rank"] == "worker"
+
+
+@pytest.mark.parametrize("place", ["pp_rank", "hostname", "gpu"])
+def test_a_place_that_several_ranks_share_is_no_rank(tmp_path: Path, place: str) -> None:
+    columns = dict(interleaved(np.random.default_rng(1)).arrays())
+
+    done = run(csv(tmp_path, renamed(columns, rank="", stage=place, data_parallel="")))
+
+    assert done.exit_code == 2
+    assert f"operations of one {place} overlap, so several ranks share it" in done.stderr
+
+
+def test_a_pipeline_with_a_rank_a_stage_needs_no_column_of_ranks(tmp_path: Path) -> None:
+    columns = dict(interleaved(np.random.default_rng(1), replicas=1).arrays())
+
+    found = answer(csv(tmp_path, renamed(columns, rank="", data_parallel="")))
+
+    assert found["evidence"]["ranks"] == 4
+
+
 @pytest.mark.parametrize("words", [("compute", "collective"), ("GEMM", "AllReduce")])
 def test_the_type_of_an_operation_beside_its_name_is_its_kind(tmp_path: Path, words: tuple[str, str]) -> None:
     columns = job()
@@ -166,8 +196,9 @@ COMPUTE = (
 
 
 def test_kinds_of_several_words_are_those_of_all_of_them() -> None:
-    kinds = ("nccl_collective", "comm op", "NCCL kernel", "compute", "gpu_user_annotation", "cuda_runtime", "kernel")
-    assert [kind_of(kind) for kind in kinds] == [1, 1, 1, 0, -1, -1, 0]
+    kinds = ("nccl_collective", "comm op", "NCCL kernel", "compute", "gpu_user_annotation", "cuda_runtime", "kernel",
+             "gpu_compute", "compute op")  # fmt: skip
+    assert [kind_of(kind) for kind in kinds] == [1, 1, 1, 0, -1, -1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["collective_name", "coll", "Collective Type", "nccl_op"])

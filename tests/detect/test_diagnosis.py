@@ -106,6 +106,21 @@ def test_a_habit_of_being_last_by_a_hair_and_a_few_pauses_name_nobody(ranks: int
         assert not named.any()
 
 
+@pytest.mark.parametrize("habitual", [(2,), (2, 8, 10)], ids=["one rank", "some ranks"])
+def test_pauses_that_strike_all_ranks_are_not_the_cost_of_a_habit_of_being_last_by_a_hair(
+    habitual: tuple[int, ...],
+) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        values = 1 + rng.normal(0.0, 0.005, (16, 300))
+        values[list(habitual)] += 0.01
+        values += rng.uniform(0.1, 1.0, values.shape) * (rng.random(values.shape) < 0.07)
+
+        named, _ = straggler_ranks(values, np.zeros(16, np.int64))
+
+        assert not named.any()
+
+
 def test_pauses_do_not_hide_a_rank_that_is_late_in_every_step() -> None:
     values = 1 + np.random.default_rng(1).normal(0.0, 0.005, (16, 200))
     values[2] += 0.04

@@ -236,7 +236,8 @@ def _take(
     dump.names.setdefault(handle, name)
     ended = entry.get("state") == "completed" or entry.get("retired") is True
     started = entry.get("state") == "started" or (whole(entry.get("time_discovered_started_ns")) or 0) > 0
-    dump.timed |= started
+    # Only a recorded start gives a duration.
+    dump.timed |= started or number(entry.get("duration_ms")) is not None
     op = op.split(":", 1)[-1]
     sizes = f"{_elements(entry.get('input_sizes'))} {_words(entry.get('input_dtypes'))}"
     created = whole(entry.get("time_created_ns")) or 0

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
 from ingero_detect.timeline import FEWEST_STEPS, Timeline
@@ -30,6 +31,8 @@ class RecordedTimeline:
     groups: list[str]
     read: Mapping[str, Any] = field(default_factory=dict)
     """How a file was read: its columns by role, and the units of its times."""
+    stage_width: int | None = None
+    """Ranks of a pipeline stage, where sends show a pipeline and nothing says which ranks are a stage."""
 
 
 def assemble(
@@ -45,8 +48,11 @@ def assemble(
     ranks, rank = ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
+    width: int | None = None
     if not stages:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
+        sends = _sends(columns["op"], list(vocabulary["op"]), collective)
+        width = stage_width(rank, sends) if (columns["group"][sends] < 0).any() else None
         stages = [f"that of rank {name}" for name in ranks]
     _, replica = ordered(vocabulary["data_parallel"], columns["data_parallel"])
     if (columns["step"] >= 0).all():
@@ -63,7 +69,9 @@ def assemble(
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
         work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
     )  # fmt: skip
-    return RecordedTimeline(line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]))
+    return RecordedTimeline(
+        line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
+    )
 
 
 def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
@@ -72,6 +80,8 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         # Ranks that lack steps leave slices without any number, which NumPy warns of.
         warnings.simplefilter("ignore", RuntimeWarning)
         found = diagnose(recorded.line)
+        if recorded.stage_width is not None:
+            found = doubted_as_stage(found, recorded.line, recorded.stage_width)
     evidence: dict[str, Any] = dict(found.evidence)
     for finding in (evidence, *evidence.get("also", ())):
         _name_ranks_and_operations(finding, recorded)
@@ -97,6 +107,9 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
 LONGEST_STEP: Final = 120.0
 """Seconds of a step from which times may be in another unit."""
 
+ONE_DAY: Final = 86400.0
+"""Seconds of a step from which times are hardly seconds."""
+
 SHORTEST_OPERATION: Final = 0.1
 """Seconds that no operation falls below where times may be in another unit: some of every step take less."""
 
@@ -109,6 +122,9 @@ def _unit_note(recorded: RecordedTimeline, period: float | None) -> str:
         return ""
     unit = recorded.read.get("units", {}).get("duration", "s")
     flag = "; if these are milliseconds, say --unit ms" if recorded.read else "; are these milliseconds?"
+    if period > ONE_DAY:
+        flag = ", which they hardly are"
+        flag += ": say --unit ms, us or ns, as seconds lost are in the wrong unit" if recorded.read else ""
     return f"steps of {period:.4g} s: start and duration are read as {UNITS[unit]}{flag if unit == 's' else ''}"
 
 
@@ -304,7 +320,7 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
     have nothing else in common.
     """
     unknown = np.full(len(rank), -1, np.int64)
-    sends = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
+    sends = _sends(op, names, collective)
     if not sends.any() or (group[sends] < 0).any():
         return unknown
     between = sends & ~np.isin(op, _ring_operations(rank[sends], op[sends], group[sends]))
@@ -322,6 +338,11 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
     if any(len(np.unique(met[pairs[0, across] == one])) > 1 for one in np.unique(pairs[0, across]).tolist()):
         return unknown
     return stage[rank]
+
+
+def _sends(op: Ints, names: list[str], collective: Bools) -> Bools:
+    """Rows of sends and receives, by their names."""
+    return np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
 
 
 def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:

@@ -22,6 +22,7 @@ from ingero_analyze.diagnose.timeline_files import (
 )
 from ingero_analyze.diagnose.timeline_rows import (
     MOST_AT_ONCE,
+    MOST_OVERLAPPING,
     Columns,
     LostRows,
     begin_together,
@@ -31,6 +32,7 @@ from ingero_analyze.diagnose.timeline_rows import (
     ranks_short_of_rows,
     repeated_rows,
     selected,
+    share_that_overlaps,
     span_of_steps,
     without_lost_rows,
 )
@@ -123,6 +125,12 @@ class _Table:
                               f"{len(later)} such rows count once", len(later))  # fmt: skip
         columns, lost = selected(columns, keep), lost[keep]
         sound = selected(columns, ~lost)
+        parts_of_rank = self.readings[0].columns.rank_parts() if self.readings[0].rank is None else ()
+        if parts_of_rank and share_that_overlaps(sound) > MOST_OVERLAPPING:
+            raise TableError(
+                files, f"operations of one {self.readings[0].columns.of_rank} overlap, so several ranks share it; "
+                "choose the column that tells ranks with --column rank=COLUMN",
+            )  # fmt: skip
         twice = ranks_claimed_twice(sound) if (~lost).any() else []
         for rank in twice:
             self._leave_out(columns, rank, "has the rows of two processes, which overlap in time or in steps")
