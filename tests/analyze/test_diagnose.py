@@ -270,11 +270,8 @@ def test_a_heavy_stage_is_no_rank_where_nothing_tells_stages(
         assert found["evidence"]["possible"] == list(range((stages - 1) * replicas, stages * replicas))
 
 
-@pytest.mark.parametrize("late", [{"late": 0.2}, {"stall": 0.02}], ids=["computes longer", "stands still"])
-def test_a_rank_that_is_less_than_a_stage_is_named_where_nothing_tells_stages(
-    tmp_path: Path, late: dict[str, float]
-) -> None:
-    found = diagnose(tmp_path, interleaved(rng(), culprit=5, **late), BARE)
+def test_a_rank_that_is_less_than_a_stage_is_named_where_nothing_tells_stages(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, interleaved(rng(), culprit=5, late=0.2), BARE)
 
     assert (found["kind"], found["ranks"]) == ("node", [5])
 
@@ -290,6 +287,21 @@ def test_layers_and_buckets_are_no_steps(tmp_path: Path, tensor: int, data: int,
     assert counted["ranks"] == [5]
     assert counted["evidence"]["steps"] == told["evidence"]["steps"]
     assert counted["slowdown"] == pytest.approx(told["slowdown"], rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [4, 7, 30])
+def test_layers_are_no_steps_of_a_recording_of_few_steps(tmp_path: Path, steps: int) -> None:
+    columns = layered(rng(), tensor=2, data=4, layers=6, steps=steps, culprit=5, slower=0.5).arrays()
+    groups = columns["group"].astype(str)
+    last = np.array([not name.startswith("data") or int(seq) % 6 == 5 for name, seq in
+                     zip(groups, columns["seq"].astype(str), strict=True)])  # fmt: skip
+    kept = Table()
+    kept.add(**{name: column[last] for name, column in columns.items()})
+
+    found = diagnose(tmp_path, kept, ("step",))
+
+    assert found["evidence"]["steps"] in (steps, steps + 1), "the optimizer follows the last exchange"
+    assert (found["kind"], found["ranks"]) == ("node", [5])
 
 
 @pytest.mark.parametrize(("replicas", "heavy"), [(1, 0.4), (4, 0.4), (1, 0.0), (4, 0.0)])

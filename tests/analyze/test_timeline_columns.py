@@ -81,6 +81,63 @@ def test_processes_are_ranks_where_no_column_tells_ranks(tmp_path: Path, process
     assert answer(csv(tmp_path, {**told, "worker": columns["rank"]}))["read"]["columns"]["rank"] == "worker"
 
 
+def by_rank(columns: Columns) -> dict[int, list[dict[str, Any]]]:
+    """The rows of each rank."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for cells in zip(*(np.asarray(column).tolist() for column in columns.values()), strict=True):
+        row = dict(zip(columns, cells, strict=True))
+        found.setdefault(row.pop("rank"), []).append(row)
+    return found
+
+
+def test_lists_of_rows_by_rank_are_one_timeline(tmp_path: Path) -> None:
+    rows, told = by_rank(job()), answer(csv(tmp_path, job()))
+    documents = {
+        "by number": rows,
+        "by name": {f"rank_{rank}": own for rank, own in rows.items()},
+        "in objects": {"ranks": [{"rank": rank, "events": own} for rank, own in rows.items()]},
+        "in a list": [{"rank": rank, "host": "a", "events": own} for rank, own in rows.items()],
+    }
+
+    for name, document in documents.items():
+        (tmp_path / "job.json").write_text(json.dumps(document))
+        found = answer(tmp_path / "job.json")
+
+        assert found["ranks"] == (["rank_3"] if name == "by name" else [CULPRIT])
+        assert found["seconds_lost_per_step"] == pytest.approx(told["seconds_lost_per_step"], rel=1e-6)
+
+
+def test_the_rank_is_in_the_name_of_the_folder_where_all_files_have_one_name(tmp_path: Path) -> None:
+    columns = job()
+    for rank in np.unique(columns["rank"]).tolist():
+        (tmp_path / f"rank{rank}").mkdir()
+        own = columns["rank"] == rank
+        csv(tmp_path / f"rank{rank}", {name: np.asarray(column)[own] for name, column in columns.items()
+                                       if name != "rank"}, "events.csv")  # fmt: skip
+
+    assert answer(tmp_path)["ranks"] == [CULPRIT]
+
+
+@pytest.mark.parametrize("zone", ["+00:00", "Z", ""])
+@pytest.mark.parametrize("length", [("duration", 1.0), ("dur_ms", 1e3), ("end", 0.0)], ids=lambda length: length[0])
+def test_times_are_also_dates(tmp_path: Path, zone: str, length: tuple[str, float]) -> None:
+    columns, (name, per_second) = job(), length
+
+    def dates(seconds: Any) -> list[str]:
+        start = np.datetime64("2026-11-27T17:00:00", "us")
+        return [f"{start + np.timedelta64(round(one * 1e6), 'us')}{zone}" for one in np.asarray(seconds).tolist()]
+
+    ends = dates(columns["start"] + columns["duration"]) if name == "end" else columns["duration"] * per_second
+    kept = {role: column for role, column in columns.items() if role not in ("start", "duration")}
+
+    found = answer(csv(tmp_path, {**kept, "start": dates(columns["start"]), name: ends}))
+
+    assert found["ranks"] == [CULPRIT]
+    assert found["evidence"]["step_seconds"] == pytest.approx(
+        answer(csv(tmp_path, columns))["evidence"]["step_seconds"], rel=1e-3
+    )
+
+
 @pytest.mark.parametrize("place", ["pp_rank", "hostname", "gpu"])
 def test_a_place_that_several_ranks_share_is_no_rank(tmp_path: Path, place: str) -> None:
     columns = dict(interleaved(np.random.default_rng(1)).arrays())

@@ -203,6 +203,9 @@ RING_SPREAD: Final = 0.02
 """Ranks that a ring of sends has at least, and by which share some may have more sends than others."""
 
 
+FEWEST_REPEATED: Final = 3
+"""How often a rank does what ends steps, at least, in a recording of few steps."""
+
 MOST_PARTS: Final = 64
 REPEATED: Final = 0.9
 """Parts of a step at most, and which share of them must repeat."""
@@ -226,8 +229,11 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations.
+    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations. In a recording
+    of few steps only the layers of a step are many: where the groups that meet often enough do not connect all ranks,
+    an operation may end steps that all ranks do only a few times.
     """
+    joined = _often_connected(rank, np.where(collective, group, -1))
     op = numbered(op, _group_sizes(rank, np.where(collective, group, -1)))
     order = np.lexsort((np.arange(len(start)), start, rank))
     own, name, computes = rank[order], op[order], ~collective[order]
@@ -235,16 +241,38 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     # run beside computing change nothing in the order of what is computed.
     ends = _ends_of_runs(own, name)
     ends[computes] = _ends_of_runs(own[computes], name[computes])
-    last = _last_of_step(own, name, ends, ~computes)
+    last = None if joined else _last_of_step(own, name, ends, ~computes, FEWEST_REPEATED)
+    last = _last_of_step(own, name, ends, ~computes, FEWEST_STEPS) if last is None else last
     if last is None:
         return occurrence(rank, op, np.where(collective, group, -1), start=start)
     ends &= name == last
     before: Ints = np.cumsum(ends) - ends
     first = np.searchsorted(own, np.arange(int(own[-1]) + 1))
     part = before - before[first][own]
+    if not joined:
+        part = _with_rest(own, part)
     found = np.empty(len(start), np.int64)
     found[order] = part // _parts_of_step(own, part)
     return found
+
+
+def _with_rest(rank: Ints, part: Ints) -> Ints:
+    """Parts of a few steps; what follows the last end belongs to the last part, if it is less than half of it."""
+    ranks, parts = int(rank.max()) + 1, int(part.max()) + 1
+    rows = np.median(np.bincount(rank * parts + part, minlength=ranks * parts).reshape(ranks, parts), axis=0)
+    return np.minimum(part, parts - 2) if parts > 2 and 2 * rows[-1] < np.median(rows[:-1]) else part
+
+
+def _often_connected(rank: Ints, group: Ints) -> bool:
+    """Whether groups in which each of their ranks has as many rows as steps are needed connect all ranks.
+
+    So they seem to where groups are not known.
+    """
+    if (group < 0).all():
+        return True
+    pairs, rows = np.unique(np.stack([group, rank]), axis=1, return_counts=True)
+    often = pairs[:, (rows >= FEWEST_STEPS) & (pairs[0] >= 0)]
+    return len(np.unique(connected(often, int(rank.max()) + 1))) == 1
 
 
 def _group_sizes(rank: Ints, group: Ints) -> Ints:
@@ -274,10 +302,11 @@ def _ends_of_runs(rank: Ints, op: Ints) -> Bools:
     return np.append((op[1:] != op[:-1]) | (rank[1:] != rank[:-1]), True)[: len(op)]
 
 
-def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools) -> int | None:
+def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools, least_often: int) -> int | None:
     """The operation that ends steps, for rows in order; `None` where every one is done about as often as any other.
 
-    Of several, a collective, and the one that is done for the first time after the others.
+    It is done `least_often` times or more. Of several, a collective, and the one that is done for the first time
+    after the others.
     """
     ranks = int(rank.max()) + 1
     pairs, begins, times = np.unique(op * ranks + rank, return_index=True, return_counts=True)
@@ -285,7 +314,7 @@ def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools) -> int |
     ops, first = np.unique(pairs // ranks, return_index=True)
     fewest, most = np.minimum.reduceat(runs, first), np.maximum.reduceat(runs, first)
     by_all = np.diff(np.append(first, len(pairs))) == ranks
-    regular = by_all & (fewest >= FEWEST_STEPS) & (most - fewest <= 0.1 * most)
+    regular = by_all & (fewest >= least_often) & (most - fewest <= 0.1 * most)
     if not regular.any():
         return None
     latest = np.maximum.reduceat(begins - np.searchsorted(rank, np.arange(ranks))[pairs % ranks], first)

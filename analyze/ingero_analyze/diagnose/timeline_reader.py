@@ -49,9 +49,7 @@ def read_timeline(
 
     `chosen`: columns by role (`columns.ROLES`), others by their names; `unit`: of times whose columns name none.
     """
-    by_file = {file: str(rank) for file in files if (rank := rank_of(Path(file))) is not None}
-    if not len(set(by_file.values())) == len(set(files)) > 1:
-        by_file = {}
+    by_file = _ranks_of_files(files, Path) or _ranks_of_files(files, lambda file: Path(file).parent)
     table = _Table(problems, unit)
     for file in files:
         consumed = 0
@@ -64,6 +62,12 @@ def read_timeline(
     if not table.rows:
         raise TableError(", ".join(files), problems.shown[0] if problems.count else "there are no rows")
     return table.timeline(", ".join(files))
+
+
+def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
+    """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each."""
+    found = {file: str(rank) for file in files if (rank := rank_of(named(file))) is not None}
+    return found if len(set(found.values())) == len(set(files)) > 1 else {}
 
 
 @dataclass
