@@ -191,6 +191,23 @@ def test_a_dump_that_is_lost_makes_nobody_certain_who_waits_for_nothing() -> Non
     assert hang.why[Rank(3)] == Why.NO_DUMP
 
 
+def test_dumps_of_the_first_version_are_a_list_of_entries(tmp_path: Path) -> None:
+    """As PyTorch 2.2 writes them: no groups, no numbers of entries, times in microseconds. Folders tell the rank."""
+
+    def first(seq: int, state: str) -> dict[str, Any]:
+        return {"pg_id": 0, "seq_id": seq, "profiling_name": "nccl:all_reduce", "state": state, "frames": [],
+                "input_sizes": [[1000]], "output_sizes": [[1000]], "time_created_us": 1_700_000_000_000_000}  # fmt: skip
+
+    for rank in range(WORLD):
+        entries = [first(1, "completed"), *([first(2, "scheduled")] if rank != 2 else [])]
+        (tmp_path / f"rank_{rank}").mkdir()
+        (tmp_path / f"rank_{rank}" / "dump.pkl").write_bytes(pickle.dumps(entries, 2))
+
+    found, _, _ = ask(str(tmp_path))
+
+    assert (found["kind"], found["ranks"]) == ("hang", [2])
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_durations_show_that_a_kernel_without_start_has_not_begun(timed: bool) -> None:
     """As dumps of PyTorch 2.3 show it, which have no times at which starts were found."""

@@ -132,6 +132,18 @@ def test_pauses_do_not_hide_a_rank_that_is_late_in_every_step() -> None:
     assert excess[2] > 0.03
 
 
+def test_ranks_of_a_slow_host_are_all_named_although_the_first_steps_are_longer() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        late = 0.1 * (np.arange(16) < 4)[:, None] * (1 + 0.01 * rng.normal(size=(16, 20)))
+        values = (0.01 * rng.normal(size=(16, 20)) + late) * np.where(np.arange(20) < 2, 8.0, 1.0)
+        values[2] += 0.03
+
+        named, _ = straggler_ranks(values, np.zeros(16, np.int64))
+
+        assert np.flatnonzero(named).tolist() == [0, 1, 2, 3]
+
+
 def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:
     rng = np.random.default_rng(1)
     values = 0.01 * rng.normal(size=(8, 40)) + 0.3 * rng.normal(size=40)
