@@ -4,6 +4,7 @@ trace in Chrome's format."""
 import ast
 import io
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -28,6 +29,9 @@ class LineStream(Protocol):
     def readline(self, size: int, /) -> bytes:
         """A line of at most so many bytes."""
 
+
+_RANK: Final = re.compile(r"(?:rank[ _-]?)?\d{1,7}", re.IGNORECASE)
+"""Names of the lists in an object that are those of ranks."""
 
 Row = dict[str, str]
 Fail = Callable[[str, int], None]
@@ -55,7 +59,7 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
             fail(f"a document may have {MOST_BYTES >> 20} MiB; write an object a line", 1)
             return
         try:
-            whole = json.loads(document)
+            whole = _parsed(document)
         except (ValueError, RecursionError) as error:
             if document.lstrip()[:1] == b"{":
                 yield from _lines((), io.BytesIO(document), fail)
@@ -63,6 +67,16 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
                 fail(f"no JSON object, though it begins like JSON: {error}", 1)
             return
     yield from enumerate(_objects(whole), 1)
+
+
+def _parsed(document: bytes) -> Any:
+    """A document; of Chrome's format also a list of events without its end, which is optional there."""
+    try:
+        return json.loads(document)
+    except ValueError:
+        if document.lstrip()[:1] != b"[" or b'"ph"' not in document:
+            raise
+        return json.loads(document.rstrip().rstrip(b",") + b"]")
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:
@@ -121,11 +135,33 @@ def _objects(whole: Any) -> Iterator[Row]:
         return
     if isinstance(whole, dict):
         whole = _of_columns(whole)
-    yield from (_flat(each) for each in whole if isinstance(each, dict))
+    yield from (_flat(each) for each in _unnested([each for each in whole if isinstance(each, dict)]))
+
+
+def _unnested(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The objects of a list in each object, with the other cells of that one, if all have them under one name."""
+    names = {
+        name for each in found[:1] for name, cell in each.items() if isinstance(cell, list) and _are_objects(cell)
+    }
+    if len(names) != 1:
+        return found
+    [name] = names
+    if not all(
+        isinstance(each.get(name), list) and all(isinstance(row, dict) for row in each[name]) for each in found
+    ):
+        return found
+    return [
+        {**{other: each[other] for other in each if other != name}, **row} for each in found for row in each[name]
+    ]
+
+
+def _are_objects(cells: list[Any]) -> bool:
+    return bool(cells) and all(isinstance(cell, dict) for cell in cells)
 
 
 def _of_columns(whole: dict[str, Any]) -> list[Any]:
-    """The objects in an object: the only list in it, its columns or rows as pandas writes them, else it alone."""
+    """The objects in an object: those of each rank, the only list in it, its columns or rows as pandas writes them,
+    else it alone."""
     cells = list(whole.values())
     lists = [cell for cell in cells if isinstance(cell, list)]
     names, data = whole.get("columns"), whole.get("data")
@@ -133,6 +169,8 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
         return [dict(zip(map(str, names), row, strict=False)) for row in data]
     if len(lists) == 1 and any(isinstance(each, dict) for each in lists[0]):
         return lists[0]
+    if lists and len(lists) == len(cells) and all(map(_RANK.fullmatch, whole)) and all(map(_are_objects, lists)):
+        return [{"rank": name, **each} for name, rows in whole.items() for each in rows]
     if len(cells) > 1 and len(lists) == len(cells) and len({len(each) for each in lists}) == 1:
         return [dict(zip(whole, row, strict=True)) for row in zip(*lists, strict=True)]
     if cells and all(isinstance(cell, dict) and cell for cell in cells):

@@ -20,6 +20,10 @@ SAME_STEPS: Final = 0.75
 """Share of the steps in which one of two rows is far, from which on they have one cause if both are far."""
 
 
+USUAL_COSTS: Final = 2.0
+"""How many times as much as usual a step costs at most that counts for a habit of being last."""
+
+
 def variance_inflation(product: float, power: float, steps: int) -> float:
     """Variance of a sum of steps relative to independent steps, from a lag-1 autocorrelation corrected for bias.
 
@@ -69,6 +73,7 @@ def frequently_last(
 
     Of a `whole` timeline the same is asked of those steps alone in which the last rank is far behind, as whoever is
     last in the other steps tells nothing. Stalls that last for several steps count less, stalls in a rhythm do not.
+    Their cost counts if they are too many; a rank that is only last too often, by little, has pauses like others.
     """
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for members, table in _tables(values, alike):
@@ -83,12 +88,21 @@ def frequently_last(
         far = gap > FAR_SIGMAS * usual
         for number, rank in enumerate(members.tolist()):
             was = last == number
-            often[rank] = _too_often(was, steps, len(members), chance, partial(_in_runs, stretch=stretch[rank])) or (
-                whole and _too_often(was & far, int(far.sum()), len(members), chance, long_variance_inflation)
-            )
-        own = np.where(last == np.arange(len(members))[:, None], gap, 0.0)
-        cost[members] = at_most_repeated(own, _needed(len(members), chance)).sum(axis=1) / steps
+            own = at_most_repeated(np.where(was, gap, 0.0), _needed(len(members), chance))
+            if _too_often(was, steps, len(members), chance, partial(_in_runs, stretch=stretch[rank])):
+                often[rank], cost[rank] = True, _usual_cost(own)
+            if whole and _too_often(was & far, int(far.sum()), len(members), chance, long_variance_inflation):
+                often[rank], cost[rank] = True, max(float(cost[rank]), float(np.where(far, own, 0.0).mean()))
     return often, cost
+
+
+def _usual_cost(costs: Floats) -> float:
+    """Mean cost of a step in which a rank is among the last too often, each at most twice as large as usual.
+
+    So pauses that strike all ranks now and then are not added to a habit of being last by a hair.
+    """
+    above = costs[costs > 0]
+    return float(np.minimum(costs, USUAL_COSTS * np.median(above)).mean()) if len(above) else 0.0
 
 
 def at_most_repeated(costs: Floats, times: int) -> Floats:
@@ -147,8 +161,8 @@ def frequently_among_last(
         table = np.where(np.isfinite(table), table, -np.inf)
         next_one = np.partition(table, -count - 1, axis=0)[-count - 1]
         among = table > next_one
-        own = np.where(among, table - next_one, 0.0)
-        cost[members] = at_most_repeated(own, _needed(len(members) / count, chance)).mean(axis=1)
+        own = at_most_repeated(np.where(among, table - next_one, 0.0), _needed(len(members) / count, chance))
+        cost[members] = [_usual_cost(costs) for costs in own]
         for number, rank in enumerate(members.tolist()):
             often[rank] = _too_often(
                 among[number], table.shape[1], len(members) / count, chance, partial(_in_runs, stretch=stretch[rank])

@@ -258,7 +258,11 @@ def straggler_ranks(
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
     relative = without_common_mode(relative, alike)
+    most = max(1, MAX_STRAGGLER_SHARE * len(relative))
+    whole = False
     for number, part in enumerate(time_segments(relative.shape[1])):
+        if whole and number > 1:
+            break
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
             continue
@@ -282,15 +286,15 @@ def straggler_ranks(
             often &= (cost > smallest) & (np.nanmean(residuals_by_step(values, alike), axis=1) > found.usual)
             share = np.where(often, np.maximum(share, cost), share)
             standing |= often
-        if standing.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):
+        # Beside ranks that the whole time shows, the first steps may hide others that are as slow.
+        if standing.sum() > most or (whole and (flagged | standing).sum() > most):
             continue
+        excess = np.maximum(excess, np.where(standing & ~(flagged & whole), share, 0.0))
         flagged |= standing
-        excess = np.maximum(excess, np.where(standing, share, 0.0))
-        if not number and standing.any():
-            break
+        whole |= not number and bool(standing.any())
     if not flagged.any():
         flagged, excess = _slow_for_a_while(relative, alike, blame)
-    if flagged.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):
+    if flagged.sum() > most:
         flagged[:] = False
     return flagged, excess
 

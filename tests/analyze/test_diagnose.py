@@ -249,6 +249,33 @@ def test_a_real_pipeline_is_judged_whatever_is_left_unsaid(
         assert found["evidence"]["stage"] in (3, "that of rank 12")
 
 
+BARE = ("stage", "data_parallel", "group", "seq")
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("operations", [("compute", "collective"), ("collective",)], ids=["compute", "waits alone"])
+def test_a_heavy_stage_is_no_rank_where_nothing_tells_stages(
+    tmp_path: Path, stages: int, replicas: int, operations: tuple[str, ...]
+) -> None:
+    table = interleaved(rng(), stages, replicas, heavy=0.5, norm=True)
+    columns = table.arrays()
+    kept = Table()
+    kept.add(**{name: column[np.isin(columns["kind"], operations)] for name, column in columns.items()})
+
+    found = diagnose(tmp_path, kept, BARE)
+
+    assert found["ranks"] == []
+    if found["kind"] == "unknown" and found["evidence"].get("by") == "may_be_stage":
+        assert found["evidence"]["possible"] == list(range((stages - 1) * replicas, stages * replicas))
+
+
+def test_a_rank_that_is_less_than_a_stage_is_named_where_nothing_tells_stages(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, interleaved(rng(), culprit=5, late=0.2), BARE)
+
+    assert (found["kind"], found["ranks"]) == ("node", [5])
+
+
 @pytest.mark.parametrize("unsaid", [("step",), ("step", "seq", "group")], ids=["no step", "bare"])
 @pytest.mark.parametrize(("tensor", "data"), [(1, 8), (4, 4)])
 def test_layers_and_buckets_are_no_steps(tmp_path: Path, tensor: int, data: int, unsaid: tuple[str, ...]) -> None:
@@ -260,6 +287,21 @@ def test_layers_and_buckets_are_no_steps(tmp_path: Path, tensor: int, data: int,
     assert counted["ranks"] == [5]
     assert counted["evidence"]["steps"] == told["evidence"]["steps"]
     assert counted["slowdown"] == pytest.approx(told["slowdown"], rel=0.01)
+
+
+@pytest.mark.parametrize("steps", [4, 7, 30])
+def test_layers_are_no_steps_of_a_recording_of_few_steps(tmp_path: Path, steps: int) -> None:
+    columns = layered(rng(), tensor=2, data=4, layers=6, steps=steps, culprit=5, slower=0.5).arrays()
+    groups = columns["group"].astype(str)
+    last = np.array([not name.startswith("data") or int(seq) % 6 == 5 for name, seq in
+                     zip(groups, columns["seq"].astype(str), strict=True)])  # fmt: skip
+    kept = Table()
+    kept.add(**{name: column[last] for name, column in columns.items()})
+
+    found = diagnose(tmp_path, kept, ("step",))
+
+    assert found["evidence"]["steps"] in (steps, steps + 1), "the optimizer follows the last exchange"
+    assert (found["kind"], found["ranks"]) == ("node", [5])
 
 
 @pytest.mark.parametrize(("replicas", "heavy"), [(1, 0.4), (4, 0.4), (1, 0.0), (4, 0.0)])

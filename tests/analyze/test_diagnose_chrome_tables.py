@@ -101,6 +101,16 @@ def test_a_late_rank_is_named_in_a_trace_of_all_ranks(
     assert found["evidence"]["ranks"] == RANKS
 
 
+@pytest.mark.parametrize("end", ["", ",", ",\n"], ids=["no end", "a comma", "a comma and a new line"])
+def test_a_list_of_events_needs_no_end(tmp_path: Path, end: str) -> None:
+    """As the format says of tracers that do not get to write it."""
+    (tmp_path / "trace.json").write_text(f"[\n{json.dumps(by_process())[1:-1]}{end}")
+
+    done = CliRunner().invoke(main, ["diagnose", "--json", "--quiet", str(tmp_path / "trace.json")])
+
+    assert json.loads(done.stdout)["ranks"] == [CULPRIT]
+
+
 def test_the_rank_of_a_part_of_the_job_is_not_that_of_the_job() -> None:
     events = [named("process", "CP rank 2", 1), named("thread", "Tensor Parallel Rank: 3, stage 1", 1, 5),
               {"ph": "X", "pid": 1, "tid": 5, "name": "f", "ts": 1, "dur": 2}]  # fmt: skip

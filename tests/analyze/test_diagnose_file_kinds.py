@@ -35,6 +35,29 @@ BEGINS = {
     "a trace": (json.dumps(TRACE, indent=2).encode(), "--kineto"),
     "events alone": (json.dumps([EVENT]).encode(), "--kineto"),
     "a trace of a whole job": (json.dumps({"traceEvents": [{**EVENT, "cat": "forward"}]}).encode(), None),
+    "kernels of processes with the names of ranks": (
+        json.dumps(
+            {
+                "traceEvents": [
+                    *(
+                        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+                        for rank in (0, 1)
+                    ),
+                    EVENT,
+                ]
+            }
+        ).encode(),
+        None,
+    ),
+    "kernels that tell their ranks": (
+        json.dumps([{**EVENT, "args": {"rank": rank}} for rank in (0, 1)]).encode(),
+        None,
+    ),
+    "kernels of one rank": (json.dumps([{**EVENT, "args": {"rank": 3}}] * 2).encode(), "--kineto"),
+    "a profile of several ranks": (
+        json.dumps([{**EVENT, "cat": "cpu_op", "args": {"rank": rank}} for rank in (0, 1)]).encode(),
+        "--kineto",
+    ),
     "events of a whole job": (json.dumps([{**EVENT, "cat": "forward"}]).encode(), None),
     "a line of NCCL Inspector": (json.dumps(INSPECTED).encode(), "--nccl-inspector"),
     "a status of RAS": (json.dumps(STATUS).encode(), "--ras"),

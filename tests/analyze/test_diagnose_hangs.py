@@ -182,6 +182,43 @@ def test_one_rank_that_calls_more_than_all_others_that_wait_for_nothing_is_most_
     assert (apart.kind, apart.ranks) == ("hang", (1, 2, 3))
 
 
+def test_a_dump_that_is_lost_makes_nobody_certain_who_waits_for_nothing() -> None:
+    ended = [entry(1), entry(2)]
+
+    hang = hang_of((0, dump([*ended, entry(3, ended=False)])), *((rank, dump(ended)) for rank in (1, 2)))
+
+    assert (hang.kind, hang.ranks, hang.possible, hang.likely) == ("unknown", (), (0, 1, 2, 3), (0,))
+    assert hang.why[Rank(3)] == Why.NO_DUMP
+
+
+def test_dumps_of_the_first_version_are_a_list_of_entries(tmp_path: Path) -> None:
+    """As PyTorch 2.2 writes them: no groups, no numbers of entries, times in microseconds. Folders tell the rank."""
+
+    def first(seq: int, state: str) -> dict[str, Any]:
+        return {"pg_id": 0, "seq_id": seq, "profiling_name": "nccl:all_reduce", "state": state, "frames": [],
+                "input_sizes": [[1000]], "output_sizes": [[1000]], "time_created_us": 1_700_000_000_000_000}  # fmt: skip
+
+    for rank in range(WORLD):
+        entries = [first(1, "completed"), *([first(2, "scheduled")] if rank != 2 else [])]
+        (tmp_path / f"rank_{rank}").mkdir()
+        (tmp_path / f"rank_{rank}" / "dump.pkl").write_bytes(pickle.dumps(entries, 2))
+
+    found, _, _ = ask(str(tmp_path))
+
+    assert (found["kind"], found["ranks"]) == ("hang", [2])
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_durations_show_that_a_kernel_without_start_has_not_begun(timed: bool) -> None:
+    """As dumps of PyTorch 2.3 show it, which have no times at which starts were found."""
+    ended = entry(1, **({"duration_ms": 1.5} if timed else {}))
+    states = ["scheduled" if rank == 2 or not timed else "started" for rank in range(WORLD)]
+
+    hang = hang_of(*((rank, dump([ended, entry(2, ended=False, state=state)])) for rank, state in enumerate(states)))
+
+    assert (hang.kind, hang.ranks) == (("hang", (2,)) if timed else ("stuck", ()))
+
+
 def after_rounds(rank: int, rounds: list[int], last: list[str]) -> tuple[int, Any]:
     """A rank that in each round meets its partner so often, and then all ranks; the last call has not ended."""
     pair = str(1 + rank // 2)
@@ -637,8 +674,10 @@ def test_a_dump_that_cannot_be_read_is_no_absent_one(tmp_path: Path) -> None:
     (tmp_path / "nccl_trace_rank_3").write_bytes(b"\x80\x02}q")
     found, _, _ = ask("--flight-recorder", str(tmp_path))
 
-    assert (found["kind"], found["ranks"]) == ("no_dump", [3])
-    assert found["evidence"]["why"] == {"3": "its dump cannot be read"}
+    assert (found["kind"], found["ranks"]) == ("unknown", [])
+    assert list(found["evidence"]["possible"]) == ["0", "1", "2", "3"], "the others may be stuck in what all entered"
+    assert found["evidence"]["possible"]["3"] == "its dump cannot be read"
+    assert found["evidence"]["most_likely"] == [3]
     assert found["evidence"]["unreadable_dumps"] == {"3": str(tmp_path / "nccl_trace_rank_3")}
 
 

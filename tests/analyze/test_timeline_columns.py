@@ -69,6 +69,93 @@ def test_columns_are_known_by_usual_names(tmp_path: Path, names: dict[str, str])
     assert (found["ranks"], found["read"]["columns"]["op"]) == ([CULPRIT], names["op"])
 
 
+@pytest.mark.parametrize("process", ["pid", "process", "Process ID"])
+def test_processes_are_ranks_where_no_column_tells_ranks(tmp_path: Path, process: str) -> None:
+    columns = interleaved(np.random.default_rng(1), culprit=5, late=0.1).arrays()
+    told = renamed(dict(columns), rank=process, op="span", stage="pp_rank", data_parallel="")
+
+    found = answer(csv(tmp_path, told))
+
+    assert (found["kind"], found["ranks"]) == ("node", [5])
+    assert (found["read"]["columns"]["rank"], found["read"]["columns"]["op"]) == (process, "span")
+    assert answer(csv(tmp_path, {**told, "worker": columns["rank"]}))["read"]["columns"]["rank"] == "worker"
+
+
+def by_rank(columns: Columns) -> dict[int, list[dict[str, Any]]]:
+    """The rows of each rank."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for cells in zip(*(np.asarray(column).tolist() for column in columns.values()), strict=True):
+        row = dict(zip(columns, cells, strict=True))
+        found.setdefault(row.pop("rank"), []).append(row)
+    return found
+
+
+def test_lists_of_rows_by_rank_are_one_timeline(tmp_path: Path) -> None:
+    rows, told = by_rank(job()), answer(csv(tmp_path, job()))
+    documents = {
+        "by number": rows,
+        "by name": {f"rank_{rank}": own for rank, own in rows.items()},
+        "in objects": {"ranks": [{"rank": rank, "events": own} for rank, own in rows.items()]},
+        "in a list": [{"rank": rank, "host": "a", "events": own} for rank, own in rows.items()],
+    }
+
+    for name, document in documents.items():
+        (tmp_path / "job.json").write_text(json.dumps(document))
+        found = answer(tmp_path / "job.json")
+
+        assert found["ranks"] == (["rank_3"] if name == "by name" else [CULPRIT])
+        assert found["seconds_lost_per_step"] == pytest.approx(told["seconds_lost_per_step"], rel=1e-6)
+
+
+def test_the_rank_is_in_the_name_of_the_folder_where_all_files_have_one_name(tmp_path: Path) -> None:
+    columns = job()
+    for rank in np.unique(columns["rank"]).tolist():
+        (tmp_path / f"rank{rank}").mkdir()
+        own = columns["rank"] == rank
+        csv(tmp_path / f"rank{rank}", {name: np.asarray(column)[own] for name, column in columns.items()
+                                       if name != "rank"}, "events.csv")  # fmt: skip
+
+    assert answer(tmp_path)["ranks"] == [CULPRIT]
+
+
+@pytest.mark.parametrize("zone", ["+00:00", "Z", ""])
+@pytest.mark.parametrize("length", [("duration", 1.0), ("dur_ms", 1e3), ("end", 0.0)], ids=lambda length: length[0])
+def test_times_are_also_dates(tmp_path: Path, zone: str, length: tuple[str, float]) -> None:
+    columns, (name, per_second) = job(), length
+
+    def dates(seconds: Any) -> list[str]:
+        start = np.datetime64("2026-11-27T17:00:00", "us")
+        return [f"{start + np.timedelta64(round(one * 1e6), 'us')}{zone}" for one in np.asarray(seconds).tolist()]
+
+    ends = dates(columns["start"] + columns["duration"]) if name == "end" else columns["duration"] * per_second
+    kept = {role: column for role, column in columns.items() if role not in ("start", "duration")}
+
+    found = answer(csv(tmp_path, {**kept, "start": dates(columns["start"]), name: ends}))
+
+    assert found["ranks"] == [CULPRIT]
+    assert found["evidence"]["step_seconds"] == pytest.approx(
+        answer(csv(tmp_path, columns))["evidence"]["step_seconds"], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("place", ["pp_rank", "hostname", "gpu"])
+def test_a_place_that_several_ranks_share_is_no_rank(tmp_path: Path, place: str) -> None:
+    columns = dict(interleaved(np.random.default_rng(1)).arrays())
+
+    done = run(csv(tmp_path, renamed(columns, rank="", stage=place, data_parallel="")))
+
+    assert done.exit_code == 2
+    assert f"operations of one {place} overlap, so several ranks share it" in done.stderr
+
+
+def test_a_pipeline_with_a_rank_a_stage_needs_no_column_of_ranks(tmp_path: Path) -> None:
+    columns = dict(interleaved(np.random.default_rng(1), replicas=1).arrays())
+
+    found = answer(csv(tmp_path, renamed(columns, rank="", data_parallel="")))
+
+    assert found["evidence"]["ranks"] == 4
+
+
 @pytest.mark.parametrize("words", [("compute", "collective"), ("GEMM", "AllReduce")])
 def test_the_type_of_an_operation_beside_its_name_is_its_kind(tmp_path: Path, words: tuple[str, str]) -> None:
     columns = job()
@@ -166,8 +253,9 @@ COMPUTE = (
 
 
 def test_kinds_of_several_words_are_those_of_all_of_them() -> None:
-    kinds = ("nccl_collective", "comm op", "NCCL kernel", "compute", "gpu_user_annotation", "cuda_runtime", "kernel")
-    assert [kind_of(kind) for kind in kinds] == [1, 1, 1, 0, -1, -1, 0]
+    kinds = ("nccl_collective", "comm op", "NCCL kernel", "compute", "gpu_user_annotation", "cuda_runtime", "kernel",
+             "gpu_compute", "compute op")  # fmt: skip
+    assert [kind_of(kind) for kind in kinds] == [1, 1, 1, 0, -1, -1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["collective_name", "coll", "Collective Type", "nccl_op"])

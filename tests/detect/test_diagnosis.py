@@ -106,6 +106,21 @@ def test_a_habit_of_being_last_by_a_hair_and_a_few_pauses_name_nobody(ranks: int
         assert not named.any()
 
 
+@pytest.mark.parametrize("habitual", [(2,), (2, 8, 10)], ids=["one rank", "some ranks"])
+def test_pauses_that_strike_all_ranks_are_not_the_cost_of_a_habit_of_being_last_by_a_hair(
+    habitual: tuple[int, ...],
+) -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        values = 1 + rng.normal(0.0, 0.005, (16, 300))
+        values[list(habitual)] += 0.01
+        values += rng.uniform(0.1, 1.0, values.shape) * (rng.random(values.shape) < 0.07)
+
+        named, _ = straggler_ranks(values, np.zeros(16, np.int64))
+
+        assert not named.any()
+
+
 def test_pauses_do_not_hide_a_rank_that_is_late_in_every_step() -> None:
     values = 1 + np.random.default_rng(1).normal(0.0, 0.005, (16, 200))
     values[2] += 0.04
@@ -115,6 +130,18 @@ def test_pauses_do_not_hide_a_rank_that_is_late_in_every_step() -> None:
 
     assert np.flatnonzero(named).tolist() == [2]
     assert excess[2] > 0.03
+
+
+def test_ranks_of_a_slow_host_are_all_named_although_the_first_steps_are_longer() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        late = 0.1 * (np.arange(16) < 4)[:, None] * (1 + 0.01 * rng.normal(size=(16, 20)))
+        values = (0.01 * rng.normal(size=(16, 20)) + late) * np.where(np.arange(20) < 2, 8.0, 1.0)
+        values[2] += 0.03
+
+        named, _ = straggler_ranks(values, np.zeros(16, np.int64))
+
+        assert np.flatnonzero(named).tolist() == [0, 1, 2, 3]
 
 
 def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:

@@ -1,6 +1,8 @@
 """The rows of a batch as codes and numbers, and those of them that cannot be used."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -82,6 +84,13 @@ def columns_of(
         values = found[role] = batch.numbers_or_nan(roles[role])
         shown = partial(_shown, batch.columns[roles[role]])
         wrong = np.isnan(values)
+        if role in ("start", "end") and wrong.any():
+            dated = np.array([_moment(shown(index)) for index in np.flatnonzero(wrong).tolist()])
+            if np.isfinite(dated).any():
+                values[wrong] = dated
+                wrong = np.isnan(values)
+                units = {**reading.columns.units, **{name: "s" for name in ("start", "end") if name in roles}}
+                reading.columns = replace(reading.columns, units=units)
         wrong[wrong] = [shown(index).lower() not in NO_NUMBERS for index in np.flatnonzero(wrong).tolist()]
         lose(wrong, roles[role], "{!r} is not a number", shown)
         if role == WORK:
@@ -112,6 +121,15 @@ def ranks_of(batch: TableBatch, reading: FileReading, vocabulary: dict[str, dict
         for row in zip(*texts, strict=True)
     ]
     return np.array([known.setdefault(name, len(known)) if name else -1 for name in names], np.int64)
+
+
+def _moment(text: str) -> float:
+    """Seconds since 1970 of a date with a time of day (ISO 8601), in UTC without a zone; NaN for anything else."""
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return float("nan")
 
 
 def _shown(column: Any, index: int) -> str:

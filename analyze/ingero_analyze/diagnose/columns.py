@@ -32,7 +32,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "op": (
         "op", "operation", "optype", "op type", "op name", "operation name", "operation type", "name", "event",
         "event name", "kernel", "kernel name", "phase", "activity", "task", "function", "collective",
-        "collective name", "coll", "coll name", "coll type", "collective type", "collective op", "nccl op",
+        "collective name", "coll", "coll name", "coll type", "collective type", "collective op", "nccl op", "span",
+        "span name",
     ),
     "kind": ("kind", "type", "category", "cat", "event type", "op kind", "class"),
     "start": (*_instants(_STARTS), "timestamp", "time", "ts", "t0"),
@@ -43,7 +44,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "end": (*_instants(_ENDS), "t1"),
     "step": (
         "step", "step id", "step number", "iteration", "iteration id", "iter", "iter id", "global step", "train step",
-        "training step", "batch", "batch id",
+        "training step", "step idx", "step index", "iteration index", "iter idx", "batch", "batch id", "batch idx",
+        "batch index",
     ),
     "group": (
         "group", "group id", "group name", "communicator", "communicator id", "comm", "comm id", "comm name",
@@ -51,7 +53,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "seq": (
         "seq", "seq id", "seq number", "sequence", "sequence number", "sequence id", "seqno", "seq no", "coll sn",
-        "collective id", "collective seq id", "op count", "opcount",
+        "collective id", "collective seq id", "coll id", "coll seq", "op count", "opcount",
     ),
     "stage": (
         "stage", "stage id", "pp rank", "pp stage", "pipeline rank", "pipeline stage", "pipeline parallel rank", "pp",
@@ -68,6 +70,9 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time."""
+
+_PROCESSES: Final = ("pid", "process", "process id")
+"""Names of columns of processes. Each is a rank, where no column tells ranks."""
 
 OPERATION_TYPES: Final = frozenset(("optype", "op type", "operation type"))
 """Names of an operation's column that say what kind it is, where another column has its name."""
@@ -91,7 +96,7 @@ _COLLECTIVE: Final = frozenset(
     ("collective", "coll", "communication", "comm", "comms", "network", "nccl", "rccl", "p2p", "sync")
 )
 _OPERATIONS: Final = frozenset(("op", "ops", "operation", "kernel", "call"))
-"""Words that say nothing more beside one for a collective."""
+"""Words that say nothing more beside one for a collective or for computing."""
 
 _EXCHANGES: Final = re.compile(
     r"\b(?:all ?(?:reduce|gather|to ?all)\w*|reduce ?scatter\w*|alltoall\w*|broadcast|bcast|barrier|i?send|i?recv|"
@@ -168,6 +173,9 @@ def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = 
         operations = operation_columns([name for name in names if name not in chosen.values()])
         if operations:
             return _with_operations(names, roles, operations, by_file)
+    if not by_file and {"rank", *PARTS} & set(roles) <= {"stage"}:
+        process = _best(_PROCESSES, [name for name in names if name not in roles.values()], "rank")
+        roles |= {"rank": process} if process else {}
     found = TimelineColumns(roles, _units(roles), roles.get("start") == "ts" and roles.get("duration") == "dur")
     missing = [role for role in ("op", "start") if role not in roles]
     missing += [] if "duration" in roles or "end" in roles else ["duration"]
@@ -204,9 +212,11 @@ def _refuse(names: Sequence[str], found: TimelineColumns, missing: Sequence[str]
 
 def _fitting(role: str, names: Sequence[str]) -> str | None:
     """The column with the best name for a role; `ValueError` where several are written differently only."""
-    if role in names:
-        return role
-    known = _NAMES[role]
+    return role if role in names else _best(_NAMES[role], names, role)
+
+
+def _best(known: Sequence[str], names: Sequence[str], role: str) -> str | None:
+    """The column whose name comes first in `known`."""
     places: dict[int, list[str]] = {}
     for name in names:
         words = words_of(name)
@@ -265,7 +275,8 @@ def kind_of(text: str) -> int:
     words = words_of(text)
     parts = set(words.split())
     exchanges = parts & _COLLECTIVE and parts <= _COLLECTIVE | _OPERATIONS
-    return 1 if exchanges else 0 if words in _COMPUTE else -1
+    computes = parts & _COMPUTE and parts <= _COMPUTE | _OPERATIONS
+    return 1 if exchanges else 0 if computes else -1
 
 
 def kind_of_type(name: str) -> int:

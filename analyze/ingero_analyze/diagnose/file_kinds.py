@@ -20,10 +20,14 @@ _PROTOCOLS: Final = range(2, 6)
 _TRACES: Final = ((b'"traceEvents"',), (b'"ph"', b'"ts"', b'"dur"'))
 _PROFILED: Final = re.compile(
     rb'"(?:distributedInfo|deviceProperties|schemaVersion)"|ProfilerStep#'
-    rb'|"cat"\s*:\s*"(?:kernel|cpu_op|python_function|cuda_\w+|gpu_\w+|user_annotation)"',
+    rb'|"cat"\s*:\s*"(?:cpu_op|python_function|cuda_\w+|gpu_mem\w+|user_annotation)"',
     re.IGNORECASE,
 )
 """Shows that a trace is that of PyTorch's profiler, which is of one rank; others have a table of operations."""
+
+_KERNELS: Final = re.compile(rb'"cat"\s*:\s*"(?:kernel|gpu_\w+)"', re.IGNORECASE)
+_RANK: Final = re.compile(rb'"(?:name"\s*:\s*")?(?:(?:global|world)[ _])?rank[ _:=#"(\[-]*(\d{1,7})', re.IGNORECASE)
+"""Events of a GPU are those of the profiler too, unless events or names of processes tell several ranks."""
 
 _MARKS: Final = (
     ("--kineto", (b'"deviceProperties"', b'"distributedInfo"')),
@@ -42,7 +46,8 @@ def flag_of_begin(begin: bytes) -> str | None:
         return "--flight-recorder"
     if begin.lstrip()[:1] in (b"{", b"["):
         if any(all(mark in begin for mark in marks) for marks in _TRACES):
-            return "--kineto" if _PROFILED.search(begin) else None
+            kernels = _KERNELS.search(begin) and len(set(_RANK.findall(begin))) < 2
+            return "--kineto" if kernels or _PROFILED.search(begin) else None
         return next((flag for flag, marks in _MARKS if all(mark in begin for mark in marks)), None)
     return "--dcgm" if b"DCGM_FI_" in begin and begin.lstrip()[:1] in (b"#", b"D") else None
 

@@ -174,6 +174,8 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
 
     Raises `SourceError` for anything that is not a dump; counts invalid entries.
     """
+    if isinstance(value, list) and value and all(isinstance(entry, dict) and "seq_id" in entry for entry in value):
+        value = {"entries": value}  # of PyTorch 2.2
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise SourceError("no Flight Recorder dump: there is no list of entries")
     entries = _in_order_of_calls(value["entries"])
@@ -236,10 +238,11 @@ def _take(
     dump.names.setdefault(handle, name)
     ended = entry.get("state") == "completed" or entry.get("retired") is True
     started = entry.get("state") == "started" or (whole(entry.get("time_discovered_started_ns")) or 0) > 0
-    dump.timed |= started
+    # Only a recorded start gives a duration.
+    dump.timed |= started or number(entry.get("duration_ms")) is not None
     op = op.split(":", 1)[-1]
     sizes = f"{_elements(entry.get('input_sizes'))} {_words(entry.get('input_dtypes'))}"
-    created = whole(entry.get("time_created_ns")) or 0
+    created = whole(entry.get("time_created_ns")) or 1000 * (whole(entry.get("time_created_us")) or 0)
     timeout = (whole(entry.get("timeout_ms")) or 0) / 1e3
     call = dump.last = Call(op, sizes, created, order, started, _place(entry.get("frames")), timeout)
     if created > 0:

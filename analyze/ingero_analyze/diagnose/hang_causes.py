@@ -46,6 +46,7 @@ class Why(StrEnum):
     GPU_INSTEAD = "it waits only for a rank of which no dump shows that it has not ended the operation"
     UNCOUNTED = "it is one side of a send or receive that cannot be matched, and may have stopped there"
     STUCK = "all members have entered an operation that does not end"
+    STUCK_INSTEAD = "it waits in an operation that all members may have entered, and that then does not end"
     BEHIND = "its host called less than a peer could call while the same operations were pending"
     CYCLE = "ranks wait for each other"
     ALONE = (
@@ -106,6 +107,8 @@ def find_causes(state: JobState) -> Causes:
     for operation in operations:
         if operation.unseen and operation.waited_for() <= state.forgotten:
             found.possible |= dict.fromkeys(sorted(operation.inside), Why.STUCK)
+        elif operation.unseen and operation.waited_for() <= state.damaged:
+            found.possible |= dict.fromkeys(sorted(operation.inside - set(found.certain)), Why.STUCK_INSTEAD)
     for rank in stopped_hosts(state):
         found.possible.setdefault(rank, Why.BEHIND)
     for rank in state.blind:
@@ -201,7 +204,7 @@ def _add_unseen(
             if one in _reachable({**edges, rank: _could_wait_after(state, rank, one, operation, halted)}, rank)
         }  # fmt: skip
         found.possible |= dict.fromkeys(sorted(instead - set(found.certain)), Why.GPU_INSTEAD)
-        if instead or why is Why.FORGOTTEN or _reachable(edges, rank) & (candidates - {rank}):
+        if instead or why in (Why.FORGOTTEN, Why.UNREADABLE) or _reachable(edges, rank) & (candidates - {rank}):
             found.possible[rank] = why
         else:
             found.certain[rank] = why
@@ -264,20 +267,16 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
 
 
 def _one_more(state: JobState) -> Rank | None:
-    """The only rank with anything pending: one call for which all others, two or more, have not come.
+    """The only rank with anything pending: one call for which all others with a dump, two or more, have not come.
 
     They ended everything, and called the same last. Either their hosts stopped all at once, or it called too much.
     """
     if len(state.operations) != 1:
         return None
     [operation] = state.operations.values()
-    others = set(operation.members) - operation.inside
-    if (
-        len(operation.inside) != 1
-        or len(others) < 2
-        or operation.missing != others
-        or others != set(state.by_rank) - operation.inside
-    ):
+    others = set(operation.members) - operation.inside - operation.unseen
+    known = set(state.by_rank) - operation.inside - operation.unseen
+    if len(operation.inside) != 1 or len(others) < 2 or not operation.missing == others == known:
         return None
     last = {state.by_rank[rank].calls[-1][1:3] if state.by_rank[rank].calls else None for rank in others}
     return next(iter(operation.inside)) if len(last) == 1 else None
@@ -290,7 +289,8 @@ def _stuck(operation: PendingOperation) -> set[Rank]:
 
 def _why_unseen(state: JobState, rank: Rank) -> Why:
     if rank not in state.by_rank:
-        return Why.NO_DUMP
+        # Its process was alive when the dump was written.
+        return Why.UNREADABLE if rank in state.damaged else Why.NO_DUMP
     return Why.EARLY_DUMP if rank in state.early else Why.FORGOTTEN
 
 

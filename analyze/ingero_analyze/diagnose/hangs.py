@@ -238,6 +238,7 @@ def _unless_running(hang: Hang, quiet: float | None) -> Hang:
 def _find_hang(dumps: list[Dump], absent: Mapping[Rank, Why]) -> Hang:
     """Where the job hangs, from the dumps of one run. `absent`: why ranks that left a file have none of this run."""
     state = join_dumps(dumps)
+    state.damaged = frozenset(rank for rank, why in absent.items() if why is Why.UNREADABLE)
     causes = find_causes(state)
     fronts = tuple(
         front for group in sorted(state.members) if (front := _front(group, state.members[group], state)) is not None
@@ -320,9 +321,9 @@ def _likely(causes: Causes) -> tuple[Rank, ...]:
     more = tuple(rank for rank, why in causes.possible.items() if why is Why.ONE_MORE)
     if more:
         return more
-    silent = tuple(sorted(rank for rank, why in causes.possible.items() if why is Why.NO_DUMP))
-    others = set(causes.possible.values()) - {Why.NO_DUMP}
-    return silent if others == {Why.GPU_INSTEAD} and not causes.certain else ()
+    silent = tuple(sorted(rank for rank, why in causes.possible.items() if why in (Why.NO_DUMP, Why.UNREADABLE)))
+    others = set(causes.possible.values()) - {Why.NO_DUMP, Why.UNREADABLE}
+    return silent if others and others <= {Why.GPU_INSTEAD, Why.STUCK_INSTEAD} and not causes.certain else ()
 
 
 def _variants(calls: dict[Rank, Call]) -> tuple[tuple[Call, tuple[Rank, ...]], ...]:

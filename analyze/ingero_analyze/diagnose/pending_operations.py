@@ -63,7 +63,8 @@ class JobState:
     """All dumps together.
 
     `early`: ranks whose dump is older than those of others; `blind`: ranks whose ring buffer may have dropped what
-    they wait in; `forgotten`: ranks whose ring buffer holds nothing of a group that they are in.
+    they wait in; `forgotten`: ranks whose ring buffer holds nothing of a group that they are in; `damaged`: ranks
+    that wrote a dump which cannot be read.
     """
 
     by_rank: dict[Rank, Dump]
@@ -78,6 +79,7 @@ class JobState:
     early: set[Rank] = field(default_factory=set)
     blind: set[Rank] = field(default_factory=set)
     forgotten: set[Rank] = field(default_factory=set)
+    damaged: frozenset[Rank] = frozenset()
 
     @cached_property
     def called(self) -> dict[str, dict[int, tuple[str, str] | None]]:

@@ -188,7 +188,8 @@ def read_begin(file: Path, most: int) -> bytes:
 
 
 def rank_of(file: Path) -> Rank | None:
-    """The rank in a file's name: the number after `rank`, else the last number before the endings."""
+    """The rank in a file's name: the number after `rank`, else the last number before the endings; or else the number
+    after `rank` in the name of its folder."""
     named = _RANK.findall(file.name)
-    numbers = named or _NUMBERS.findall(_ENDINGS.sub("", file.name))
+    numbers = named or _NUMBERS.findall(_ENDINGS.sub("", file.name)) or _RANK.findall(file.parent.name)
     return Rank(int(numbers[-1])) if numbers and len(numbers[-1]) <= 7 else None

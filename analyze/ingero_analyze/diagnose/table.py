@@ -24,6 +24,8 @@ SENTENCES: Final = {
     "slower_part": "rank {possible} are slower than all others; by a fault, other hardware or more work, that is not "
     "known",
     "late_part": "all others wait for rank {possible}, whose compute does not show why",
+    "may_be_stage": "rank {possible} are slow, or they are a stage of the pipeline that has more to do than others: "
+    "nothing says which ranks are one stage",
     "act_as_one": "rank {possible} hold the others up together; one of them may only wait for another, in operations "
     "that were not recorded",
     "absent_ranks": "no rank that was recorded delays the job, but they wait together; not recorded: rank {possible}",
@@ -49,6 +51,7 @@ NEXT: Final = {
     "slower_part": "compare hardware, clocks (--dcgm) and work of these ranks with those of the others, and look at "
     "what they share, such as their host and its data loader",
     "late_part": "look at what these ranks share, such as their host, its data loader and its network",
+    "may_be_stage": "record the stage of each rank (column stage or pp_rank), or the group of its sends",
     "act_as_one": "record all groups in which these ranks communicate (tensor, data, pipeline, expert); meanwhile "
     "look at what they share, such as their host and its data loader",
     "absent_ranks": "record the ranks that are missing, in the same steps",

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
 from ingero_detect.timeline import FEWEST_STEPS, Timeline
@@ -30,6 +31,8 @@ class RecordedTimeline:
     groups: list[str]
     read: Mapping[str, Any] = field(default_factory=dict)
     """How a file was read: its columns by role, and the units of its times."""
+    stage_width: int | None = None
+    """Ranks of a pipeline stage, where sends show a pipeline and nothing says which ranks are a stage."""
 
 
 def assemble(
@@ -45,8 +48,11 @@ def assemble(
     ranks, rank = ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
+    width: int | None = None
     if not stages:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
+        sends = _sends(columns["op"], list(vocabulary["op"]), collective)
+        width = stage_width(rank, sends) if (columns["group"][sends] < 0).any() else None
         stages = [f"that of rank {name}" for name in ranks]
     _, replica = ordered(vocabulary["data_parallel"], columns["data_parallel"])
     if (columns["step"] >= 0).all():
@@ -63,7 +69,9 @@ def assemble(
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
         work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
     )  # fmt: skip
-    return RecordedTimeline(line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]))
+    return RecordedTimeline(
+        line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
+    )
 
 
 def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
@@ -72,6 +80,8 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         # Ranks that lack steps leave slices without any number, which NumPy warns of.
         warnings.simplefilter("ignore", RuntimeWarning)
         found = diagnose(recorded.line)
+        if recorded.stage_width is not None:
+            found = doubted_as_stage(found, recorded.line, recorded.stage_width)
     evidence: dict[str, Any] = dict(found.evidence)
     for finding in (evidence, *evidence.get("also", ())):
         _name_ranks_and_operations(finding, recorded)
@@ -97,6 +107,9 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
 LONGEST_STEP: Final = 120.0
 """Seconds of a step from which times may be in another unit."""
 
+ONE_DAY: Final = 86400.0
+"""Seconds of a step from which times are hardly seconds."""
+
 SHORTEST_OPERATION: Final = 0.1
 """Seconds that no operation falls below where times may be in another unit: some of every step take less."""
 
@@ -109,6 +122,9 @@ def _unit_note(recorded: RecordedTimeline, period: float | None) -> str:
         return ""
     unit = recorded.read.get("units", {}).get("duration", "s")
     flag = "; if these are milliseconds, say --unit ms" if recorded.read else "; are these milliseconds?"
+    if period > ONE_DAY:
+        flag = ", which they hardly are"
+        flag += ": say --unit ms, us or ns, as seconds lost are in the wrong unit" if recorded.read else ""
     return f"steps of {period:.4g} s: start and duration are read as {UNITS[unit]}{flag if unit == 's' else ''}"
 
 
@@ -187,6 +203,9 @@ RING_SPREAD: Final = 0.02
 """Ranks that a ring of sends has at least, and by which share some may have more sends than others."""
 
 
+FEWEST_REPEATED: Final = 3
+"""How often a rank does what ends steps, at least, in a recording of few steps."""
+
 MOST_PARTS: Final = 64
 REPEATED: Final = 0.9
 """Parts of a step at most, and which share of them must repeat."""
@@ -210,8 +229,11 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations.
+    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations. In a recording
+    of few steps only the layers of a step are many: where the groups that meet often enough do not connect all ranks,
+    an operation may end steps that all ranks do only a few times.
     """
+    joined = _often_connected(rank, np.where(collective, group, -1))
     op = numbered(op, _group_sizes(rank, np.where(collective, group, -1)))
     order = np.lexsort((np.arange(len(start)), start, rank))
     own, name, computes = rank[order], op[order], ~collective[order]
@@ -219,16 +241,38 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     # run beside computing change nothing in the order of what is computed.
     ends = _ends_of_runs(own, name)
     ends[computes] = _ends_of_runs(own[computes], name[computes])
-    last = _last_of_step(own, name, ends, ~computes)
+    last = None if joined else _last_of_step(own, name, ends, ~computes, FEWEST_REPEATED)
+    last = _last_of_step(own, name, ends, ~computes, FEWEST_STEPS) if last is None else last
     if last is None:
         return occurrence(rank, op, np.where(collective, group, -1), start=start)
     ends &= name == last
     before: Ints = np.cumsum(ends) - ends
     first = np.searchsorted(own, np.arange(int(own[-1]) + 1))
     part = before - before[first][own]
+    if not joined:
+        part = _with_rest(own, part)
     found = np.empty(len(start), np.int64)
     found[order] = part // _parts_of_step(own, part)
     return found
+
+
+def _with_rest(rank: Ints, part: Ints) -> Ints:
+    """Parts of a few steps; what follows the last end belongs to the last part, if it is less than half of it."""
+    ranks, parts = int(rank.max()) + 1, int(part.max()) + 1
+    rows = np.median(np.bincount(rank * parts + part, minlength=ranks * parts).reshape(ranks, parts), axis=0)
+    return np.minimum(part, parts - 2) if parts > 2 and 2 * rows[-1] < np.median(rows[:-1]) else part
+
+
+def _often_connected(rank: Ints, group: Ints) -> bool:
+    """Whether groups in which each of their ranks has as many rows as steps are needed connect all ranks.
+
+    So they seem to where groups are not known.
+    """
+    if (group < 0).all():
+        return True
+    pairs, rows = np.unique(np.stack([group, rank]), axis=1, return_counts=True)
+    often = pairs[:, (rows >= FEWEST_STEPS) & (pairs[0] >= 0)]
+    return len(np.unique(connected(often, int(rank.max()) + 1))) == 1
 
 
 def _group_sizes(rank: Ints, group: Ints) -> Ints:
@@ -258,10 +302,11 @@ def _ends_of_runs(rank: Ints, op: Ints) -> Bools:
     return np.append((op[1:] != op[:-1]) | (rank[1:] != rank[:-1]), True)[: len(op)]
 
 
-def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools) -> int | None:
+def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools, least_often: int) -> int | None:
     """The operation that ends steps, for rows in order; `None` where every one is done about as often as any other.
 
-    Of several, a collective, and the one that is done for the first time after the others.
+    It is done `least_often` times or more. Of several, a collective, and the one that is done for the first time
+    after the others.
     """
     ranks = int(rank.max()) + 1
     pairs, begins, times = np.unique(op * ranks + rank, return_index=True, return_counts=True)
@@ -269,7 +314,7 @@ def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools) -> int |
     ops, first = np.unique(pairs // ranks, return_index=True)
     fewest, most = np.minimum.reduceat(runs, first), np.maximum.reduceat(runs, first)
     by_all = np.diff(np.append(first, len(pairs))) == ranks
-    regular = by_all & (fewest >= FEWEST_STEPS) & (most - fewest <= 0.1 * most)
+    regular = by_all & (fewest >= least_often) & (most - fewest <= 0.1 * most)
     if not regular.any():
         return None
     latest = np.maximum.reduceat(begins - np.searchsorted(rank, np.arange(ranks))[pairs % ranks], first)
@@ -304,7 +349,7 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
     have nothing else in common.
     """
     unknown = np.full(len(rank), -1, np.int64)
-    sends = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
+    sends = _sends(op, names, collective)
     if not sends.any() or (group[sends] < 0).any():
         return unknown
     between = sends & ~np.isin(op, _ring_operations(rank[sends], op[sends], group[sends]))
@@ -322,6 +367,11 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
     if any(len(np.unique(met[pairs[0, across] == one])) > 1 for one in np.unique(pairs[0, across]).tolist()):
         return unknown
     return stage[rank]
+
+
+def _sends(op: Ints, names: list[str], collective: Bools) -> Bools:
+    """Rows of sends and receives, by their names."""
+    return np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
 
 
 def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:

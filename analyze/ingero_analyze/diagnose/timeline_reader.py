@@ -22,6 +22,7 @@ from ingero_analyze.diagnose.timeline_files import (
 )
 from ingero_analyze.diagnose.timeline_rows import (
     MOST_AT_ONCE,
+    MOST_OVERLAPPING,
     Columns,
     LostRows,
     begin_together,
@@ -31,6 +32,7 @@ from ingero_analyze.diagnose.timeline_rows import (
     ranks_short_of_rows,
     repeated_rows,
     selected,
+    share_that_overlaps,
     span_of_steps,
     without_lost_rows,
 )
@@ -47,9 +49,7 @@ def read_timeline(
 
     `chosen`: columns by role (`columns.ROLES`), others by their names; `unit`: of times whose columns name none.
     """
-    by_file = {file: str(rank) for file in files if (rank := rank_of(Path(file))) is not None}
-    if not len(set(by_file.values())) == len(set(files)) > 1:
-        by_file = {}
+    by_file = _ranks_of_files(files, Path) or _ranks_of_files(files, lambda file: Path(file).parent)
     table = _Table(problems, unit)
     for file in files:
         consumed = 0
@@ -62,6 +62,12 @@ def read_timeline(
     if not table.rows:
         raise TableError(", ".join(files), problems.shown[0] if problems.count else "there are no rows")
     return table.timeline(", ".join(files))
+
+
+def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
+    """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each."""
+    found = {file: str(rank) for file in files if (rank := rank_of(named(file))) is not None}
+    return found if len(set(found.values())) == len(set(files)) > 1 else {}
 
 
 @dataclass
@@ -123,6 +129,12 @@ class _Table:
                               f"{len(later)} such rows count once", len(later))  # fmt: skip
         columns, lost = selected(columns, keep), lost[keep]
         sound = selected(columns, ~lost)
+        parts_of_rank = self.readings[0].columns.rank_parts() if self.readings[0].rank is None else ()
+        if parts_of_rank and share_that_overlaps(sound) > MOST_OVERLAPPING:
+            raise TableError(
+                files, f"operations of one {self.readings[0].columns.of_rank} overlap, so several ranks share it; "
+                "choose the column that tells ranks with --column rank=COLUMN",
+            )  # fmt: skip
         twice = ranks_claimed_twice(sound) if (~lost).any() else []
         for rank in twice:
             self._leave_out(columns, rank, "has the rows of two processes, which overlap in time or in steps")

@@ -23,6 +23,10 @@ OVERLAP: Final = 0.1
 MOST_AT_ONCE: Final = 2.0
 """Time in operations of a rank over the time that it was recorded, above which steps that begin together overlap."""
 
+MOST_OVERLAPPING: Final = 0.4
+"""Share of compute rows that begin within the one before of their rank and operation, above which several ranks have
+one name."""
+
 FEWEST_TOGETHER: Final = 3
 TOGETHER: Final = 0.01
 """Steps at least, and the share of a recording within which they begin, where starts are since the begin of each."""
@@ -73,6 +77,16 @@ def one_after_another(columns: Columns, step: Ints, sound: Bools) -> Floats:
     length = np.zeros(int(step.max()) + 1)
     np.maximum.at(length, cells[0], end - begin)
     return np.where(step >= 0, columns["start"] + (np.cumsum(length) - length)[step], columns["start"])
+
+
+def share_that_overlaps(columns: Columns) -> float:
+    """Share of compute rows that begin in the first half of the one before of the same rank and operation."""
+    rows = selected(columns, columns["kind"] == 0)
+    order = np.lexsort((rows["start"], rows["op"], rows["rank"]))
+    rank, op, start, duration = (rows[name][order] for name in ("rank", "op", "start", "duration"))
+    same = (rank[1:] == rank[:-1]) & (op[1:] == op[:-1])
+    within = same & (start[1:] < start[:-1] + duration[:-1] / 2)
+    return float(within.sum() / max(same.sum(), 1))
 
 
 def repeated_rows(columns: Columns) -> tuple[Ints, Ints]:
