@@ -406,9 +406,9 @@ def test_values_of_two_groups_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("names", "roles"),
     [
-        (["@timestamp", "labels.host", "metrics.step_time"], {"node": "labels.host", "step_seconds": "metrics.step_time"}),
-        (["meta.ts", "meta.host", "data.tokens_per_second", "step"], {"time": "meta.ts", "rate": "data.tokens_per_second"}),
-        (["ts", "resource.host.name", "tags.job_id", "train.step_time_ms"], {"node": "resource.host.name", "job_id": "tags.job_id"}),
+        (["@timestamp", "labels.host", "log.step_time"], {"node": "labels.host", "step_seconds": "log.step_time"}),
+        (["meta.ts", "meta.host", "data.tokens/s", "step"], {"time": "meta.ts", "rate": "data.tokens/s"}),
+        (["ts", "a.host.name", "tags.job_id", "train.step_time_ms"], {"node": "a.host.name", "job_id": "tags.job_id"}),
         (["ts", "host", "agent.host", "rate", "train.step_time"], {"node": "host", "rate": "rate"}),
     ],
 )  # fmt: skip

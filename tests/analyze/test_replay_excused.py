@@ -318,3 +318,24 @@ def test_nodes_that_stop_one_after_another_wait_for_jobs_where_no_column_tells_j
 
     accused = {"without a column of jobs": [], "far longer": ["n3"], "slow afterwards": ["n10"]}
     assert named(found) == accused.get(how, sorted(f"n{node}" for node in stopped))
+
+
+@pytest.mark.parametrize("how", ["jobs of their own", "faults that grow and are repaired", "an update taken back"])
+def test_nodes_that_work_at_many_levels_do_different_work(tmp_path: Path, how: str) -> None:
+    random, rates = np.random.default_rng(6), healthy(600)
+    for node in range(4):
+        first, second = 120 + 60 * node + random.integers(0, 40, 2).cumsum() * [1, 2]
+        up, down = {"jobs of their own": (1.3, 0.8), "an update taken back": (1.15, 1.0)}.get(how, (0.85, 0.6))
+        rates[first:second, node] *= up
+        rates[second : second + 100, node] *= down
+    rates[350:, 9] *= 0.8
+
+    found = judged(tmp_path, rates)
+
+    if how == "jobs of their own":
+        assert named(found) == []
+        assert named(found, "different_work") == sorted(f"n{node}" for node in range(12))
+        assert any("add a column 'job_id'" in doubt for doubt in found["summary"]["doubts"])
+    else:
+        assert "n9" in named(found)
+        assert found["summary"]["different_work"] == []

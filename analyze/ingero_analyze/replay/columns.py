@@ -267,8 +267,8 @@ def _of_nvidia_smi(names: Sequence[str]) -> dict[str, str]:
 
 
 def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Columns by role whose name is known behind a point, as of an object within an object of JSON, where a single one
-    is and none by its whole name. A single one of all measures."""
+    """Columns by role whose name is known behind a point, as of an object within an object of JSON, where a single
+    one is, and none by its whole name. Of all measures a single one."""
     if any(_QUERIED.match(name.strip()) for name in names):
         return {}
     taken = {name for found in matching.values() for name in found}
@@ -280,7 +280,7 @@ def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict
         for role in _NESTED if not matching[role]
     }  # fmt: skip
     if any(matching[role] for role in MEASURES) or sum(len(found[role]) for role in MEASURES) > 1:
-        found |= dict.fromkeys(MEASURES, [])
+        found = {role: of_role for role, of_role in found.items() if role not in MEASURES}
     return {role: of_role[0] for role, of_role in found.items() if len(of_role) == 1}
 
 

@@ -24,8 +24,8 @@ TOGETHER: Final = 1.5
 """Ticks within which they stop."""
 
 SHARE: Final = 0.5
-"""Share of the hosts of a cohort, three at least, each of which stopped at a time of its own and worked again: that is
-how these nodes work."""
+"""Share of the hosts of a cohort, three at least, each of which stopped at a time of its own and worked again: that
+is how these nodes work."""
 
 AS_LONG: Final = 0.25
 """Share of the length of a stop that theirs have at least: the time that a node waits for a job differs."""
