@@ -408,7 +408,7 @@ def test_values_of_two_groups_are_asked_for() -> None:
     [
         (["@timestamp", "labels.host", "log.step_time"], {"node": "labels.host", "step_seconds": "log.step_time"}),
         (["meta.ts", "meta.host", "data.tokens/s", "step"], {"time": "meta.ts", "rate": "data.tokens/s"}),
-        (["ts", "a.host.name", "tags.job_id", "train.step_time_ms"], {"node": "a.host.name", "job_id": "tags.job_id"}),
+        (["ts", "a.host.name", "tags.job_id", "b.step_time_ms"], {"node": "a.host.name", "job_id": "tags.job_id"}),
         (["ts", "host", "agent.host", "rate", "train.step_time"], {"node": "host", "rate": "rate"}),
     ],
 )  # fmt: skip

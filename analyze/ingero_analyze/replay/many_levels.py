@@ -18,7 +18,7 @@ from ingero_detect.work_in_waits import row_medians
 LEAST: Final = float(np.log(1.1))
 ERRORS: Final = 5.0
 SPREADS: Final = 6.0
-"""What levels differ by at least: log units, standard errors, and standard deviations of what the levels of the cohort
+"""What levels differ by at least: log units, standard errors, and standard deviations of what the levels of a cohort
 change by from block to block."""
 
 LASTING: Final = 2
