@@ -411,3 +411,28 @@ def test_what_is_no_rate_is_asked_for(column: str) -> None:
 def test_values_of_two_groups_are_asked_for() -> None:
     with pytest.raises(ValueError, match="could all be the value"):
         recognised(["time", "node", "train/step_time", "eval/step_time"], {})
+
+
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (["@timestamp", "labels.host", "log.step_time"], {"node": "labels.host", "step_seconds": "log.step_time"}),
+        (["meta.ts", "meta.host", "data.tokens/s", "step"], {"time": "meta.ts", "rate": "data.tokens/s"}),
+        (["ts", "a.host.name", "tags.job_id", "b.step_time_ms"], {"node": "a.host.name", "job_id": "tags.job_id"}),
+        (["ts", "host", "agent.host", "rate", "train.step_time"], {"node": "host", "rate": "rate"}),
+    ],
+)  # fmt: skip
+def test_cells_of_an_object_within_are_known_by_their_own_names(names: list[str], roles: dict[str, str]) -> None:
+    found = recognised(names, {}).roles
+
+    assert {role: found[role] for role in roles} == {role: (name,) for role, name in roles.items()}
+
+
+def test_objects_that_hold_the_same_are_told_apart_by_nobody() -> None:
+    with pytest.raises(ValueError, match="there is no column 'node'"):
+        recognised(["time", "agent.host", "source.host", "rate"], {})
+
+
+def test_the_time_of_computing_counts_where_there_is_no_other() -> None:
+    assert recognised(["time", "node", "compute_time_ms"], {}).roles["step_seconds"] == ("compute_time_ms",)
+    assert recognised(["time", "node", "compute_time", "step_time"], {}).roles["step_seconds"] == ("step_time",)

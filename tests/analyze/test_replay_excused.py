@@ -300,3 +300,42 @@ def test_nodes_that_stop_together_have_lost_their_job_where_no_column_tells_jobs
     accused = {"without a column of jobs": [], "slow afterwards": ["n5"]}.get(how, [f"n{node}" for node in stopped])
     assert named(found) == accused
     assert set(named(found) + named(found, "job_end")) == {f"n{node}" for node in stopped}
+
+
+@pytest.mark.parametrize("how", ["without a column of jobs", "in one job", "a few", "far longer", "slow afterwards"])
+def test_nodes_that_stop_one_after_another_wait_for_jobs_where_no_column_tells_jobs(tmp_path: Path, how: str) -> None:
+    random, rates = np.random.default_rng(5), healthy(800)
+    stopped = [2, 5, 7] if how == "a few" else [0, 1, 2, 4, 5, 7, 8, 10]
+    for turn, node in enumerate(stopped):
+        start = 60 + 60 * turn
+        rates[start : start + int(random.integers(15, 40)), node] = 0
+    if how == "far longer":
+        rates[600:, 3] = 0
+    if how == "slow afterwards":
+        rates[560:, 10] *= 0.7
+
+    found = judged(tmp_path, rates, np.zeros((800, 12), np.int64) if how == "in one job" else None)
+
+    accused = {"without a column of jobs": [], "far longer": ["n3"], "slow afterwards": ["n10"]}
+    assert named(found) == accused.get(how, sorted(f"n{node}" for node in stopped))
+
+
+@pytest.mark.parametrize("how", ["jobs of their own", "faults that grow and are repaired", "an update taken back"])
+def test_nodes_that_work_at_many_levels_do_different_work(tmp_path: Path, how: str) -> None:
+    random, rates = np.random.default_rng(6), healthy(600)
+    for node in range(4):
+        first, second = 120 + 60 * node + random.integers(0, 40, 2).cumsum() * [1, 2]
+        up, down = {"jobs of their own": (1.3, 0.8), "an update taken back": (1.15, 1.0)}.get(how, (0.85, 0.6))
+        rates[first:second, node] *= up
+        rates[second : second + 100, node] *= down
+    rates[350:, 9] *= 0.8
+
+    found = judged(tmp_path, rates)
+
+    if how == "jobs of their own":
+        assert named(found) == []
+        assert named(found, "different_work") == sorted(f"n{node}" for node in range(12))
+        assert any("add a column 'job_id'" in doubt for doubt in found["summary"]["doubts"])
+    else:
+        assert "n9" in named(found)
+        assert found["summary"]["different_work"] == []

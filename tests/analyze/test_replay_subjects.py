@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ingero_analyze.replay.subjects import RowSource, Subjects
+from ingero_analyze.replay.subjects import RowSource, Subjects, short_names
 from ingero_contract.identifiers import node_key
 from ingero_fleet.cli import main
 
@@ -322,3 +322,17 @@ def test_an_exporter_s_address_gives_way_to_the_host_that_it_tells(tmp_path: Pat
     done = CliRunner().invoke(main, ["replay", str(file), "--column", "rate=value", "--tick", "60", "--json"])
 
     assert [one["node"] for one in json.loads(done.stdout)["episodes"]] == ["node-1/1"]
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["logs/n1.rack2.csv", "logs/n2.rack2.jsonl.gz"], ["n1.rack2", "n2.rack2"]),
+        (["10.0.0.1.csv", "10.0.0.2.csv"], ["10.0.0.1", "10.0.0.2"]),
+        (["logs/n1/metrics.csv", "logs/n2/metrics.csv"], ["n1", "n2"]),
+        (["logs/n1/a.csv", "logs/n1/b.csv", "logs/n2/a.csv", "logs/n2/b.csv"], ["n1/a", "n1/b", "n2/a", "n2/b"]),
+        (["logs/n1.csv", "logs/n1.json"], ["logs/n1.csv", "logs/n1.json"]),
+    ],
+)
+def test_files_are_called_by_what_tells_them_apart(files: list[str], names: list[str]) -> None:
+    assert short_names(files) == names

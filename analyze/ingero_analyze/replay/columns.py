@@ -111,6 +111,12 @@ _NAMESPACED: Final = ("rate", "step_seconds")
 
 _STEPS: Final = ("step", "iteration", "iter", "batch")
 
+_NESTED: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", *LABELS)
+"""What may be known by the part of its name behind a point."""
+
+_COMPUTE_TIMES: Final = ("compute time", "computation time", "compute duration", "computation duration")
+"""Names of times of a step without what it waits for others, which are its time where there is no other."""
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -182,6 +188,10 @@ def recognised(
     if not recorded:
         for role, name in _of_nvidia_smi(names).items():
             matching[role] = matching[role] or [name]
+        for role, name in _nested(free, matching).items():
+            matching[role] = [name]
+        if not any(matching[role] for role in MEASURES):
+            matching["step_seconds"] = [name for name in free if _head(name) in _COMPUTE_TIMES]
         matching["time"] = matching["time"] or _later_times(free)
         hosts = [name for name in matching["node"] if words_of(name) != _SCRAPED]
         matching["node"] = hosts or matching["node"] or _later_nodes(free, matching["gpu"])
@@ -272,6 +282,24 @@ def _of_nvidia_smi(names: Sequence[str]) -> dict[str, str]:
     if not any(_QUERIED.match(name.strip()) for name in names):
         return {}
     return {role: name for name in names for role, known in _SMI.items() if words_of(name) == known}
+
+
+def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Columns by role whose name is known behind a point, as of an object within an object of JSON, where a single
+    one is, and none by its whole name. Of all measures a single one."""
+    if any(_QUERIED.match(name.strip()) for name in names):
+        return {}
+    taken = {name for found in matching.values() for name in found}
+    found = {
+        role: [
+            name for name in names if name not in taken
+            and any(_is(role, name[point.end() :]) for point in re.finditer(r"\.", name))
+        ]
+        for role in _NESTED if not matching[role]
+    }  # fmt: skip
+    if any(matching[role] for role in MEASURES) or sum(len(found[role]) for role in MEASURES) > 1:
+        found = {role: of_role for role, of_role in found.items() if role not in MEASURES}
+    return {role: of_role[0] for role, of_role in found.items() if len(of_role) == 1}
 
 
 def _later_times(names: Sequence[str]) -> list[str]:

@@ -210,7 +210,7 @@ class Replay:
     pause: list[Episode] = field(default_factory=list)
     """The only accusations of their nodes, of losses that ended by themselves within a few ticks."""
     job_end: list[Episode] = field(default_factory=list)
-    """Accusations of several nodes that stopped together, where no column tells jobs apart."""
+    """Accusations of nodes that stopped together, or one after another as most do, where no column tells jobs."""
     slow_hosts: SlowHosts | None = None
     of_hosts: list[Episode] = field(default_factory=list)
     """The episodes that are of GPUs of slow hosts."""
@@ -406,7 +406,7 @@ def _replay(
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
     jobs_known = live or not JOBS.isdisjoint(history.reading.used)
-    together = set() if jobs_known else ends_of_jobs(episodes.all(), history.subjects.host_of, tick)
+    together = set() if jobs_known else ends_of_jobs(episodes.all(), history.subjects.host_of, last, tick)
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:

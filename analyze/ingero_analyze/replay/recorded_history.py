@@ -19,6 +19,7 @@ from ingero_analyze.replay.hidden_groups import NodeLevels
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.level_blocks import LevelBlocks
 from ingero_analyze.replay.lockstep import Lockstep
+from ingero_analyze.replay.many_levels import ManyLevels
 from ingero_analyze.replay.numbering import CohortMembers
 from ingero_analyze.replay.reading import (
     COUNTER,
@@ -126,7 +127,8 @@ class RecordedHistory:
         self._drifts: Drifts | None = None
         self._members = CohortMembers()
         self._blocks, self._levels = LevelBlocks(self._members), NodeLevels(self._members)
-        self._work, self._rollouts = DifferentWork(self._members), Rollouts(self._members)
+        self._work, self._many = DifferentWork(self._members), ManyLevels(self._members)
+        self._rollouts = Rollouts(self._members)
 
     @property
     def reading(self) -> Reading:
@@ -151,7 +153,7 @@ class RecordedHistory:
     def different_work(self) -> set[NodeKey]:
         """Nodes of cohorts that do different work at different times."""
         names = list(self.subjects.nodes)
-        return {names[node] for node in self._work.found()}
+        return {names[node] for node in self._work.found() | self._many.found()}
 
     def rollouts(self) -> dict[NodeKey, Rollout]:
         """By node the change that its cohort made alike, one node after another."""
@@ -310,6 +312,7 @@ class RecordedHistory:
         self._drifts.note(now, worked)
         if (block := self._blocks.add(worked)) is not None:
             self._work.note(block)
+            self._many.note(block)
             self._rollouts.note(now, block)
         self._levels.note(worked)
         key = node.tobytes()

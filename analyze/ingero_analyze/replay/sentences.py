@@ -47,8 +47,8 @@ PAUSE: Final = (
 )
 
 JOB_END: Final = (
-    "a node did nothing any more, as at least two others since the same tick, which is how a job ends that no column "
-    "tells: Fleet names it"
+    "a node did nothing any more, as at least two others since the same tick, or half of its cohort at other times, "
+    "which is how jobs end that no column tells: Fleet names it"
 )
 
 

@@ -1,4 +1,5 @@
-"""Accusations that end by themselves at once, and those of nodes that stop together: pauses, ends of jobs. Pure."""
+"""Accusations that end by themselves at once, and those of nodes that stop together, or one after another as most do:
+pauses, ends of jobs. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ import numpy as np
 
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.episodes import Episode
+from ingero_detect.grouped import Floats
 from ingero_detect.verdicts import Axis, Kind
 
 LONGEST_TICKS: Final = 2
@@ -20,6 +22,13 @@ FEWEST_HOSTS: Final = 3
 
 TOGETHER: Final = 1.5
 """Ticks within which they stop."""
+
+SHARE: Final = 0.5
+"""Share of the hosts of a cohort, three at least, each of which stopped at a time of its own and worked again: that
+is how these nodes work."""
+
+AS_LONG: Final = 0.25
+"""Share of the length of a stop that theirs have at least: the time that a node waits for a job differs."""
 
 NOTHING: Final = 0.02
 """Share of the expected rate that is no work."""
@@ -41,24 +50,36 @@ def pauses(episodes: Sequence[Episode], tick_seconds: float) -> set[tuple[NodeKe
 
 
 def ends_of_jobs(
-    episodes: Sequence[Episode], hosts: Mapping[NodeKey, NodeKey], tick_seconds: float
+    episodes: Sequence[Episode], hosts: Mapping[NodeKey, NodeKey], last: float, tick_seconds: float
 ) -> set[tuple[NodeKey, float]]:
     """Node and onset of accusations of nodes that did nothing any more since the same time as those of other hosts of
-    their cohort, and are not slow in what they do now. `hosts`: by node that is a GPU its host."""
-    cohorts: dict[tuple[str, str], list[tuple[float, NodeKey, bool]]] = {}
+    their cohort, or for a while as half of these did as well, each at its own time, and are not slow in what they do
+    now. `hosts`: by node that is a GPU its host. `last`: the time of the last tick, seconds."""
+    cohorts: dict[tuple[str, str], list[Episode]] = {}
     for episode in episodes:
         if episode.first.kind is Kind.STOPPED and episode.first.since is not None:
-            cohort = episode.first.cluster, episode.first.cohort
-            cohorts.setdefault(cohort, []).append((episode.first.since, _node(episode), _works_slowly(episode)))
+            cohorts.setdefault((episode.first.cluster, episode.first.cohort), []).append(episode)
     found: set[tuple[NodeKey, float]] = set()
     for stops in cohorts.values():
-        since = np.array([when for when, _, _ in stops])
-        for when, node, slow in stops:
-            together = np.flatnonzero(np.abs(since - when) <= TOGETHER * tick_seconds)
-            stopped = [stops[place][1] for place in together.tolist()]
-            if not slow and len({hosts.get(one, one) for one in stopped}) >= FEWEST_HOSTS:
-                found.add((node, when))
+        names = [_node(episode) for episode in stops]
+        numbers: dict[NodeKey, int] = {}
+        host = np.array([numbers.setdefault(hosts.get(name, name), len(numbers)) for name in names])
+        since = np.array([episode.first.since for episode in stops], np.float64)
+        end = np.array([episode.end or np.nan for episode in stops], np.float64)
+        length = np.where(np.isfinite(end), end, last) - since
+        many = max(FEWEST_HOSTS, SHARE * max(episode.first.cohort_size for episode in stops))
+        for number, episode in enumerate(stops):
+            together = np.abs(since - since[number]) <= TOGETHER * tick_seconds
+            usual = np.isfinite(end) & (end - since >= AS_LONG * length[number]) & (host != host[number])
+            often = min(len(np.unique(host[usual])), _times(since[usual], TOGETHER * tick_seconds)) + 1 >= many
+            if not _works_slowly(episode) and (often or len(np.unique(host[together])) >= FEWEST_HOSTS):
+                found.add((names[number], float(since[number])))
     return found
+
+
+def _times(since: Floats, apart: float) -> int:
+    """How many times these are, of which those no further apart than `apart` are one."""
+    return int(np.count_nonzero(np.diff(np.sort(since)) > apart)) + bool(len(since))
 
 
 def _works_slowly(episode: Episode) -> bool:

@@ -26,6 +26,11 @@ Clocks and other values of few levels are often equal by chance."""
 FEWEST_NODES: Final = 3
 """Nodes of a file that can be a cluster of its own."""
 
+_SUFFIXES: Final = frozenset(
+    ("csv", "tsv", "txt", "log", "json", "jsonl", "ndjson", "parquet", "pq", "prom", "om", "dat", "gz", "zst")
+)
+"""Suffixes of names of files that tell no name of a host."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -278,6 +283,21 @@ def _together(source: Ints, tick: Ints, unit: Ints, part: Ints) -> Members:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """Names of files without folder and suffixes; whole ones if these are not different."""
-    names = [Path(file).name.split(".")[0] or file for file in files]
-    return names if len(set(names)) == len(names) else list(files)
+    """What tells files apart: their names without suffixes of formats, with the folders that differ where these are
+    not different, and alone where all are called alike; else their whole paths."""
+    stems = [_stem(Path(file).name) for file in files]
+    folders = [Path(file).parent.parts for file in files]
+    depths = [depth for depth, parts in enumerate(zip(*folders, strict=False)) if len(set(parts)) > 1]
+    shared = depths[0] if depths else min(map(len, folders), default=0)
+    alike = len(set(stems)) == 1
+    paths = [
+        "/".join((*parts[shared:], *(() if alike else (stem,)))) for parts, stem in zip(folders, stems, strict=True)
+    ]
+    return next((names for names in (stems, paths) if all(names) and len(set(names)) == len(names)), list(files))
+
+
+def _stem(name: str) -> str:
+    """The name of a file without suffixes of formats: names of hosts have points too."""
+    while (parts := name.rpartition("."))[0] and parts[2].lower() in _SUFFIXES:
+        name = parts[0]
+    return name
