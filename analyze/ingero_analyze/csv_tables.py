@@ -21,6 +21,9 @@ NO_TABLE: Final = "only comments, and no table"
 _RULE: Final = re.compile(r"[\s|+:=-]*[-=]{2}[\s|+:=-]*")
 """A line drawn in a table, as Markdown, psql and MySQL do."""
 
+_FRACTION: Final = re.compile(r"[-+]?\d*\.\d+(?:[eE][-+]?\d+)?")
+"""A number that is no name of a column."""
+
 _SURELY_DECIMAL: Final = re.compile(
     r"\s*[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+|\d{1,3}(?:\.\d{3})+,\d+)(?![\d.,]).*"
 )
@@ -98,8 +101,9 @@ def header_of(text: str) -> tuple[int, str, str]:
     """How many lines are before the header, the header and the delimiter.
 
     The header has two cells or more; before it are titles, comments, rules and "sep=;" of Excel. A comment with as
-    many delimiters as the numbers below it is the header. Where no delimiter makes two cells, blanks do, and where
-    the cells of a line are underlined one by one.
+    many delimiters as the numbers below it is the header, and with as many words as the line below it, if only that
+    has a fraction. Where no delimiter makes two cells, blanks do, and where the cells of a line are underlined one by
+    one.
     """
     if underlined := _underlined(text):
         return underlined
@@ -121,11 +125,24 @@ def header_of(text: str) -> tuple[int, str, str]:
                 line[0].isdecimal() and comment[0] == skipped - 1 and names.count(delimiter) == line.count(delimiter)
             )
             return (comment[0], names, delimiter) if named else (skipped, line, delimiter)
-        first = (skipped, line) if first is None else first
+        if first is None:
+            first = (skipped, line)
+            words, cells = comment[1].lstrip("# ").split(), line.split()
+            if (
+                comment[0] == skipped - 1
+                and len(words) == len(cells) > 1
+                and _fractions(cells)
+                and not _fractions(words)
+            ):
+                first = (comment[0], " ".join(words))
     if first is None:
         return 0, "", ","
     many = len(first[1].split()) > 1
     return first[0], first[1].strip() if many else first[1], " " if many else max(DELIMITERS, key=first[1].count)
+
+
+def _fractions(cells: Sequence[str]) -> bool:
+    return any(map(_FRACTION.fullmatch, cells))
 
 
 def _underlined(text: str) -> tuple[int, str, str] | None:

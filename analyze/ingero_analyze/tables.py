@@ -191,11 +191,17 @@ def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: b
         yield from _text_rows(file, stream, choose, skip, json, consumed)
 
 
-def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambda text: None) -> Rows:
+def read_rows(
+    file: str,
+    advance: Callable[[int], None],
+    other: ReadText = lambda text: None,
+    is_value: json_tables.IsValue | None = None,
+) -> Rows:
     """The columns of a file, and its rows as text with their line numbers (numbers of rows in JSON and Parquet).
 
-    `other` reads text that is no table, and returns None for what may be one. Rows that hold something else are
-    empty. `TableError` if the file holds no table, `OSError` as usual.
+    `other` reads text that is no table, and returns None for what may be one; `is_value` knows by their names what
+    cells of JSON were measured. Rows that hold something else are empty. `TableError` if the file holds no table,
+    `OSError` as usual.
     """
     if Path(file).suffix.lower() in PARQUET:
         return _parquet_columns(file), _parquet_rows(file, advance)
@@ -223,7 +229,7 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
         failures.append(failure)
         found.append((row, {}))
 
-    for item in json_tables.rows_of(b"", io.BytesIO(text.strip().encode()), fail):
+    for item in json_tables.rows_of(b"", io.BytesIO(text.strip().encode()), fail, is_value):
         found.append(item)
     columns = json_tables.names_of(row for _, row in found)
     if not columns:

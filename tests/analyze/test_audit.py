@@ -848,7 +848,7 @@ def test_minutes_are_the_last_word_of_times_only() -> None:
     [("clock", "freq med_freq avg_sm_clock_mhz gfx_clock DCGM_FI_DEV_SM_CLOCK clocks.sm freq_mean sclk"),
      ("power", "power_w med_power socket_power avg_power_w DCGM_FI_DEV_POWER_USAGE power.draw.average max_power"),
      ("power", "avg_pwr_w Average_Graphics_Package_Power_W"), ("clock", "current_gfxclk_mhz avg_clk"),
-     ("value", "bw FOM mfu_pct GTEPS ns/day steps/hour busbw_gbps"),
+     ("value", "bw FOM mfu_pct GTEPS MTEPS ns/day steps/hour busbw_gbps"),
      ("temperature", "temp_c med_temp junction_temperature max_temp_c DCGM_FI_DEV_GPU_TEMP temperature.gpu"),
      ("value", "median_kernel_duration_us median_perf_ms avg_runtime iter_time iteration_duration kernel_ms "
                "mean_time_ms max_duration_s iteration_ms")],

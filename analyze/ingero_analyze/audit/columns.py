@@ -1,7 +1,7 @@
 """Recognises columns of results by their names: what they hold, their unit, which direction is better. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -17,12 +17,12 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "gpu": (
         "gpu", "gpu id", "gpuid", *CHIP_NAMES, "chip", "chip id",
         "device", "device id", "gpu index", "gpu number", "card", "accelerator", "local rank", "gcd",
-        "node gpu", "host gpu",
+        "node gpu", "host gpu", "slurm localid",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine",
         "instance", "instance id", "kubernetes node", "node ip", "host ip", "ip", "ip address",
-        "node rank", "node index", "node number",
+        "node rank", "node index", "node number", "slurmd nodename",
     ),
     "group": (
         *RACKS[:3], "group", *RACKS[3:], "pod", "zone", "switch", "location",
@@ -39,15 +39,16 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "step seconds", "step duration", "iteration time", "iteration duration", "iter time", "iter duration",
         "iter dur", "step dur", "kernel dur", "dur", "kernel runtime", "wall time", "seconds", "median time",
         "mean time", "avg time", "average time", "slowdown",
-        "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps", "gteps", "ns day", "steps hour",
+        "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps", "mteps", "gteps", "ns day", "steps hour",
         "efficiency",
         "normalized perf", "normalized performance", "relative perf", "rel perf", "relative performance",
     ),
     "run": (
         "run", "run id", "run number", "iteration", "iter", "trial", "job", "job id", "repetition", "rep", "reps",
         "repeat", "attempt", "experiment", "sample", "step", "global step", "training step", "train step",
+        "slurm job id", "slurm jobid", "epoch",
     ),
-    "time": ("timestamp", "ts", "date", "datetime", "start time", "started", "when", "day"),
+    "time": ("timestamp", "ts", "date", "datetime", "start time", "started", "when", "day", "epoch"),
     "clock": (
         *(
             f"{of}{clock}"
@@ -154,7 +155,7 @@ OF_TIME: Final = re.compile(r"\b(?:time|duration|dur|latency|elapsed|runtime|wal
 """What is a time; the last word `min` behind it is minutes, and behind anything else the least value."""
 
 HIGHER: Final = re.compile(
-    r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|efficiency|normali[sz]ed perf\w*|"
+    r"\b(bw|mfu|fom|figure of merit|[mg]?teps|ns day|steps hour|efficiency|normali[sz]ed perf\w*|"
     r"rel(?:ative)? perf\w*)\b|.+ [gt]i?bs$|"
     r"\b([kmgtp]?flops?|[kmgtp]?(?:fl)?op s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|algbw|speed|"
     r"ips|fps|iops|per second|per s|mhz|hz)\b"
@@ -287,15 +288,19 @@ def unit_of(text: str) -> str | None:
     return words if known else None
 
 
-def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def recognised(
+    columns: Sequence[str], chosen: Mapping[str, str], moments: Collection[str] = ()
+) -> tuple[dict[str, str], list[str]]:
     """Columns by what they hold; `chosen` goes first. The second result has the columns that are not used.
 
-    `ValueError` when two columns could be the value and none is chosen.
+    `moments`: columns that by what they hold say when something was, and not how long it took. `ValueError` when two
+    columns could be the value and none is chosen.
     """
     found = dict(chosen)
     for role in ROLES:
         if role not in found:
-            fitting = _fitting(role, [column for column in columns if column not in found.values()])
+            no_run = {column for column in moments if role == "run" and words_of(column) == "epoch"}
+            fitting = _fitting(role, [column for column in columns if column not in {*found.values(), *no_run}])
             if role == "value" and len(fitting) > 1:
                 raise ValueError(_several(fitting))
             found |= {role: fitting[0]} if fitting else {}
@@ -305,7 +310,7 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
         if all(words_of(column) in ("time", "t") for column in times):  # which may say when a row was written
             known = (column for column in free if _is_duration(column) or (times and _is_time(column)))
             times = list(dict.fromkeys((*times, *known)))
-        times = times or [column for column in free if PERFORMANCE.fullmatch(split_unit(column)[0])]
+        times = times or [column for column in free if _may_be_value(column) and column not in moments]
         if all(split_unit(column)[0] in STATISTICS for column in times):
             usual = sorted(times, key=lambda column: STATISTICS.index(split_unit(column)[0]))[:1]
             times = usual if usual and split_unit(usual[0])[0] in CENTRES else times
@@ -390,6 +395,12 @@ def _is_time(column: str) -> bool:
     """Whether a column is named after a time, and not after a statistic of what is only called time."""
     name = split_unit(column)[0]
     return bool(OF_TIME.search(name)) and not NO_VALUES.search(name) and _without_statistic(name)[1] != "time"
+
+
+def _may_be_value(column: str) -> bool:
+    """Whether a column is a value where there is no other: a time without a unit, also of an epoch of training."""
+    name = split_unit(column)[0]
+    return bool(PERFORMANCE.fullmatch(name)) or _is_time(name.replace("epoch", "training"))
 
 
 def _lone_unit(name: str) -> str:

@@ -23,6 +23,7 @@ from ingero_analyze.audit.columns import (
     SHOWN,
     SUMMARIES,
     is_lost_share,
+    is_value,
     lower_is_better,
     number_of_gpu,
     parameters_of,
@@ -33,7 +34,7 @@ from ingero_analyze.audit.columns import (
     unit_of_result,
     words_of,
 )
-from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, status_by_content
+from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, moments, status_by_content
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_members
 from ingero_analyze.audit.labels import Labels, usual
@@ -138,7 +139,7 @@ class Measurements:
         """Add the rows of one file; what cannot be used is noted. `TableError` if it is no table of results."""
         named = [*self.options.columns.values(), *self.options.values]
         node = self.options.nodes.get(file, file)
-        read = read_rows(file, advance, partial(rows_of_log, node=node))
+        read = read_rows(file, advance, partial(rows_of_log, node=node), is_value)
         columns, rows = of_single_members(*unpivoted(*read, named), named)
         if not named and any(map(_FRACTION.fullmatch, columns)):
             raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
@@ -153,7 +154,8 @@ class Measurements:
                 raise TableError(file, f"there is no column {name!r} (there are: {', '.join(columns)[:200]})")
         chosen = status_by_content(columns, first, named) | chosen
         try:
-            roles, unused = recognised([name for name in columns if name not in values[1:]], chosen)
+            known = [name for name in columns if name not in values[1:]]
+            roles, unused = recognised(known, chosen, moments(columns, first))
         except ValueError as error:
             raise TableError(file, str(error)) from None
         if self.options.files_are_nodes and "node" not in roles:
