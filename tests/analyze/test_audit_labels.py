@@ -1,5 +1,6 @@
 """What the slow ones have in common by columns that say nothing else: a driver, a power feed, a place in the node."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,3 +99,14 @@ def test_columns_of_later_files_and_those_of_too_many_values() -> None:
     assert labels.columns["driver"].codes.tolist() == [0] + [1] * 1100
     labels.use(["time_of_row"])
     assert list(labels.columns) == ["driver"]
+
+
+def test_the_places_that_are_slower_in_all_nodes_are_said(tmp_path: Path) -> None:
+    slow = {(node, 0): 0.08 for node in range(12)} | {(4, 0): 0.2, (7, 3): 0.12}
+    lines = ["node,gpu,run,time_ms", *(",".join(map(str, row)) for row in short(slow))]
+    found = answer(written(tmp_path, lines))
+    (note,) = found["summary"]["populations"][0]["notes"]
+
+    assert {one["name"] for one in found["findings"]} == {"node-4/0", "node-7/3"}
+    said = "in most nodes some GPUs differ, so each is compared with those of its number: 0 "
+    assert re.fullmatch(re.escape(said) + r"\([678]\.\d % slower\)", note)

@@ -436,7 +436,6 @@ class Measurements:
         if of_nodes:
             node, groups = _racks(chip, found.group, here, len(known))
             group = np.full(len(groups), -1)
-        population = Population(self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes)
         notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
         lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
         chips = [found.chip.names[one] for one in known.tolist()]
@@ -447,6 +446,10 @@ class Measurements:
             name: Coded(usual(chip, Coded(column.codes[here], column.names), len(known)), column.names)
             for name, column in self._by_label.items()
         }
+        place = labels["GPU"].codes if "GPU" in labels and not of_nodes else None
+        population = Population(
+            self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes, place
+        )
         return AuditInput(
             population, chips, names, groups, physical, by, seen, lower, only_day, labels, notes, rounds
         )  # fmt: skip

@@ -152,6 +152,15 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         if common:
             what = ", ".join(map(str, common))
             notes.append(f"what those at a level of their own have in common: {what}")
+    if found.places:
+        which = given.labels["GPU"].names
+        names = _listed(
+            [
+                f"{which[place]} ({_percent(abs(loss))} {'slower' if loss > 0 else 'faster'})"
+                for place, loss in found.places
+            ]
+        )
+        notes.append(f"in most nodes some GPUs differ, so each is compared with those of its number: {names}")
     if found.implausible:
         fast = _listed(
             [f"{_named(AuditLevel.CHIP, number, given)} ({_percent(gain)})" for number, gain in found.implausible]
