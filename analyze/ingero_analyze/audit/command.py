@@ -35,7 +35,7 @@ ROLES = (
 )
 
 LOGS: Final = re.compile(r"\.(log|out|txt)$", re.IGNORECASE)
-"""How names of logs end that are read of a folder, if they are of a benchmark that is known."""
+"""How names of logs end that are read of a folder, if they are of a benchmark that is known, or have pairs."""
 
 
 def with_tables_and_logs(
@@ -45,11 +45,13 @@ def with_tables_and_logs(
 
     def known(file: Path) -> bool:
         from ingero_analyze.audit.benchmark_logs import LOOKED_AT, is_log
+        from ingero_analyze.audit.key_values import are_results
 
         if not LOGS.search(file.name):
             return False
         with file.open("rb") as stream:
-            return is_log(stream.read(LOOKED_AT).decode(errors="replace"))
+            begin = stream.read(LOOKED_AT).decode(errors="replace")
+        return is_log(begin) or are_results(begin)
 
     return with_tables(context, parameter, paths, known)
 
@@ -124,11 +126,11 @@ def command(
 ) -> None:
     """Name chips and nodes that are chronically slower than their like.
 
-    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, also packed with gzip, what nccl-tests, gpu-burn, HPL or
-    nvbandwidth print, or a folder of such; `-` is standard input. A row is one result: a GPU or a node, and a value;
-    optional run or time, cluster, model, benchmark, unit, group (rack), clock, power and temperature. Columns are
-    recognised by their names, with units in them; others are named and left out. Clusters, models and benchmarks are
-    judged apart.
+    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, also packed with gzip, lines of name=value, what
+    nccl-tests, gpu-burn, HPL or nvbandwidth print, or a folder of such; `-` is standard input. A row is one result: a
+    GPU or a node, and a value; optional run or time, cluster, model, benchmark, unit, group (rack), clock, power and
+    temperature. Columns are recognised by their names, with units in them; others are named and left out. Clusters,
+    models and benchmarks are judged apart.
 
     A chip is slow if it is an outlier among all chips of its model over its runs. A node most of whose chips are slow
     is one finding. Populations that are too small are refused with the reason.

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -37,6 +36,7 @@ from ingero_analyze.audit.columns import (
 from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, moments, status_by_content
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_members
+from ingero_analyze.audit.key_values import rows_of_pairs
 from ingero_analyze.audit.labels import Labels, usual
 from ingero_analyze.audit.quantities import MISSING, quantity_of
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
@@ -139,7 +139,7 @@ class Measurements:
         """Add the rows of one file; what cannot be used is noted. `TableError` if it is no table of results."""
         named = [*self.options.columns.values(), *self.options.values]
         node = self.options.nodes.get(file, file)
-        read = read_rows(file, advance, partial(rows_of_log, node=node), is_value)
+        read = read_rows(file, advance, lambda text: rows_of_log(text, node) or rows_of_pairs(text), is_value)
         columns, rows = of_single_members(*unpivoted(*read, named), named)
         if not named and any(map(_FRACTION.fullmatch, columns)):
             raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
@@ -446,10 +446,8 @@ class Measurements:
             name: Coded(usual(chip, Coded(column.codes[here], column.names), len(known)), column.names)
             for name, column in self._by_label.items()
         }
-        place = labels["GPU"].codes if "GPU" in labels and not of_nodes else None
-        population = Population(
-            self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes, place
-        )
+        at = labels["GPU"].codes if "GPU" in labels and not of_nodes else None
+        population = Population(self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes, at)
         return AuditInput(
             population, chips, names, groups, physical, by, seen, lower, only_day, labels, notes, rounds
         )  # fmt: skip
