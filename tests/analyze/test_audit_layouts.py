@@ -436,6 +436,46 @@ def test_a_bandwidth_beside_a_time_of_another_test_is_asked_for(tmp_path: Path) 
     assert "the columns mem-bw/h2d_bw, kernel-launch/event_time could all" in run(written(tmp_path, lines)).stderr
 
 
+@pytest.mark.parametrize("part", ["gcd", "Tile ID"])
+def test_parts_of_a_gpu_are_chips_of_their_own(tmp_path: Path, part: str) -> None:
+    rows = [f"n{node},{gpu // 2},{gpu % 2},{run},{value}" for (node, gpu, run), value in results().items()]
+
+    assert names(tmp_path, "\n".join([f"node,gpu,{part},run,ms", *rows])) == {"n9/0/1"}
+
+
+def test_parts_that_tell_nothing_from_another_are_left_out(tmp_path: Path) -> None:
+    rows = [f"n{node},{gpu},{gpu % 2},{run},{value}" for (node, gpu, run), value in results().items()]
+
+    assert names(tmp_path, "\n".join(["node,gpu,gcd,run,ms", *rows])) == {"n9/1"}
+
+
+def test_ranks_that_change_from_job_to_job_are_counted_within_the_node(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    order = {job: draw.sample(range(24), 24) for job in range(3)}
+    rows = [f"{job},{4 * order[job][node] + gpu},n{node},{value}" for (node, gpu, job), value in results().items()]
+    fixed = [f"{job},{4 * node + gpu},n{node},{value}" for (node, gpu, job), value in results().items()]
+
+    assert names(tmp_path, "\n".join(["job_id,rank,hostname,step_ms", *rows])) == {"n9/1"}
+    assert names(tmp_path, "\n".join(["job_id,rank,hostname,step_ms", *fixed])) == {"37"}
+
+
+@pytest.mark.parametrize(("column", "base"), [("slowdown_pct", 0), ("slowdown (%)", 0), ("Slowdown %", 100)])
+def test_a_slowdown_in_percent_is_on_top_of_100(tmp_path: Path, column: str, base: int) -> None:
+    """Half of the values are below 0, and a chip at 0.1 is not half as slow as one at 0.2."""
+    rows = [f"n{node},{gpu},{at},{100 * value - 100 + base:.3f}" for (node, gpu, at), value in results().items()]
+    found = answer(written(tmp_path, [f"node,gpu,run,{column}", *rows]))
+
+    assert [one["name"] for one in found["findings"]] == ["n9/1"]
+    assert found["findings"][0]["loss"] == pytest.approx(0.15, abs=0.02)
+    assert found["summary"]["populations"][0]["measurements"] == 24 * 4 * 3
+
+
+@pytest.mark.parametrize("column", ["xname", "system.hostname", "job_node_name"])
+def test_the_only_column_of_hosts_is_that_of_nodes(column: str) -> None:
+    assert recognised([column, "gpu", "gflops"], {})[0]["node"] == column
+    assert recognised(["host", "login hostname", "gpu", "gflops"], {})[0]["node"] == "host"
+
+
 def markdown(rows: list[str]) -> list[str]:
     return ["| node | gpu | run | ms |", "|---|---:|---:|---:|", *(f"| {row} |" for row in rows)]
 

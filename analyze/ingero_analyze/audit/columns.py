@@ -19,10 +19,14 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "device", "device id", "gpu index", "gpu number", "card", "accelerator", "local rank", "gcd",
         "node gpu", "host gpu", "slurm localid",
     ),
+    "part": (
+        "gcd", "gcd id", "gcd index", "tile", "tile id", "die", "die id", "mig", "mig id", "mig instance", "gi id",
+    ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine",
         "instance", "instance id", "kubernetes node", "node ip", "host ip", "ip", "ip address",
         "node rank", "node index", "node number", "slurmd nodename",
+        "xname",
     ),
     "group": (
         *RACKS[:3], "group", *RACKS[3:], "pod", "zone", "switch", "location",
@@ -102,6 +106,9 @@ PLACES: Final = (
     "gpu slot", "pci bus id", "bus id", "rank", "global rank", "process rank",
 )  # fmt: skip
 """Names of the place of a GPU in its node, where another column names the GPU."""
+
+HOST_WORDS: Final = (" hostname", " host name", " nodename", " node name")
+"""Ends of the name of the only column of hosts, such as `system.hostname`, where no other is known."""
 
 RANKS: Final = ("rank", "global rank", "process rank")
 """Names of the number of a process in its job, which is that of its GPU where no other column names one."""
@@ -216,6 +223,10 @@ PERFORMANCE: Final = re.compile(r".+ (?:perf|performance|bw|fom|score)")
 SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0,
                   "seconds": 1.0, "min": 60.0}  # fmt: skip
 PERCENT: Final = "percent"
+PERCENTS: Final = (PERCENT, "pct")
+EXCESS: Final = re.compile(r"\b(?:slowdown|overhead|slower)\b")
+"""Names of what something takes longer, which in percent comes on top of 100."""
+
 SCALES: Final[dict[str, tuple[float, str]]] = {
     **{unit: (seconds, "s") for unit, seconds in SECONDS.items()},
     **dict.fromkeys(("minute", "minutes", "mins"), (60.0, "s")),
@@ -240,6 +251,7 @@ KEPT: Final = 4096
 
 _WORDS: Final = re.compile(r"[^a-z0-9]+")
 _BRACKETS: Final = re.compile(r"[(\[{]([^)\]}]*)[)\]}]")
+_LAST_PERCENT: Final = re.compile(r"%(?=\s*(?:[)\]}]|$))")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 
 
@@ -252,6 +264,7 @@ def words_of(text: str) -> str:
 @lru_cache(KEPT)
 def split_unit(column: str) -> tuple[str, str]:
     """The name of a column and its unit, which may be in brackets or its last word; `min` only behind a time."""
+    column = _LAST_PERCENT.sub(" percent", column)
     bracketed = _BRACKETS.search(column)
     if bracketed:
         return words_of(_BRACKETS.sub(" ", column)), words_of(bracketed.group(1))
@@ -323,6 +336,13 @@ def recognised(
     if not {"gpu", "node"} & set(found):
         ranks = [column for column in free if words_of(column) in RANKS]
         found |= {"gpu": ranks[0]} if ranks else {}
+    if "node" not in found:
+        hosts = [
+            column for column in columns if words_of(column).endswith(HOST_WORDS) and column not in found.values()
+        ]
+        found |= {"node": hosts[0]} if len(hosts) == 1 else {}
+    if words_of(found.get("gpu", "")) in (*CHIP_NAMES, ""):
+        found.pop("part", None)
     if "gpu" not in chosen:
         _name_by_chip(found, columns)
     elif "slot" not in chosen and words_of(chosen["gpu"]) in CHIP_NAMES:
@@ -433,7 +453,12 @@ MATRICES: Final = (frozenset("mnk"), frozenset(("n", "nb", "p", "q")))
 
 def is_lost_share(column: str, unit: str) -> bool:
     """Whether values are losses in percent; `unit`: that of the value."""
-    return bool(LOSSES.search(words_of(column))) and unit in (PERCENT, "pct")
+    return bool(LOSSES.search(words_of(column))) and unit in PERCENTS
+
+
+def is_excess(column: str, unit: str) -> bool:
+    """Whether values are percents by which something takes longer, or is; `unit`: that of the value."""
+    return bool(EXCESS.search(words_of(column))) and unit in PERCENTS
 
 
 @lru_cache(KEPT)

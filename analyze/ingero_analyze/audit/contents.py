@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Final
 
 from ingero_analyze.audit.columns import number_of_gpu, words_of
@@ -13,6 +14,9 @@ LOOKED_AT: Final = 64
 
 SINCE_1970: Final = (1.2e9, 2.4e9)
 """Seconds since then of the years 2008 to 2045; moments may be in thousandths, millionths or billionths of them."""
+
+RATIO: Final = 50.0
+"""Percents from which a slowdown is a ratio, such as 112 for what takes 12 % longer."""
 
 VERDICTS: Final = ("result", "score", "value")
 """Names of values that may also be those of a status."""
@@ -50,6 +54,22 @@ def status_by_content(
 def moments(columns: Sequence[str], first: Sequence[tuple[int, Row]]) -> set[str]:
     """Columns that hold dates, times of the day or seconds since 1970, or no numbers at all."""
     return {name for name in columns if (cells := _cells(first, name)) and all(map(_is_moment, cells))}
+
+
+def on_top_of_100(columns: Sequence[str], first: Sequence[tuple[int, Row]]) -> set[str]:
+    """Columns of percents most of which are nearer to 0 than to 100: what comes on top of these."""
+    found = set[str]()
+    for name in columns:
+        values = [value for cell in _cells(first, name) if math.isfinite(value := _value(cell))]
+        found |= {name} if values and median(values) < RATIO else set()
+    return found
+
+
+def _value(cell: str) -> float:
+    try:
+        return (quantity_of(cell) or (math.nan, ""))[0]
+    except ValueError:
+        return math.nan
 
 
 def _is_moment(cell: str) -> bool:

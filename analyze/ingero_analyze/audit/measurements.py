@@ -14,13 +14,26 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.audit.benchmark_logs import rows_of_log
-from ingero_analyze.audit.chips import Coded, Places, Texts, is_cluster, of_one_name, places, renamed, where_seen
+from ingero_analyze.audit.chips import (
+    Coded,
+    Places,
+    Texts,
+    is_cluster,
+    of_one_name,
+    places,
+    ranks_in_nodes,
+    renamed,
+    where_seen,
+    with_parts,
+)
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     RACKS,
+    RANKS,
     SCALES,
     SHOWN,
     SUMMARIES,
+    is_excess,
     is_lost_share,
     is_value,
     lower_is_better,
@@ -33,7 +46,7 @@ from ingero_analyze.audit.columns import (
     unit_of_result,
     words_of,
 )
-from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, moments, status_by_content
+from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, moments, on_top_of_100, status_by_content
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_members
 from ingero_analyze.audit.key_values import rows_of_pairs
@@ -118,10 +131,11 @@ class Measurements:
         self.rows = self.repeated = 0
         self.latest: float | None = None
         self.failed: dict[str, int] = {}
-        self._texts = {name: Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
+        self._texts = {name: Texts() for name in ("gpu", "part", "slot", "node", "group", "run", "time", *KINDS)}
         self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
-        self._racks = False
+        self._racks = self._by_rank = False
+        self._on_top = set[str]()
         self._by_name, self._spelt = False, dict[tuple[str, str], str]()
         self._slowness = array("d")
         self._file = array("q")
@@ -175,7 +189,9 @@ class Measurements:
             )
         used, before = 0, self.problems.count
         self._files += 1
+        self._on_top = on_top_of_100(values or [roles["value"]], first)
         self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
+        self._by_rank |= words_of(roles.get("gpu", "")) in RANKS
         self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
         self._racks |= words_of(roles.get("group", "")) in RACKS
         for line, row in chain(first, rows):
@@ -219,6 +235,8 @@ class Measurements:
         lower = None if self.options.values else self.options.lower
         if is_lost_share(roles["value"], unit):
             value, lower = 100 - value, False
+        elif is_excess(roles["value"], unit):
+            value, lower = value + 100 * (roles["value"] in self._on_top), True
         if value <= 0:
             return self._fail(place, f"the value {value:g} is not positive", cells)
         if not SMALLEST <= value <= LARGEST:
@@ -252,7 +270,7 @@ class Measurements:
         if role in KINDS and text:
             words = " ".join(text.split())
             return self._spelt.setdefault((role, words.casefold()), words)
-        return _whole(text) if role in ("gpu", "slot", "node", "group", "run") else text
+        return _whole(text) if role in ("gpu", "part", "slot", "node", "group", "run") else text
 
     def _append(self, cells: Mapping[str, str], row: Row, slowness: float) -> None:
         self._labels.add(row)
@@ -263,7 +281,7 @@ class Measurements:
 
     def _fail(self, place: str, text: str, cells: Mapping[str, str]) -> bool:
         """Keep whose row cannot be used."""
-        self._append({role: cells.get(role, "") for role in ("gpu", "slot", "node", "cluster")}, {}, math.nan)
+        self._append({role: cells.get(role, "") for role in ("gpu", "part", "slot", "node", "cluster")}, {}, math.nan)
         for numbers in self._physical.values():
             numbers.append(math.nan)
         return self._refuse(place, text)
@@ -306,6 +324,9 @@ class Measurements:
         texts = {name: self._texts[name].coded for name in (*KINDS, "gpu", "slot", "node", "group")}
         if len(texts["parameters"].names) > MOST_PARAMETERS:
             texts["parameters"] = _without(texts["parameters"])
+        texts["gpu"] = with_parts(texts["gpu"], self._texts["part"].coded, texts["node"])
+        if self._by_rank:
+            texts["gpu"] = ranks_in_nodes(texts["gpu"], texts["node"], self._texts["run"].coded)
         of_nodes = any(words_of(name) == "partition" for name in self._clusters)
         if texts["cluster"].names and not is_cluster(texts["cluster"], texts["gpu"], texts["node"], of_nodes):
             texts["cluster"] = _without(texts["cluster"])
