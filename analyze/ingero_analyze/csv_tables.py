@@ -21,6 +21,9 @@ NO_TABLE: Final = "only comments, and no table"
 _RULE: Final = re.compile(r"[\s|+:=-]*[-=]{2}[\s|+:=-]*")
 """A line drawn in a table, as Markdown, psql and MySQL do."""
 
+_FRACTION: Final = re.compile(r"[-+]?\d*\.\d+(?:[eE][-+]?\d+)?")
+"""A number that is no name of a column."""
+
 _SURELY_DECIMAL: Final = re.compile(
     r"\s*[-+]?(?:\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+|\d{1,3}(?:\.\d{3})+,\d+)(?![\d.,]).*"
 )
@@ -133,11 +136,10 @@ def _commented(comments: Sequence[tuple[int, str]], line: str, delimiter: str | 
     Where the one above it has its cells in the same places, this is the one with the names, and the last has units.
     """
     cells = line.split(delimiter)
-    if not cells[0].strip()[:1].isdecimal():
-        return None
+    numbers = cells[0].strip()[:1].isdecimal() or _fractions(cells)
     for place in reversed(range(len(comments))):
         names = [name.strip() for name in comments[place][1].lstrip("# ").split(delimiter)]
-        if len(names) == len(cells) == len(set(names)):
+        if numbers and len(names) == len(cells) == len(set(names)) and not _fractions(names):
             above = comments[max(0, place - 1)]
             number, text = above if _aligned(above[1], comments[place][1]) else comments[place]
             return number, text.lstrip("# ").strip()
@@ -151,6 +153,10 @@ def _aligned(above: str, below: str) -> bool:
     return len(upper) == len(lower) and all(
         one[0] < other[1] and other[0] < one[1] for one, other in zip(upper, lower, strict=True)
     )
+
+
+def _fractions(cells: Sequence[str]) -> bool:
+    return any(_FRACTION.fullmatch(cell.strip()) for cell in cells)
 
 
 def _underlined(text: str) -> tuple[int, str, str] | None:

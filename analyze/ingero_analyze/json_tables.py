@@ -12,6 +12,10 @@ from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
 
+NUMBERS: Final = frozenset(("id", "index", "number"))
+MACHINES: Final = frozenset(("node", "host", "server", "machine"))
+"""Names in objects of a list that say nothing without the name of the list, and lists whose objects have a `name`."""
+
 MOST_BYTES: Final = 512 << 20
 """Bytes of a document, which is parsed at once; objects of a line each may be more together."""
 
@@ -37,9 +41,17 @@ Row = dict[str, str]
 Fail = Callable[[str, int], None]
 """Takes what is wrong in a row, and its number; rows of a document are counted from 1. It may raise."""
 
+IsValue = Callable[[str], bool]
+"""Whether a cell of this name is what was measured."""
 
-def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
-    """Rows with their numbers; `first`: what of the stream was read already, the begin of its first line."""
+
+def rows_of(
+    first: bytes, stream: LineStream, fail: Fail, is_value: IsValue | None = None
+) -> Iterator[tuple[int, Row]]:
+    """Rows with their numbers; `first`: what of the stream was read already, the begin of its first line.
+
+    With `is_value`, an object with a list of results, such as a node with its GPUs, is a row for each of them.
+    """
     if not first.endswith(b"\n"):
         first += stream.readline(MOST_BYTES)
     try:
@@ -51,7 +63,7 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
         while begun[-1] and not begun[-1].strip():
             begun.append(stream.readline(MOST_BYTES))
         if begun[-1]:
-            yield from _lines(begun, stream, fail)
+            yield from _lines(begun, stream, fail, is_value)
             return
     if whole is None:
         document = first + stream.read(MOST_BYTES + 1 - len(first))
@@ -62,11 +74,11 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
             whole = _parsed(document)
         except (ValueError, RecursionError) as error:
             if document.lstrip()[:1] == b"{":
-                yield from _lines((), io.BytesIO(document), fail)
+                yield from _lines((), io.BytesIO(document), fail, is_value)
             else:
                 fail(f"no JSON object, though it begins like JSON: {error}", 1)
             return
-    yield from enumerate(_objects(whole), 1)
+    yield from enumerate(_objects(whole, is_value), 1)
 
 
 def _parsed(document: bytes) -> Any:
@@ -84,23 +96,30 @@ def names_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _lines(begun: Sequence[bytes], stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
+def _lines(
+    begun: Sequence[bytes], stream: LineStream, fail: Fail, is_value: IsValue | None
+) -> Iterator[tuple[int, Row]]:
     rest = iter(lambda: stream.readline(MOST_BYTES), b"")
     for number, line in enumerate(chain(begun, rest), 1):
         if line.strip():
-            if (row := object_of(line)) is not None:
-                yield number, row
+            if (found := _object(line)) is not None:
+                yield from ((number, _flat(each)) for each in _unfolded(found, is_value))
             else:
                 fail("this line is no JSON object", number)
 
 
 def object_of(text: bytes) -> Row | None:
     """A JSON object, or what Python prints of a dictionary, as a row; `None` for anything else."""
+    found = _object(text)
+    return None if found is None else _flat(found)
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = _printed(text)
-    return _flat(found) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def _printed(text: bytes) -> Any:
@@ -121,7 +140,7 @@ def _series(whole: Any) -> list[Any]:
     return [each for each in result if isinstance(each, dict)] if isinstance(result, list) else []
 
 
-def _objects(whole: Any) -> Iterator[Row]:
+def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
     """The rows of a whole document."""
     if series := _series(whole):
         for one in series:
@@ -134,8 +153,57 @@ def _objects(whole: Any) -> Iterator[Row]:
         yield from (_flat(each) for each in chrome_tables.rows_of(events))
         return
     if isinstance(whole, dict):
-        whole = _of_columns(whole)
-    yield from (_flat(each) for each in _unnested([each for each in whole if isinstance(each, dict)]))
+        rows = _unfolded(whole, is_value, alone=True)
+        whole = rows if rows != [whole] or _values(whole, is_value) else _of_columns(whole)
+    found = [each for each in whole if isinstance(each, dict)]
+    unfolded = _unnested(found) if is_value is None else (row for each in found for row in _unfolded(each, is_value))
+    yield from map(_flat, unfolded)
+
+
+def _unfolded(found: dict[str, Any], is_value: IsValue | None, *, alone: bool = False) -> list[dict[str, Any]]:
+    """The objects of the only list of such in an object, each with what is around them; else the object itself.
+
+    They are rows if they have a value, or if the object is `alone` and has none itself. Their cells count before
+    those around, of which values are left out, and `name`, which does not say of what.
+    """
+    if is_value is None:
+        return [found]
+    cells = _spread(found)
+    inner = [name for name, cell in cells.items() if isinstance(cell, list) and any(map(_is_object, cell))]
+    if len(inner) != 1:
+        return [found]
+    objects = (_of_list(inner[0], each) for each in cells.pop(inner[0]) if _is_object(each))
+    rows = [row for each in objects for row in _unfolded(each, is_value)]
+    values = _values(cells, is_value)
+    if not any(_values(_spread(row), is_value) for row in rows) and (values or not alone):
+        return [found]
+    around = {name: cell for name, cell in cells.items() if name not in {*values, "name"}}
+    return [around | row for row in rows]
+
+
+def _values(found: dict[str, Any], is_value: IsValue | None) -> set[str]:
+    """The names of single cells that were measured."""
+    single = (name for name, cell in found.items() if not isinstance(cell, list | dict))
+    return set(filter(is_value, single)) if is_value else set()
+
+
+def _is_object(cell: Any) -> bool:
+    return isinstance(cell, dict)
+
+
+def _spread(found: dict[str, Any]) -> dict[str, Any]:
+    """The cells of an object, with those of objects within named after both."""
+    spread: dict[str, Any] = {}
+    for name, cell in found.items():
+        spread |= {f"{name}.{within}": each for within, each in cell.items()} if _is_object(cell) else {name: cell}
+    return spread
+
+
+def _of_list(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """An object of a list, such as `gpus`, with numbers and names that say of what: `index` is the `gpu index`."""
+    one = name.rpartition(".")[2].removesuffix("s")
+    named = NUMBERS if one.lower() not in MACHINES else {*NUMBERS, "name"}
+    return {f"{one} {name}" if name.lower() in named else name: cell for name, cell in found.items()}
 
 
 def _unnested(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

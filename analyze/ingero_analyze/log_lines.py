@@ -7,11 +7,14 @@ from typing import Final
 
 from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row, object_of
 
-_PAIR: Final = re.compile(r'(?<![^\s,;|(\[])([A-Za-z_][\w./%-]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s,;|)\]]*))')
-"""name=value, with or without quotation marks."""
+_NAME: Final = r"[A-Za-z_][\w./%-]*"
+_PAIR: Final = re.compile(
+    rf'(?<![^\s,;|(\[])({_NAME})=(?:"((?:[^"\\]|\\.)*)"|((?:[^\s",;|)\]]|,(?=\d{{3}}(?!\d)))*))'
+)
+"""name=value, with or without quotation marks; a comma may separate thousands."""
 
 _ENTRY: Final = re.compile(
-    r"(?:^|[|,;\]]|[:-]\s)\s*([A-Za-z][^|,;:=\[\]{}\"]{0,60}?)\s*:\s+((?:(?!:\s)[^|,;])*?)\s*(?=[|,;]|$)"
+    r"(?:^|[|,;\]]|[:-]\s)\s*([A-Za-z][^|,;:=\[\]{}\"]{0,60}?)\s*:\s+((?:(?!:\s)[^|,;=])*?)\s*(?=[|,;]|$)"
 )
 """`name: value` between commas or strokes."""
 
@@ -20,6 +23,15 @@ _TIME: Final = re.compile(
     r"|\d{9,19}(?:\.\d+)?(?=\W))"
 )
 """What a line of a log begins with: a date and time of day, or a number of seconds or finer units since 1970."""
+
+_HOST: Final = re.compile(
+    r"(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<syslog>[\w.-]+) [\w./-]+(?:\[\d+\])?: |"
+    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\S* (?P<journal>[\w.-]+) [\w./-]+\[\d+\]: )"
+)
+"""How lines of syslog and journald begin; they say by which host a line was written, and some not in which year."""
+
+_HOSTS: Final = frozenset(("node", "host", "hostname", "node_name", "nodename", "server", "machine", "instance"))
+_TIMES: Final = frozenset(("time", "ts", "timestamp", "@timestamp"))
 
 _LEVEL: Final = re.compile(r"\W*(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|NOTICE)\b\W*)?", re.IGNORECASE)
 
@@ -37,7 +49,8 @@ def is_log(line: bytes) -> bool:
     """Whether a file that begins with this line is a log of values."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     row = row_of(text)
-    return len(row) - ("time" in row) >= FEWEST and ("time" in row or bool(_PAIR.match(text.lstrip("[( "))))
+    known = not _TIMES.isdisjoint(row) or bool(_HOST.match(text) or _PAIR.match(text.lstrip("[( ")))
+    return known and len(row.keys() - _TIMES - {"host"}) >= FEWEST
 
 
 def are_logs(text: str) -> bool:
@@ -47,23 +60,24 @@ def are_logs(text: str) -> bool:
 
 
 def row_of(line: str) -> Row:
-    """The cells of a line, and the time at its begin (in line protocol its end) unless one is called so.
-
-    Empty for any other line.
+    """The cells of a line, with the time at its begin (in line protocol its end) and the host that wrote it, unless
+    cells are called so; empty for any other line.
     """
     row: Row = {name: _plain(quoted) or bare for name, quoted, bare in _PAIR.findall(line)}
     last = line.rstrip().rpartition(" ")[2]
     if row and last.isdecimal() and 9 <= len(last) <= 19 and (point := _POINT.match(line)):
         typed = {name: found[1] if (found := _TYPED.fullmatch(cell)) else cell for name, cell in row.items()}
         named = {f"{point[1]}.{name}" if name == "time" else name: cell for name, cell in typed.items()}
-        return {**named, "time": last}
+        return {**named, "timestamp": last}
     if time := _TIME.match(line):
         rest = line[time.end() :]
         begin = rest.find("{")
         held = object_of(rest[begin:].encode()) if begin >= 0 and rest.rstrip().endswith("}") else None
         row = held or {**dict(_ENTRY.findall(_LEVEL.sub("", rest, 1))), **row}
-        if row and not {"time", "ts"} & row.keys():
-            row["time"] = time[1].replace(",", ".").replace("_", " ")
+        if row and _TIMES.isdisjoint(row):
+            row["timestamp"] = time[1].replace(",", ".").replace("_", " ")
+    if row and _HOSTS.isdisjoint(row) and (written := _HOST.match(line)):
+        row["host"] = written["syslog"] or written["journal"]
     return row
 
 

@@ -186,11 +186,17 @@ def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: b
         yield from _text_rows(file, stream, choose, skip, json, consumed)
 
 
-def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambda text: None) -> Rows:
+def read_rows(
+    file: str,
+    advance: Callable[[int], None],
+    other: ReadText = lambda text: None,
+    is_value: json_tables.IsValue | None = None,
+) -> Rows:
     """The columns of a file, and its rows as text with their line numbers (numbers of rows in JSON and Parquet).
 
-    `other` reads text that is no table, and returns None for what may be one. Rows that hold something else are
-    empty. `TableError` if the file holds no table, `OSError` as usual.
+    `other` reads text that is no table, and returns None for what may be one; `is_value` knows by their names what
+    cells of JSON were measured. Rows that hold something else are empty. `TableError` if the file holds no table,
+    `OSError` as usual.
     """
     if Path(file).suffix.lower() in PARQUET:
         return _parquet_columns(file), _parquet_rows(file, advance)
@@ -209,12 +215,14 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
         raise TableError(file, "the file is empty")
     if (known := other(text)) is not None:
         return known
-    rows_of, body = json_tables.rows_of, text.strip()
+    begin, body = text[:SAMPLE_BYTES], text.strip()
+    if log_lines.is_log(body.partition("\n")[0].encode()) or (
+        body[0] not in "[{" and _is_no_header(*csv_tables.header_of(begin)[1:]) and log_lines.are_logs(begin)
+    ):
+        rows = list(log_lines.rows_of(b"", io.BytesIO(text.encode()), lambda failure, line: None))
+        return json_tables.names_of(row for _, row in rows), iter(rows)
     if body[0] not in "[{":
-        begin = text[:SAMPLE_BYTES]
-        if not (_is_no_header(*csv_tables.header_of(begin)[1:]) and log_lines.are_logs(begin)):
-            return csv_tables.read_csv(file, text, points=True)
-        rows_of, body = log_lines.rows_of, text
+        return csv_tables.read_csv(file, text, points=True)
     found: list[tuple[int, Row]] = []
     failures: list[str] = []
 
@@ -222,7 +230,7 @@ def read_rows(file: str, advance: Callable[[int], None], other: ReadText = lambd
         failures.append(failure)
         found.append((row, {}))
 
-    for item in rows_of(b"", io.BytesIO(body.encode()), fail):
+    for item in json_tables.rows_of(b"", io.BytesIO(body.encode()), fail, is_value):
         found.append(item)
     columns = json_tables.names_of(row for _, row in found)
     if not columns:

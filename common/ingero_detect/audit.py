@@ -32,6 +32,7 @@ from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.healthy_spread import Shape
 from ingero_detect.level_changes import LevelChange, level_changes, stale
 from ingero_detect.node_kinds import KIND_MEMBERS, KIND_SHARE
+from ingero_detect.place_levels import place_levels
 
 IMPLAUSIBLE_SPEED: Final = np.log(1.5)
 """A unit faster than this is an error of the measurement or of the model's name; it is left out, unless many are."""
@@ -81,7 +82,7 @@ class Population:
 
     `node` by unit and `group` by node, -1 where it is not known. `rounding`: half of the step that values have,
     relative to them; where their noise is larger it is part of the noise. `of_nodes`: the units are whole nodes, and
-    `node` has their groups.
+    `node` has their groups. `place` in the node by unit, -1 where it is not known.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Population:
     group: Ints
     rounding: float = 0.0
     of_nodes: bool = False
+    place: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class PopulationResult:
     """Chips that were slow before, and are not named."""
     other_level: tuple[int, ...] = ()
     """Chips at a level of their own, if there are two: the fewer ones."""
+    places: tuple[tuple[int, float], ...] = ()
+    """Places in the nodes whose chips differ from most: number and loss. Chips are compared with those at theirs."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,7 @@ class _Judged:
         self.centre, self.tiers, self.refused = centre, list[Tier](), ""
         self.usable, notes = usable, []
         self._levels, self._many = chip_levels(fit.effect, usable & False, population.node, 0.0), (0, 0, 0.0)
+        self._places, self._offset = np.zeros(0), np.zeros(len(fit.effect))
         self._implausible = tuple(
             (number, float(np.expm1(centre - fit.effect[number]))) for number in np.flatnonzero(implausible).tolist()
         )
@@ -202,7 +207,8 @@ class _Judged:
         else:
             rounding = 0.0 if fit.noise > population.rounding else population.rounding
             self._levels = chip_levels(fit.effect, usable, population.node, rounding)
-            fit = fit.relative_to(self._levels.offset) if self._levels.distance else fit
+            self._offset = self._levels.offset + self._of_places(fit)
+            fit = fit.relative_to(self._offset) if self._offset.any() else fit
             error = np.hypot(np.nan_to_num(np.where(usable, fit.error, 0.0)), rounding * UNIFORM)
             effect = np.where(usable, fit.effect, 0.0)
             single = bool(np.median(fit.count[usable]) < 2)
@@ -248,6 +254,14 @@ class _Judged:
             fit = fit if kept.all() else unit_effects(slowness[kept], unit[kept], run[kept], units)
         self.fit = fit
         return fit
+
+    def _of_places(self, fit: UnitEffects) -> Floats:
+        """By chip, how much slower those at its place in the node are; 0 where levels of chips tell them apart."""
+        place = self.population.place
+        if place is None or fit.of_jobs or self._levels.distance:
+            return np.zeros(len(fit.effect))
+        self._places = place_levels(fit.effect, self.usable, self.population.node, place)
+        return np.append(self._places, 0.0)[place]
 
     def _changes_of_chips(self, fdr: float, smallest: float) -> dict[int, LevelChange]:
         """By chip the change of its group or its node, of which the medians of single runs change, or its own one."""
@@ -373,7 +387,7 @@ class _Judged:
         quiet = quiet if quiet.any() else self.usable
         effects = self.fit.effect[quiet & ~self._levels.away] if self.tiers else self.fit.effect[quiet]
         centre = float(np.median(effects)) if len(effects) else self.centre
-        effects = (self.fit.effect - self._levels.offset)[quiet]
+        effects = (self.fit.effect - self._offset)[quiet]
         nodes = len(np.unique(self.population.node[self.usable & (self.population.node >= 0)]))
         groups = int(self.population.group.max(initial=-1)) + 1
         nodes, groups = (0, nodes) if self.population.of_nodes else (nodes, groups)
@@ -385,6 +399,10 @@ class _Judged:
             self._unsteady(smallest, later), self._alone(fdr, smallest),
             later, self._recovered(centre, max(smallest, FAR * spread)),
             tuple(np.flatnonzero(self._levels.away).tolist()) if abs(self._levels.distance) >= smallest else (),
+            tuple(
+                (place, float(-np.expm1(-self._places[place])))
+                for place in np.flatnonzero(np.abs(self._places) >= smallest).tolist()
+            ),
         )  # fmt: skip
 
     def _of_many(self, smallest: float) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """What the slow ones have in common by columns that say nothing else: a driver, a power feed, a place in the node."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,3 +99,36 @@ def test_columns_of_later_files_and_those_of_too_many_values() -> None:
     assert labels.columns["driver"].codes.tolist() == [0] + [1] * 1100
     labels.use(["time_of_row"])
     assert list(labels.columns) == ["driver"]
+
+
+def test_the_places_that_are_slower_in_all_nodes_are_said(tmp_path: Path) -> None:
+    slow = {(node, 0): 0.08 for node in range(12)} | {(4, 0): 0.2, (7, 3): 0.12}
+    lines = ["node,gpu,run,time_ms", *(",".join(map(str, row)) for row in short(slow))]
+    found = answer(written(tmp_path, lines))
+    (note,) = found["summary"]["populations"][0]["notes"]
+
+    assert {one["name"] for one in found["findings"]} == {"node-4/0", "node-7/3"}
+    said = "in most nodes some GPUs differ, so each is compared with those of its number: 0 "
+    assert re.fullmatch(re.escape(said) + r"\([678]\.\d % slower\)", note)
+
+
+def test_a_chip_at_a_hot_place_is_not_hot_for_that(tmp_path: Path) -> None:
+    lines = ["node,gpu,run,time_ms,gpu_temp_c"]
+    for node, gpu, number, value in short({(4, 0): 0.15, (7, 3): 0.15}):
+        lines.append(f"{node},{gpu},{number},{value},{72 if gpu == '0' or (node, gpu) == ('node-7', '3') else 58}")
+    found = answer(written(tmp_path, lines))["findings"]
+
+    states = {
+        one["name"]: (one["evidence"]["temperature"]["state"], one["evidence"]["temperature"]["usual"])
+        for one in found
+    }
+    assert states == {"node-4/0": ("usual", 72), "node-7/3": ("high", 58)}
+
+
+def test_chips_at_a_level_of_their_own_with_nothing_in_common_are_listed(tmp_path: Path) -> None:
+    slow = np.isin(np.arange(80), [3, 8, 14, 21, 25, 34, 36, 43, 50, 59, 61, 68, 75, 78])
+    said = said_of_a_level(tmp_path, 3, slow, "node,gpu", lambda chip: f"n{chip // 4},{chip % 4}")
+
+    assert any(
+        note.startswith("at a level of their own are: gpu n0/3, gpu n2/0, gpu n3/2, gpu n5/1") for note in said
+    )

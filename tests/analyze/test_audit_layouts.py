@@ -1,11 +1,13 @@
 """Tables with a column a GPU or a run, and rows about several nodes, are read as one row a GPU, run or node."""
 
+import json
 import math
 import random
 import zipfile
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -347,6 +349,133 @@ def test_results_named_after_their_rank_are_those_of_gpus(tmp_path: Path) -> Non
     ]  # fmt: skip
 
     assert names(tmp_path, "\n".join(lines), value="gemm/fp16_ms") == {"n9/1"}
+
+
+def nodes_in_json() -> list[dict[str, Any]]:
+    """The results as an object a node and run, with a list of its GPUs."""
+    found = results(1000)
+    return [
+        {"hostname": f"n{node}", "run": run, "name": f"nightly {run}", "duration_s": 300 + node, "checks": ["a", "b"],
+         "gpus": [{"index": gpu, "gemm": {"clock": 1300}, "time_ms": found[node, gpu, run]} for gpu in range(4)]}
+        for node in range(24) for run in range(3)
+    ]  # fmt: skip
+
+
+def a_file_each(folder: Path) -> list[Path]:
+    return [written(folder, [json.dumps(one)], f"{place}.json") for place, one in enumerate(nodes_in_json())]
+
+
+def one_array(folder: Path) -> list[Path]:
+    return [written(folder, [json.dumps(nodes_in_json(), indent=1)], "all.json")]
+
+
+def a_line_each(folder: Path) -> list[Path]:
+    return [written(folder, list(map(json.dumps, nodes_in_json())), "all.jsonl")]
+
+
+def lists_in_lists(folder: Path) -> list[Path]:
+    return [written(folder, [json.dumps({"site": "a", "results": nodes_in_json()}, indent=1)], "all.json")]
+
+
+@pytest.mark.parametrize("write", [a_file_each, one_array, a_line_each, lists_in_lists])
+def test_what_is_around_a_list_of_results_holds_for_each(tmp_path: Path, write: Callable[[Path], list[Path]]) -> None:
+    found = answer(*write(tmp_path))
+    (population,) = found["summary"]["populations"]
+    assert [one["name"] for one in found["findings"]] == ["n9/1"]
+    assert (population["chips"], population["nodes"], population["runs_of_a_chip"]) == (96, 24, 3.0)
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_a_result_with_a_list_of_samples_is_one_row(tmp_path: Path, ending: str) -> None:
+    rows = [
+        {"host": f"n{node}", "gpu": gpu, "run": run, "ms": value, "samples": [{"at": 1, "clock": 9}, {"at": 2}]}
+        for (node, gpu, run), value in results().items()
+    ]
+    lines = list(map(json.dumps, rows)) if ending == "jsonl" else [json.dumps(rows)]
+    found = answer(written(tmp_path, lines, f"all.{ending}"))
+    assert ([one["name"] for one in found["findings"]], found["summary"]["rows"]) == (["n9/1"], 24 * 4 * 3)
+
+
+def test_a_file_of_one_result_with_a_list_of_samples_is_one_row(tmp_path: Path) -> None:
+    files = []
+    for (node, gpu, at), value in results().items():
+        row = {"host": f"n{node}", "gpu": gpu, "run": at, "ms": value, "log": [{"at": 1}] * 3}
+        files.append(written(tmp_path, [json.dumps(row)], f"{node}-{gpu}-{at}.json"))
+    found = answer(*files)
+    assert ([one["name"] for one in found["findings"]], found["summary"]["rows"]) == (["n9/1"], 24 * 4 * 3)
+
+
+def test_words_of_a_comment_above_values_are_their_names(tmp_path: Path) -> None:
+    rows = [f"n{node} {gpu} {run} {value:.4f}" for (node, gpu, run), value in results(1000).items()]
+
+    assert names(tmp_path, "\n".join(["# measured in May", "# node gpu run time_ms", *rows])) == {"n9/1"}
+    assert names(tmp_path, "\n".join(["# times of all GPUs", "node gpu run time_ms", *rows])) == {"n9/1"}
+
+
+def test_names_of_slurm(tmp_path: Path) -> None:
+    rows = [f"n{node},{gpu},{run},{value:.4f}" for (node, gpu, run), value in results(10).items()]
+
+    assert names(tmp_path, "\n".join(["SLURMD_NODENAME,SLURM_LOCALID,SLURM_JOB_ID,runtime_s", *rows])) == {"n9/1"}
+
+
+@pytest.mark.parametrize("column", ["pagerank_time", "normalized runtime", "epoch_time_s", "time per epoch"])
+def test_a_time_without_a_unit_is_the_value_where_nothing_else_is(tmp_path: Path, column: str) -> None:
+    rows = [f"n{node},{gpu},{run},{value:.4f},0.7" for (node, gpu, run), value in results(10).items()]
+    (tmp_path / "results.csv").write_text("\n".join([f"host,gpu,epoch,{column},accuracy", *rows]))
+    found = answer(tmp_path / "results.csv")
+    assert [one["name"] for one in found["findings"]] == ["n9/1"]
+    assert found["summary"]["populations"][0]["run_effects_removed"]
+
+
+@pytest.mark.parametrize("moment", ["1714550400", "1714550400123", "2024-05-01T08:00:00Z", "08:00:12", "8 o'clock"])
+def test_when_something_was_is_no_value(tmp_path: Path, moment: str) -> None:
+    lines = ["host,gpu,pagerank_time,odd", *(f"n{node},0,{moment},{node + 7}" for node in range(20))]
+    assert "no column is known as the value" in run(written(tmp_path, lines)).stderr
+
+
+def test_a_bandwidth_beside_a_time_of_another_test_is_asked_for(tmp_path: Path) -> None:
+    lines = ["host,mem-bw/h2d_bw,kernel-launch/event_time", *(f"n{node},25.{node},0.006" for node in range(20))]
+    assert "the columns mem-bw/h2d_bw, kernel-launch/event_time could all" in run(written(tmp_path, lines)).stderr
+
+
+@pytest.mark.parametrize("part", ["gcd", "Tile ID"])
+def test_parts_of_a_gpu_are_chips_of_their_own(tmp_path: Path, part: str) -> None:
+    rows = [f"n{node},{gpu // 2},{gpu % 2},{run},{value}" for (node, gpu, run), value in results().items()]
+
+    assert names(tmp_path, "\n".join([f"node,gpu,{part},run,ms", *rows])) == {"n9/0/1"}
+
+
+def test_parts_that_tell_nothing_from_another_are_left_out(tmp_path: Path) -> None:
+    rows = [f"n{node},{gpu},{gpu % 2},{run},{value}" for (node, gpu, run), value in results().items()]
+
+    assert names(tmp_path, "\n".join(["node,gpu,gcd,run,ms", *rows])) == {"n9/1"}
+
+
+def test_ranks_that_change_from_job_to_job_are_counted_within_the_node(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    order = {job: draw.sample(range(24), 24) for job in range(3)}
+    rows = [f"{job},{4 * order[job][node] + gpu},n{node},{value}" for (node, gpu, job), value in results().items()]
+    fixed = [f"{job},{4 * node + gpu},n{node},{value}" for (node, gpu, job), value in results().items()]
+
+    assert names(tmp_path, "\n".join(["job_id,rank,hostname,step_ms", *rows])) == {"n9/1"}
+    assert names(tmp_path, "\n".join(["job_id,rank,hostname,step_ms", *fixed])) == {"37"}
+
+
+@pytest.mark.parametrize(("column", "base"), [("slowdown_pct", 0), ("slowdown (%)", 0), ("Slowdown %", 100)])
+def test_a_slowdown_in_percent_is_on_top_of_100(tmp_path: Path, column: str, base: int) -> None:
+    """Half of the values are below 0, and a chip at 0.1 is not half as slow as one at 0.2."""
+    rows = [f"n{node},{gpu},{at},{100 * value - 100 + base:.3f}" for (node, gpu, at), value in results().items()]
+    found = answer(written(tmp_path, [f"node,gpu,run,{column}", *rows]))
+
+    assert [one["name"] for one in found["findings"]] == ["n9/1"]
+    assert found["findings"][0]["loss"] == pytest.approx(0.15, abs=0.02)
+    assert found["summary"]["populations"][0]["measurements"] == 24 * 4 * 3
+
+
+@pytest.mark.parametrize("column", ["xname", "system.hostname", "job_node_name"])
+def test_the_only_column_of_hosts_is_that_of_nodes(column: str) -> None:
+    assert recognised([column, "gpu", "gflops"], {})[0]["node"] == column
+    assert recognised(["host", "login hostname", "gpu", "gflops"], {})[0]["node"] == "host"
 
 
 def markdown(rows: list[str]) -> list[str]:

@@ -175,3 +175,38 @@ def test_nodes_of_tables_are_found_in_the_paths_of_files_by_a_pattern(tmp_path: 
     assert (done.exit_code, "is not found in this path" in done.stderr) == (2, True)
     done = CliRunner().invoke(command, [*map(str, files), "--node-from-file", "("])
     assert (done.exit_code, "is no regular expression" in done.stderr) == (2, True)
+
+
+def lines_of_pairs(line: str) -> list[str]:
+    """A line for each of 16 nodes with 4 GPUs and 3 days; GPU 2 of one is 15 % slow."""
+    draw = np.random.default_rng(4)
+    of_chip = {
+        (node, gpu): 0.01 * draw.normal() + 0.16 * ((node, gpu) == (SLOW, 2)) for node in NODES for gpu in range(4)
+    }
+    return [
+        line.format(node=node, gpu=gpu, day=day, rate=19000 * np.exp(0.005 * draw.normal() - effect))
+        for day in (4, 5, 6)
+        for (node, gpu), effect in of_chip.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node={node} gpu={gpu} run={day} gemm_gflops={rate:.1f}",
+        'run={day}, node="{node}", gpu={gpu}, gemm_gflops={rate:,.1f}',
+        "2026-05-0{day}T08:00:00Z epilog: job={day} [node={node} gpu={gpu} gemm_gflops={rate:.1f}]",
+        "2026-05-0{day} 08:00:00,123 {node} epilog[77]: gpu={gpu}; gemm_gflops={rate:.1f}GFLOP/s",
+        "May  {day} 08:00:00 {node} epilog: job={day} gpu={gpu} gemm_gflops={rate:.1f} user=",
+    ],
+)
+def test_lines_of_pairs_are_rows(tmp_path: Path, line: str) -> None:
+    lines = [*lines_of_pairs(line), "2026-05-07T08:00:00Z epilog: no results today"]
+    (tmp_path / "epilog.log").write_text("\n".join(lines))
+    (tmp_path / "other.log").write_text("level=info msg=started\nlevel=info msg=ended\n")
+    found = audited(tmp_path)
+
+    assert named(found) == [("gpu", f"{SLOW}/2")]
+    (population,) = found["summary"]["populations"]
+    assert (population["chips"], population["measurements"]) == (64, 192)
+    assert population["run_effects_removed"]

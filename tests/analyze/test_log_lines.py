@@ -96,13 +96,13 @@ def test_rows_do_not_depend_on_what_was_read_before(read: int) -> None:
 
     assert rows(text, read) == [
         (1, {"ts": "1", "node": "a", "msg": 'two words, "quoted"', "x": ""}),
-        (3, {"rank": "3", "tokens/s": "12.5", "time": "2026-01-31 10:00:00.5"}),
+        (3, {"rank": "3", "tokens/s": "12.5", "timestamp": "2026-01-31 10:00:00.5"}),
     ]
 
 
 def test_a_field_called_time_is_not_the_time_of_a_point() -> None:
     assert rows("train,host=a time=3.5,n=4i 1764000000000000000\n", 10) == [
-        (1, {"host": "a", "train.time": "3.5", "n": "4", "time": "1764000000000000000"})
+        (1, {"host": "a", "train.time": "3.5", "n": "4", "timestamp": "1764000000000000000"})
     ]
 
 
@@ -150,7 +150,7 @@ def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -
     ],
 )
 def test_cells_behind_a_time(line: str, row: dict[str, str]) -> None:
-    assert row_of(line) == (row and {**row, "time": "2026-01-31 10:00:00"})
+    assert row_of(line) == (row and {**row, "timestamp": "2026-01-31 10:00:00"})
 
 
 @pytest.mark.parametrize("named", ["", "tokens_per_second"], ids=["unnamed", "named"])

@@ -12,6 +12,7 @@ from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.chip_levels import two_levels
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, normal_upper_tail, outlier_chances
+from ingero_detect.place_levels import place_levels
 from ingero_testing.audit_fleets import BAD_VALUES, CHIP_SPREADS, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
@@ -729,3 +730,41 @@ def test_chances_among_normal_values_are_near_the_normal_ones_and_larger_for_few
     assert 1e-7 < many < 1e-3
     assert few > many
     assert normal_upper_tail(np.array([0.0, 1.6449])).tolist() == pytest.approx([0.5, 0.05], rel=1e-3)
+
+
+def at_places(nodes: int, per_node: int, slower: dict[int, float], seed: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    """Effects of chips, and their places in the nodes, some of which are slower."""
+    place = np.tile(np.arange(per_node), nodes)
+    return spread(nodes * per_node, seed) + np.array([slower.get(one, 0.0) for one in range(per_node)])[place], place
+
+
+def test_chips_are_compared_with_those_at_their_place_in_the_node() -> None:
+    effect, place = at_places(40, 4, {0: 0.05, 3: -0.03})
+    effect[[22, 41]] += 0.1  # at the second and third place
+    effect[64] += 0.1  # at the slow one
+    given = population(effect, per_node=4)
+    found = audit([replace(given, place=place)])
+
+    assert named(found) == {("chip", 22), ("chip", 41), ("chip", 64)}
+    assert all(0.07 < one.loss < 0.12 for one in found.findings)
+    assert dict(found.populations[0].places) == {
+        0: pytest.approx(0.05, abs=0.012),
+        3: pytest.approx(-0.03, abs=0.012),
+    }
+    assert found.populations[0].spread < 0.7 * audit([given]).populations[0].spread
+
+
+def test_places_that_differ_by_chance_are_not_told_apart() -> None:
+    for seed in range(20):
+        effect, place = at_places(27, 4, {}, seed)
+        assert not place_levels(effect, np.ones(108, np.bool_), np.arange(108) // 4, place).any()
+
+
+def test_chips_at_one_place_of_half_of_the_nodes_are_slow_and_not_its_level() -> None:
+    effect, place = at_places(24, 8, {}, 3)
+    slow = np.flatnonzero(place == 7)[:13]
+    effect[slow] += 0.1
+    found = audit([replace(population(effect), place=place)])
+
+    assert named(found) == {("chip", int(chip)) for chip in slow}
+    assert not found.populations[0].places

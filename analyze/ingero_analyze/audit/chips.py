@@ -28,6 +28,12 @@ ROWS: Final = 0.5
 TIMES: Final = 2.0
 """Names that are more than this share of the rows, and this many times the places, are those of rows."""
 
+CHANGING: Final = 1.5
+"""Ranks of a node in all runs, by those in one, above which they are not the places of its GPUs."""
+
+BLOCKS: Final = 0.95
+"""Least share of the nodes in a run whose ranks follow each other, from a multiple of how many they are."""
+
 MOST_JOINT: Final = 8
 """Most nodes in the joint name of those that nothing tells from each other."""
 
@@ -110,6 +116,31 @@ def places(
         chip[row] = numbers.setdefault(name, len(numbers))
     of_chip = Coded(np.where(gpu.codes < 0, -1, node.codes), node.names)
     return Places(Coded(chip, list(numbers)), of_chip, group, slot)
+
+
+def with_parts(gpu: Coded, part: Coded, node: Coded) -> Coded:
+    """The GPUs with their parts, such as `1/0`, where these tell what one has from each other."""
+    both = (gpu.codes >= 0) & (part.codes >= 0)
+    its, of, at = (_rows(column, both) for column in (gpu, part, node))
+    several = both.any() and _combinations(at, its, of) > _combinations(at, its)
+    return _joined(part, gpu, both) if several and both.all() else gpu
+
+
+def ranks_in_nodes(rank: Coded, node: Coded, run: Coded) -> Coded:
+    """Ranks counted within their node, where a node has other ones in every run and these are whole blocks."""
+    known = (rank.codes >= 0) & (node.codes >= 0) & (run.codes >= 0)
+    if not known.any() or not all(map(str.isdecimal, rank.names)):
+        return rank
+    number = np.array([int(name) for name in rank.names] + [-1])[rank.codes]
+    cell, first = numbered(node.codes[known], run.codes[known])
+    pairs = numbered(cell, number[known])[1]
+    per_node = int(np.bincount(cell[pairs]).max())
+    blocks = len(numbered(cell, number[known] // per_node)[1])
+    nodes = len(np.unique(node.codes[known]))
+    changing = _combinations(_rows(node, known), _rows(rank, known)) > CHANGING * per_node * nodes
+    if not changing or blocks > len(first) / BLOCKS:
+        return rank
+    return Coded(np.where(number < 0, -1, number % per_node), list(map(str, range(per_node))))
 
 
 def of_one_name(found: Places, here: Ints, run: Ints) -> Places:

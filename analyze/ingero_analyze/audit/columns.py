@@ -1,7 +1,7 @@
 """Recognises columns of results by their names: what they hold, their unit, which direction is better. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -17,12 +17,16 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
     "gpu": (
         "gpu", "gpu id", "gpuid", *CHIP_NAMES, "chip", "chip id",
         "device", "device id", "gpu index", "gpu number", "card", "accelerator", "local rank", "gcd",
-        "node gpu", "host gpu",
+        "node gpu", "host gpu", "slurm localid",
+    ),
+    "part": (
+        "gcd", "gcd id", "gcd index", "tile", "tile id", "die", "die id", "mig", "mig id", "mig instance", "gi id",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine",
         "instance", "instance id", "kubernetes node", "node ip", "host ip", "ip", "ip address",
-        "node rank", "node index", "node number",
+        "node rank", "node index", "node number", "slurmd nodename",
+        "xname",
     ),
     "group": (
         *RACKS[:3], "group", *RACKS[3:], "pod", "zone", "switch", "location",
@@ -39,15 +43,16 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
         "step seconds", "step duration", "iteration time", "iteration duration", "iter time", "iter duration",
         "iter dur", "step dur", "kernel dur", "dur", "kernel runtime", "wall time", "seconds", "median time",
         "mean time", "avg time", "average time", "slowdown",
-        "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps", "gteps", "ns day", "steps hour",
+        "bw", "bus bandwidth", "fom", "figure of merit", "mfu", "teps", "mteps", "gteps", "ns day", "steps hour",
         "efficiency",
         "normalized perf", "normalized performance", "relative perf", "rel perf", "relative performance",
     ),
     "run": (
         "run", "run id", "run number", "iteration", "iter", "trial", "job", "job id", "repetition", "rep", "reps",
         "repeat", "attempt", "experiment", "sample", "step", "global step", "training step", "train step",
+        "slurm job id", "slurm jobid", "epoch",
     ),
-    "time": ("timestamp", "ts", "date", "datetime", "start time", "started", "when", "day"),
+    "time": ("timestamp", "ts", "date", "datetime", "start time", "started", "when", "day", "epoch"),
     "clock": (
         *(
             f"{of}{clock}"
@@ -102,6 +107,9 @@ PLACES: Final = (
 )  # fmt: skip
 """Names of the place of a GPU in its node, where another column names the GPU."""
 
+HOST_WORDS: Final = (" hostname", " host name", " nodename", " node name")
+"""Ends of the name of the only column of hosts, such as `system.hostname`, where no other is known."""
+
 RANKS: Final = ("rank", "global rank", "process rank")
 """Names of the number of a process in its job, which is that of its GPU where no other column names one."""
 
@@ -154,7 +162,7 @@ OF_TIME: Final = re.compile(r"\b(?:time|duration|dur|latency|elapsed|runtime|wal
 """What is a time; the last word `min` behind it is minutes, and behind anything else the least value."""
 
 HIGHER: Final = re.compile(
-    r"\b(bw|mfu|fom|figure of merit|g?teps|ns day|steps hour|efficiency|normali[sz]ed perf\w*|"
+    r"\b(bw|mfu|fom|figure of merit|[mg]?teps|ns day|steps hour|efficiency|normali[sz]ed perf\w*|"
     r"rel(?:ative)? perf\w*)\b|.+ [gt]i?bs$|"
     r"\b([kmgtp]?flops?|[kmgtp]?(?:fl)?op s|[kmgt]?i?b s|[kmgt]bps|throughput|bandwidth|rate|score|busbw|algbw|speed|"
     r"ips|fps|iops|per second|per s|mhz|hz)\b"
@@ -215,6 +223,10 @@ PERFORMANCE: Final = re.compile(r".+ (?:perf|performance|bw|fom|score)")
 SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "usec": 1e-6, "ms": 1e-3, "msec": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0,
                   "seconds": 1.0, "min": 60.0}  # fmt: skip
 PERCENT: Final = "percent"
+PERCENTS: Final = (PERCENT, "pct")
+EXCESS: Final = re.compile(r"\b(?:slowdown|overhead|slower)\b")
+"""Names of what something takes longer, which in percent comes on top of 100."""
+
 SCALES: Final[dict[str, tuple[float, str]]] = {
     **{unit: (seconds, "s") for unit, seconds in SECONDS.items()},
     **dict.fromkeys(("minute", "minutes", "mins"), (60.0, "s")),
@@ -239,6 +251,7 @@ KEPT: Final = 4096
 
 _WORDS: Final = re.compile(r"[^a-z0-9]+")
 _BRACKETS: Final = re.compile(r"[(\[{]([^)\]}]*)[)\]}]")
+_LAST_PERCENT: Final = re.compile(r"%(?=\s*(?:[)\]}]|$))")
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 
 
@@ -251,6 +264,7 @@ def words_of(text: str) -> str:
 @lru_cache(KEPT)
 def split_unit(column: str) -> tuple[str, str]:
     """The name of a column and its unit, which may be in brackets or its last word; `min` only behind a time."""
+    column = _LAST_PERCENT.sub(" percent", column)
     bracketed = _BRACKETS.search(column)
     if bracketed:
         return words_of(_BRACKETS.sub(" ", column)), words_of(bracketed.group(1))
@@ -287,15 +301,19 @@ def unit_of(text: str) -> str | None:
     return words if known else None
 
 
-def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def recognised(
+    columns: Sequence[str], chosen: Mapping[str, str], moments: Collection[str] = ()
+) -> tuple[dict[str, str], list[str]]:
     """Columns by what they hold; `chosen` goes first. The second result has the columns that are not used.
 
-    `ValueError` when two columns could be the value and none is chosen.
+    `moments`: columns that by what they hold say when something was, and not how long it took. `ValueError` when two
+    columns could be the value and none is chosen.
     """
     found = dict(chosen)
     for role in ROLES:
         if role not in found:
-            fitting = _fitting(role, [column for column in columns if column not in found.values()])
+            no_run = {column for column in moments if role == "run" and words_of(column) == "epoch"}
+            fitting = _fitting(role, [column for column in columns if column not in {*found.values(), *no_run}])
             if role == "value" and len(fitting) > 1:
                 raise ValueError(_several(fitting))
             found |= {role: fitting[0]} if fitting else {}
@@ -305,7 +323,7 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
         if all(words_of(column) in ("time", "t") for column in times):  # which may say when a row was written
             known = (column for column in free if _is_duration(column) or (times and _is_time(column)))
             times = list(dict.fromkeys((*times, *known)))
-        times = times or [column for column in free if PERFORMANCE.fullmatch(split_unit(column)[0])]
+        times = times or [column for column in free if _may_be_value(column) and column not in moments]
         if all(split_unit(column)[0] in STATISTICS for column in times):
             usual = sorted(times, key=lambda column: STATISTICS.index(split_unit(column)[0]))[:1]
             times = usual if usual and split_unit(usual[0])[0] in CENTRES else times
@@ -318,6 +336,13 @@ def recognised(columns: Sequence[str], chosen: Mapping[str, str]) -> tuple[dict[
     if not {"gpu", "node"} & set(found):
         ranks = [column for column in free if words_of(column) in RANKS]
         found |= {"gpu": ranks[0]} if ranks else {}
+    if "node" not in found:
+        hosts = [
+            column for column in columns if words_of(column).endswith(HOST_WORDS) and column not in found.values()
+        ]
+        found |= {"node": hosts[0]} if len(hosts) == 1 else {}
+    if words_of(found.get("gpu", "")) in (*CHIP_NAMES, ""):
+        found.pop("part", None)
     if "gpu" not in chosen:
         _name_by_chip(found, columns)
     elif "slot" not in chosen and words_of(chosen["gpu"]) in CHIP_NAMES:
@@ -392,6 +417,12 @@ def _is_time(column: str) -> bool:
     return bool(OF_TIME.search(name)) and not NO_VALUES.search(name) and _without_statistic(name)[1] != "time"
 
 
+def _may_be_value(column: str) -> bool:
+    """Whether a column is a value where there is no other: a time without a unit, also of an epoch of training."""
+    name = split_unit(column)[0]
+    return bool(PERFORMANCE.fullmatch(name)) or _is_time(name.replace("epoch", "training"))
+
+
 def _lone_unit(name: str) -> str:
     """The unit of time that a name consists of, but for what it is the time of; "" for any other name."""
     unit = _TIME_OF_ONE.sub("", name)
@@ -422,7 +453,12 @@ MATRICES: Final = (frozenset("mnk"), frozenset(("n", "nb", "p", "q")))
 
 def is_lost_share(column: str, unit: str) -> bool:
     """Whether values are losses in percent; `unit`: that of the value."""
-    return bool(LOSSES.search(words_of(column))) and unit in (PERCENT, "pct")
+    return bool(LOSSES.search(words_of(column))) and unit in PERCENTS
+
+
+def is_excess(column: str, unit: str) -> bool:
+    """Whether values are percents by which something takes longer, or is; `unit`: that of the value."""
+    return bool(EXCESS.search(words_of(column))) and unit in PERCENTS
 
 
 @lru_cache(KEPT)

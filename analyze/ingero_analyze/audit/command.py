@@ -35,7 +35,7 @@ ROLES = (
 )
 
 LOGS: Final = re.compile(r"\.(log|out|txt)$", re.IGNORECASE)
-"""How names of logs end that are read of a folder, if they are of a benchmark that is known."""
+"""How names of logs end that are read of a folder, if they are of a benchmark that is known, or have pairs."""
 
 
 def with_tables_and_logs(
@@ -45,11 +45,13 @@ def with_tables_and_logs(
 
     def known(file: Path) -> bool:
         from ingero_analyze.audit.benchmark_logs import LOOKED_AT, is_log
+        from ingero_analyze.audit.log_results import are_results
 
         if not LOGS.search(file.name):
             return False
         with file.open("rb") as stream:
-            return is_log(stream.read(LOOKED_AT).decode(errors="replace"))
+            begin = stream.read(LOOKED_AT).decode(errors="replace")
+        return is_log(begin) or are_results(begin)
 
     return with_tables(context, parameter, paths, known)
 

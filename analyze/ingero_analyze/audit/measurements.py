@@ -15,14 +15,28 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.audit.benchmark_logs import rows_of_log
-from ingero_analyze.audit.chips import Coded, Places, Texts, is_cluster, of_one_name, places, renamed, where_seen
+from ingero_analyze.audit.chips import (
+    Coded,
+    Places,
+    Texts,
+    is_cluster,
+    of_one_name,
+    places,
+    ranks_in_nodes,
+    renamed,
+    where_seen,
+    with_parts,
+)
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
     RACKS,
+    RANKS,
     SCALES,
     SHOWN,
     SUMMARIES,
+    is_excess,
     is_lost_share,
+    is_value,
     lower_is_better,
     number_of_gpu,
     parameters_of,
@@ -33,7 +47,7 @@ from ingero_analyze.audit.columns import (
     unit_of_result,
     words_of,
 )
-from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, status_by_content
+from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, moments, on_top_of_100, status_by_content
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_members
 from ingero_analyze.audit.labels import Labels, usual
@@ -117,10 +131,11 @@ class Measurements:
         self.rows = self.repeated = 0
         self.latest: float | None = None
         self.failed: dict[str, int] = {}
-        self._texts = {name: Texts() for name in ("gpu", "slot", "node", "group", "run", "time", *KINDS)}
+        self._texts = {name: Texts() for name in ("gpu", "part", "slot", "node", "group", "run", "time", *KINDS)}
         self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
-        self._racks = False
+        self._racks = self._by_rank = False
+        self._on_top = set[str]()
         self._by_name, self._spelt = False, dict[tuple[str, str], str]()
         self._slowness = array("d")
         self._file = array("q")
@@ -138,7 +153,7 @@ class Measurements:
         """Add the rows of one file; what cannot be used is noted. `TableError` if it is no table of results."""
         named = [*self.options.columns.values(), *self.options.values]
         node = self.options.nodes.get(file, file)
-        read = read_rows(file, advance, partial(rows_of_log, node=node))
+        read = read_rows(file, advance, partial(rows_of_log, node=node), is_value)
         columns, rows = of_single_members(*unpivoted(*read, named), named)
         if not named and any(map(_FRACTION.fullmatch, columns)):
             raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
@@ -153,7 +168,8 @@ class Measurements:
                 raise TableError(file, f"there is no column {name!r} (there are: {', '.join(columns)[:200]})")
         chosen = status_by_content(columns, first, named) | chosen
         try:
-            roles, unused = recognised([name for name in columns if name not in values[1:]], chosen)
+            known = [name for name in columns if name not in values[1:]]
+            roles, unused = recognised(known, chosen, moments(columns, first))
         except ValueError as error:
             raise TableError(file, str(error)) from None
         if self.options.files_are_nodes and "node" not in roles:
@@ -173,7 +189,9 @@ class Measurements:
             )
         used, before = 0, self.problems.count
         self._files += 1
+        self._on_top = on_top_of_100(values or [roles["value"]], first)
         self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
+        self._by_rank |= words_of(roles.get("gpu", "")) in RANKS
         self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
         self._racks |= words_of(roles.get("group", "")) in RACKS
         for line, row in chain(first, rows):
@@ -217,6 +235,8 @@ class Measurements:
         lower = None if self.options.values else self.options.lower
         if is_lost_share(roles["value"], unit):
             value, lower = 100 - value, False
+        elif is_excess(roles["value"], unit):
+            value, lower = value + 100 * (roles["value"] in self._on_top), True
         if value <= 0:
             return self._fail(place, f"the value {value:g} is not positive", cells)
         if not SMALLEST <= value <= LARGEST:
@@ -250,7 +270,7 @@ class Measurements:
         if role in KINDS and text:
             words = " ".join(text.split())
             return self._spelt.setdefault((role, words.casefold()), words)
-        return _whole(text) if role in ("gpu", "slot", "node", "group", "run") else text
+        return _whole(text) if role in ("gpu", "part", "slot", "node", "group", "run") else text
 
     def _append(self, cells: Mapping[str, str], row: Row, slowness: float) -> None:
         self._labels.add(row)
@@ -261,7 +281,7 @@ class Measurements:
 
     def _fail(self, place: str, text: str, cells: Mapping[str, str]) -> bool:
         """Keep whose row cannot be used."""
-        self._append({role: cells.get(role, "") for role in ("gpu", "slot", "node", "cluster")}, {}, math.nan)
+        self._append({role: cells.get(role, "") for role in ("gpu", "part", "slot", "node", "cluster")}, {}, math.nan)
         for numbers in self._physical.values():
             numbers.append(math.nan)
         return self._refuse(place, text)
@@ -304,6 +324,9 @@ class Measurements:
         texts = {name: self._texts[name].coded for name in (*KINDS, "gpu", "slot", "node", "group")}
         if len(texts["parameters"].names) > MOST_PARAMETERS:
             texts["parameters"] = _without(texts["parameters"])
+        texts["gpu"] = with_parts(texts["gpu"], self._texts["part"].coded, texts["node"])
+        if self._by_rank:
+            texts["gpu"] = ranks_in_nodes(texts["gpu"], texts["node"], self._texts["run"].coded)
         of_nodes = any(words_of(name) == "partition" for name in self._clusters)
         if texts["cluster"].names and not is_cluster(texts["cluster"], texts["gpu"], texts["node"], of_nodes):
             texts["cluster"] = _without(texts["cluster"])
@@ -434,7 +457,6 @@ class Measurements:
         if of_nodes:
             node, groups = _racks(chip, found.group, here, len(known))
             group = np.full(len(groups), -1)
-        population = Population(self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes)
         notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
         lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
         chips = [found.chip.names[one] for one in known.tolist()]
@@ -445,6 +467,8 @@ class Measurements:
             name: Coded(usual(chip, Coded(column.codes[here], column.names), len(known)), column.names)
             for name, column in self._by_label.items()
         }
+        at = labels["GPU"].codes if "GPU" in labels and not of_nodes else None
+        population = Population(self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes, at)
         return AuditInput(
             population, chips, names, groups, physical, by, seen, lower, only_day, labels, notes, rounds
         )  # fmt: skip

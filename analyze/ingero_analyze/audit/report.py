@@ -14,7 +14,7 @@ from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput, members_of
 from ingero_analyze.audit.labels import in_common
 from ingero_analyze.terminal import listed, plain, print_rows
 from ingero_detect.audit import AuditResult, PopulationResult, SlowUnit
-from ingero_detect.audit_tiers import AuditLevel
+from ingero_detect.audit_tiers import FEWEST_PARENTS, AuditLevel
 from ingero_detect.grouped import Ints
 
 MOST_ROWS: Final = 200
@@ -82,7 +82,7 @@ def _concern_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> boo
 def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
     members = np.array(one.members, np.int64)
     healthy = np.setdiff1d(np.arange(len(given.chips)), named)
-    evidence = compared(given.physical, members, healthy)
+    evidence = compared(given.physical, members, _at_its_place(one, given, healthy))
     name = identity(one, given)
     seen = given.seen[one.number] if one.level is AuditLevel.CHIP else ()
     node, slot = seen[-1] if seen else ("", "")
@@ -100,6 +100,15 @@ def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
         "slow_since": None if one.since is None else given.runs[one.since],
         "cause": likely_cause(says(evidence)), "evidence": evidence,
     }  # fmt: skip
+
+
+def _at_its_place(one: SlowUnit, given: AuditInput, healthy: Ints) -> Ints:
+    """Healthy chips of the number that a chip has in its node, if they are enough: some places are always hot."""
+    place = given.population.place
+    if one.level is not AuditLevel.CHIP or place is None or place[one.number] < 0:
+        return healthy
+    there = healthy[place[healthy] == place[one.number]]
+    return there if len(there) >= FEWEST_PARENTS else healthy
 
 
 def _of_one_day(findings: Sequence[SlowUnit], given: AuditInput) -> list[str]:
@@ -152,6 +161,18 @@ def _population(found: PopulationResult, given: AuditInput) -> dict[str, Any]:
         if common:
             what = ", ".join(map(str, common))
             notes.append(f"what those at a level of their own have in common: {what}")
+        else:
+            names = _listed([_named(AuditLevel.CHIP, number, given) for number in found.other_level])
+            notes.append(f"at a level of their own are: {names}")
+    if found.places:
+        which = given.labels["GPU"].names
+        names = _listed(
+            [
+                f"{which[place]} ({_percent(abs(loss))} {'slower' if loss > 0 else 'faster'})"
+                for place, loss in found.places
+            ]
+        )
+        notes.append(f"in most nodes some GPUs differ, so each is compared with those of its number: {names}")
     if found.implausible:
         fast = _listed(
             [f"{_named(AuditLevel.CHIP, number, given)} ({_percent(gain)})" for number, gain in found.implausible]
