@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from ingero_analyze.packed import ENDINGS as PACKED
+from ingero_analyze.packed import PackedError, unpacked
 from ingero_analyze.table_errors import TableError
 
 ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|json|jsonl|ndjson)" + PACKED, re.IGNORECASE)
 """How names of tables end; files with other names in a folder are not read."""
+
+LOGS: Final = re.compile(r"\.(log|out|txt)" + PACKED, re.IGNORECASE)
+"""How names of logs end."""
 
 MOST_FILES: Final = 100_000
 
@@ -45,6 +49,15 @@ def files_in(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*"), key=natural):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
             yield path
+
+
+def begin_of(file: Path, size: int) -> str:
+    """The begin of a file as text, unpacked; empty for a packed one that is damaged."""
+    try:
+        with unpacked(file) as (stream, _):
+            return stream.read(size).decode(errors="replace")
+    except PackedError:
+        return ""
 
 
 def natural(path: Path) -> list[tuple[int, int, str]]:

@@ -1,5 +1,6 @@
 """Folders in place of files, for the commands that read tables."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -74,3 +75,23 @@ def test_a_folder_of_very_many_tables_is_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(TableError, match="more than 2 tables"):
         with_tables_of_folders([str(tmp_path)])
     assert MOST_FILES >= 10_000
+
+
+def test_replay_reads_logs_of_values_in_a_folder_packed_or_not(tmp_path: Path) -> None:
+    for node in range(6):
+        lines = [
+            f"[2026-01-01 {10 + tick // 720}:{tick // 12 % 60:02d}:{tick % 12 * 5:02d}] iteration {tick} | "
+            f"loss: 2.5 | elapsed time per iteration (ms): {(300 if node == 2 and tick >= 120 else 200) + (tick + node) % 5}.0 |"
+            for tick in range(240)
+        ]
+        text = "\n".join(lines).encode()
+        (tmp_path / f"n{node}.log.gz").write_bytes(gzip.compress(text)) if node else (
+            tmp_path / f"n{node}.log"
+        ).write_bytes(text)
+    (tmp_path / "notes.txt").write_text("fans replaced\n")
+    (tmp_path / "broken.log.gz").write_bytes(b"\x1f\x8b\x08broken")
+
+    found = json.loads(run("replay", tmp_path).stdout)
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    assert found["summary"]["nodes"] == 6

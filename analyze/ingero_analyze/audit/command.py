@@ -8,12 +8,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import chosen_columns, plot_flag, with_tables
+from ingero_analyze.folders import LOGS, begin_of
 from ingero_kit.flags import FiniteRange
 
 ROLES = (
@@ -34,14 +35,14 @@ ROLES = (
     "status",
 )
 
-LOGS: Final = re.compile(r"\.(log|out|txt)$", re.IGNORECASE)
-"""How names of logs end that are read of a folder, if they are of a benchmark that is known, or have pairs."""
-
 
 def with_tables_and_logs(
     context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The callback of an argument of files: those given, with the tables and logs in it for every folder."""
+    """The callback of an argument of files: those given, with the tables and logs in it for every folder.
+
+    Logs are read if they are of a benchmark that is known, or have results.
+    """
 
     def known(file: Path) -> bool:
         from ingero_analyze.audit.benchmark_logs import LOOKED_AT, is_log
@@ -49,8 +50,7 @@ def with_tables_and_logs(
 
         if not LOGS.search(file.name):
             return False
-        with file.open("rb") as stream:
-            begin = stream.read(LOOKED_AT).decode(errors="replace")
+        begin = begin_of(file, LOOKED_AT)
         return is_log(begin) or are_results(begin)
 
     return with_tables(context, parameter, paths, known)

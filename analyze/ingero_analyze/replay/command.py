@@ -9,6 +9,7 @@ import click
 
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import chosen_columns, json_flag, plot_flag, with_tables
+from ingero_analyze.folders import LOGS, begin_of
 from ingero_detect.parameters import Parameters
 from ingero_kit.flags import FiniteRange, SecondsRange
 
@@ -38,8 +39,22 @@ def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
     return found
 
 
+def _with_tables_and_logs(
+    context: click.Context, parameter: click.Parameter, paths: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The files that were given, with the tables and logs of values in it for every folder."""
+
+    def known(file: Path) -> bool:
+        from ingero_analyze.log_lines import are_logs
+        from ingero_analyze.tables import SAMPLE_BYTES
+
+        return bool(LOGS.search(file.name)) and are_logs(begin_of(file, SAMPLE_BYTES))
+
+    return with_tables(context, parameter, paths, known)
+
+
 @click.command("replay")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", callback=with_tables)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", callback=_with_tables_and_logs)
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
     help="Fleet's settings, to judge as that Fleet does; the flags below override it.",
