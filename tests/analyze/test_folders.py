@@ -81,7 +81,8 @@ def test_replay_reads_logs_of_values_in_a_folder_packed_or_not(tmp_path: Path) -
     for node in range(6):
         lines = [
             f"[2026-01-01 {10 + tick // 720}:{tick // 12 % 60:02d}:{tick % 12 * 5:02d}] iteration {tick} | "
-            f"loss: 2.5 | elapsed time per iteration (ms): {(300 if node == 2 and tick >= 120 else 200) + (tick + node) % 5}.0 |"
+            "loss: 2.5 | "
+            f"elapsed time per iteration (ms): {(300 if node == 2 and tick >= 120 else 200) + (tick + node) % 5}.0 |"
             for tick in range(240)
         ]
         text = "\n".join(lines).encode()
