@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
+from ingero_analyze.keyed_json import rows_by_host, with_lists
 
 NUMBERS: Final = frozenset(("id", "index", "number"))
 MACHINES: Final = frozenset(("node", "host", "server", "machine"))
@@ -103,7 +104,9 @@ def _lines(
     for number, line in enumerate(chain(begun, rest), 1):
         if line.strip():
             if (found := _object(line)) is not None:
-                yield from ((number, _flat(each)) for each in _unfolded(found, is_value))
+                spread = with_lists(found)
+                rows = _unnested([spread]) if is_value is None and spread != found else _unfolded(spread, is_value)
+                yield from ((number, _flat(each)) for each in rows)
             else:
                 fail("this line is no JSON object", number)
 
@@ -152,10 +155,12 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
     if (events := chrome_tables.events_of(whole)) is not None:
         yield from (_flat(each) for each in chrome_tables.rows_of(events))
         return
+    if isinstance(whole, dict) and (keyed := rows_by_host(whole)) is not None:
+        whole = keyed
     if isinstance(whole, dict):
         rows = _unfolded(whole, is_value, alone=True)
         whole = rows if rows != [whole] or _values(whole, is_value) else _of_columns(whole)
-    found = [each for each in whole if isinstance(each, dict)]
+    found = [with_lists(each) for each in whole if isinstance(each, dict)]
     unfolded = _unnested(found) if is_value is None else (row for each in found for row in _unfolded(each, is_value))
     yield from map(_flat, unfolded)
 
