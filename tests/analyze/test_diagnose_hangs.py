@@ -196,7 +196,8 @@ def test_dumps_of_the_first_version_are_a_list_of_entries(tmp_path: Path) -> Non
 
     def first(seq: int, state: str) -> dict[str, Any]:
         return {"pg_id": 0, "seq_id": seq, "profiling_name": "nccl:all_reduce", "state": state, "frames": [],
-                "input_sizes": [[1000]], "output_sizes": [[1000]], "time_created_us": 1_700_000_000_000_000}  # fmt: skip
+                "input_sizes": [[1000]], "output_sizes": [[1000]], "time_created_us": 1_700_000_000_000_000,
+                }  # fmt: skip
 
     for rank in range(WORLD):
         entries = [first(1, "completed"), *([first(2, "scheduled")] if rank != 2 else [])]
