@@ -217,10 +217,12 @@ def without_common_mode(values: Floats, alike: Ints) -> Floats:
     return own if after < 0.9 * before else values
 
 
-def _late_in_all_steps(relative: Floats, alike: Ints, blame: WaitAttribution | None) -> tuple[Bools, Floats]:
-    """The rank that stands out in few steps, and its excess over ranks with the same work.
+def _late_in_all_steps(
+    relative: Floats, alike: Ints, blame: WaitAttribution | None, chance: float
+) -> tuple[Bools, Floats]:  # fmt: skip
+    """The rank that stands out in every step, and its excess over ranks with the same work.
 
-    So few steps do not tell how much a rank varies over a longer time. But ranks that vary slowly differ from one
+    Few steps do not tell how much a rank varies over a longer time. But ranks that vary slowly differ from one
     another, so the smallest excess of any step is compared with how much the means of all other ranks differ.
     """
     flagged, excess = np.zeros(len(relative), np.bool_), np.zeros(len(relative))
@@ -233,7 +235,7 @@ def _late_in_all_steps(relative: Floats, alike: Ints, blame: WaitAttribution | N
     if blame is not None and blame.victims(slice(0, relative.shape[1]))[first]:
         return flagged, excess
     spread = np.sqrt(np.nansum(np.delete(mean, first) ** 2) / freedom * (1 + 1 / len(mean)))
-    needed = upper_quantiles(CHANCE_IN_FEW_STEPS / len(mean), np.array(freedom)) * spread
+    needed = upper_quantiles(chance / len(mean), np.array(freedom)) * spread
     flagged[first] = own[first].min() > max(float(needed), 2 * SMALLEST_EFFECT)
     excess[first] = mean[first] * flagged[first]
     return flagged, excess
@@ -254,7 +256,7 @@ def straggler_ranks(
     `chips`: by which share of the step healthy chips usually differ, for values that are computing.
     """
     if relative.shape[1] < FEWEST_STEPS:
-        return _late_in_all_steps(relative, alike, blame)
+        return _late_in_all_steps(relative, alike, blame, CHANCE_IN_FEW_STEPS)
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
     relative = without_common_mode(relative, alike)
@@ -294,6 +296,9 @@ def straggler_ranks(
         whole |= not number and bool(standing.any())
     if not flagged.any():
         flagged, excess = _slow_for_a_while(relative, alike, blame)
+    if not flagged.any():
+        # A rank whose lateness varies is known little from few steps, but it may be late in every one.
+        flagged, excess = _late_in_all_steps(relative, alike, blame, SIGNIFICANCE)
     if flagged.sum() > most:
         flagged[:] = False
     return flagged, excess

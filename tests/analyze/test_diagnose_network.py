@@ -1,9 +1,11 @@
 """Slow parts of a network, through the command and on simulated jobs."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -13,6 +15,10 @@ from ingero_detect.slower_part import LATE_PART
 from ingero_detect.topology import ports_of
 from ingero_fleet.cli import main
 from ingero_testing.fabric_jobs import FabricJob, fabric_job, judged, recorded
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import Table, interleaved
 
 
 def written(folder: Path, job: FabricJob) -> tuple[str, str]:
@@ -48,6 +54,23 @@ def test_the_slow_nic_is_the_answer_of_the_command(tmp_path: Path) -> None:
     assert "times as long as in like groups" in table.stdout
     assert answer["slowdown"] > 1.02
     assert answer["seconds_lost_per_step"] == answer["network"]["seconds_lost_per_step"] > 0
+
+
+def test_receivers_of_a_pipeline_that_wait_for_their_senders_are_no_groups(tmp_path: Path) -> None:
+    """Sends and receives of a whole pipeline have one communicator, and names of their own."""
+    columns = interleaved(np.random.default_rng(1)).arrays()
+    between = np.isin(columns["op"], ("send", "recv"))
+    pipeline = np.char.add("pipeline", columns["data_parallel"].astype(str))
+    table = Table()
+    table.add(**{**{name: column for name, column in columns.items() if name != "seq"},
+                 "group": np.where(between, pipeline, columns["group"])})  # fmt: skip
+    (tmp_path / "timeline.csv").write_text(table.csv())
+    nics = [{"node": f"n{rank}", "nic": "mlx5_0", "ranks": [rank], "switch": "leaf"} for rank in range(16)]
+    (tmp_path / "topology.json").write_text(json.dumps({"nics": nics, "switches": {}}))
+
+    answer = diagnose(str(tmp_path / "timeline.csv"), "--topology", str(tmp_path / "topology.json"))
+
+    assert (answer["kind"], answer["network"]["compared_groups"]) == ("none", 4), "those that sum gradients"
 
 
 def test_without_a_topology_slow_groups_are_unknown_and_said(tmp_path: Path) -> None:

@@ -132,16 +132,31 @@ def test_pauses_do_not_hide_a_rank_that_is_late_in_every_step() -> None:
     assert excess[2] > 0.03
 
 
-def test_ranks_of_a_slow_host_are_all_named_although_the_first_steps_are_longer() -> None:
+def test_ranks_of_a_slow_host_are_all_named_although_the_first_steps_are_uneven() -> None:
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        late = 0.1 * (np.arange(16) < 4)[:, None] * (1 + 0.01 * rng.normal(size=(16, 20)))
-        values = (0.01 * rng.normal(size=(16, 20)) + late) * np.where(np.arange(20) < 2, 8.0, 1.0)
-        values[2] += 0.03
+        values = 0.005 * rng.normal(size=(16, 20)) + 0.1 * (np.arange(16) < 4)[:, None]
+        values[2] += 0.06
+        values[:, :4] += 0.3 * rng.normal(size=(16, 4))
 
         named, _ = straggler_ranks(values, np.zeros(16, np.int64))
 
         assert np.flatnonzero(named).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [7, 8, 12])
+@pytest.mark.parametrize("stages", [1, 4])
+def test_a_rank_that_is_late_by_a_different_time_in_each_of_few_steps_is_named(steps: int, stages: int) -> None:
+    alike = np.arange(16) * stages // 16
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        values = 0.005 * rng.normal(size=(16, steps))
+        late = values.copy()
+        late[14] += rng.uniform(0.12, 0.25, steps)
+        paused = values + 0.5 * (rng.random(values.shape) < 0.05)
+
+        assert np.flatnonzero(straggler_ranks(late, alike)[0]).tolist() == [14]
+        assert not straggler_ranks(paused, alike)[0].any()
 
 
 def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:

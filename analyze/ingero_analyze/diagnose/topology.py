@@ -1,7 +1,11 @@
 """Reads a cluster's topology, and adds to a verdict which part of the network is slow. Pure but `read_topology`."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from ingero_analyze.diagnose.sources import SourceError, read_content
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
@@ -10,7 +14,7 @@ from ingero_detect.links import WORK, Element, RankPort, SlowElements
 from ingero_detect.rank_outliers import SMALLEST_EFFECT
 from ingero_detect.slow_links import slow_elements, slow_work
 from ingero_detect.slower_part import LATE_PART
-from ingero_detect.timeline import step_period
+from ingero_detect.timeline import Timeline, step_period
 from ingero_detect.topology import TopologyError, ports_of
 from ingero_kit.yaml_documents import YamlError, load_yaml
 
@@ -25,6 +29,9 @@ OTHERS: Final = ("node", "stage_imbalance", "sequence_imbalance")
 
 FACTS: Final = ("ranks", "steps", "step_seconds", "compute_share", "largest_lag_share", "note")
 """Evidence that is of the recording, and not of a finding."""
+
+_SEND: Final = re.compile("send", re.IGNORECASE)
+_RECEIVE: Final = re.compile("recv|receive", re.IGNORECASE)
 
 NO_TOPOLOGY: Final = "which NIC, link or switch they share is known with --topology only"
 NOTHING: Final = "no part of the topology is used by the slow groups and by no healthy one"
@@ -59,13 +66,14 @@ def with_network(
     or `unknown` where nothing tells which part is slow. A rank that computes longer stays named. Where slow groups
     lose far more time than a rank, stages or data, these are in `also`: a verdict explains most of what is lost.
     """
+    line = _without_halves(recorded)
     if ports is None:
-        found, absent = slow_work(recorded.line), []
+        found, absent = slow_work(line), []
         if not found.slow:
             return answer
     else:
         numbers = {number: ports[str(name)] for number, name in enumerate(recorded.ranks) if str(name) in ports}
-        found = slow_elements(recorded.line, numbers)
+        found = slow_elements(line, numbers)
         absent = [name for name in recorded.ranks if str(name) not in ports]
     network = _network(found, recorded, topology=ports is not None)
     if absent:
@@ -101,6 +109,21 @@ def with_network(
         **answer, "kind": "network" if ports is not None and (known or victims) else "unknown", "ranks": [],
         "slowdown": round(period / (period - lost), 6), "seconds_lost_per_step": round(lost, 9), "evidence": evidence,
     }  # fmt: skip
+
+
+def _without_halves(recorded: RecordedTimeline) -> Timeline:
+    """The timeline without sends and receives that are operations of their own, as far as slow groups are concerned.
+
+    What receivers have in common in time is how long they wait for their senders, and no transfer.
+    """
+    sends, receives = ([bool(name.search(op)) for op in recorded.ops] for name in (_SEND, _RECEIVE))
+    halves = np.array([sent != received for sent, received in zip(sends, receives, strict=True)], np.bool_)
+    line = recorded.line
+    rows = line.collective & halves[line.op]
+    used = np.unique(line.op[rows]).tolist()
+    if not (any(sends[op] for op in used) and any(receives[op] for op in used)):
+        return line
+    return replace(line, instance=np.where(rows, -1, line.instance))
 
 
 def _most_lost(answer: dict[str, Any], period: float) -> float:
