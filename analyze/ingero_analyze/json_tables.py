@@ -169,7 +169,7 @@ def _unfolded(found: dict[str, Any], is_value: IsValue | None, *, alone: bool = 
     """The objects of the only list of such in an object, each with what is around them; else the object itself.
 
     They are rows if they have a value, or if the object is `alone` and has none itself. Their cells count before
-    those around, of which values are left out, and `name`, which does not say of what.
+    those around, of which values are left out.
     """
     if is_value is None:
         return [found]
@@ -182,7 +182,7 @@ def _unfolded(found: dict[str, Any], is_value: IsValue | None, *, alone: bool = 
     values = _values(cells, is_value)
     if not any(_values(_spread(row), is_value) for row in rows) and (values or not alone):
         return [found]
-    around = {name: cell for name, cell in cells.items() if name not in {*values, "name"}}
+    around = {name: cell for name, cell in cells.items() if name not in values}
     return [around | row for row in rows]
 
 

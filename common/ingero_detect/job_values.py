@@ -28,6 +28,15 @@ MOST_EXPLAINED: Final = 0.25
 SLOW: Final = 4.0
 """Share of the units that may explain slow jobs, and by how many standard deviations of a value they are slow."""
 
+QUARTER: Final = 0.67
+"""Standard deviations from the lower quarter of normal values to their median."""
+
+AGAINST: Final = 3.0
+"""Slow jobs of a unit that count as much as one that is not slow."""
+
+FEWEST_OWN: Final = 5
+"""Jobs of a unit from which it is known how much its values differ."""
+
 OFTEN: Final = 0.5
 MOST_LOOKED_AT: Final = 32
 """Share of the jobs of a unit in which another one is often met, and units of which that is asked."""
@@ -90,22 +99,31 @@ def _do_not_differ(slowness: Floats, unit: Ints, run: Ints, units: int) -> bool:
 def unexplained(slowness: Floats, unit: Ints, run: Ints, units: int) -> Bools:
     """Which values of jobs tell about their unit: those of jobs without another one that is slow in most of its own.
 
-    From the slowest unit on: one whose jobs are slow, but for a quarter of them, explains these, and they then say
-    nothing about the others. Units that are always together count as one.
+    A unit whose jobs are slow, but for a quarter of them, explains these, and they then say nothing about the others;
+    the one with most slow jobs and fewest others first, since one with few jobs is met in these by chance. How slow
+    is told by the quarters of all, and by how much the values of the unit itself differ: those of the others also
+    differ by how many of their jobs it makes slow. Units that are always together count as one.
     """
     together = always_together(unit, run)
     unit = together[unit]
     kept = np.ones(len(unit), np.bool_)
     explained = np.zeros(units, np.bool_)
     for _ in range(int(MOST_EXPLAINED * units)):
-        median = grouped_median(slowness[kept], unit[kept], units)[1]
-        centre = float(np.nanmedian(median))
-        noise = MAD_TO_SIGMA * float(np.median(np.abs(slowness[kept] - median[unit[kept]])))
+        count, median = grouped_median(slowness[kept], unit[kept], units)
+        distance = np.abs(slowness[kept] - median[unit[kept]])
+        noise = np.full(units, MAD_TO_SIGMA * float(np.median(distance)))
+        own = MAD_TO_SIGMA * grouped_median(distance, unit[kept], units)[1]
+        noise = np.where(count >= FEWEST_OWN, np.fmin(noise, own), noise)
         low = _quarter(slowness[kept], unit[kept], units)
-        low[explained | ~np.isfinite(low)] = -np.inf
-        slowest = int(low.argmax())
-        if low[slowest] <= centre + SLOW * max(noise, SAME_VALUE):
+        slow = low > np.nanmedian(low) + (SLOW + QUARTER) * np.maximum(noise, SAME_VALUE)
+        slow &= ~explained
+        if not slow.any():
             break
+        middle = 0.5 * (median + np.nanmedian(low))
+        others = np.bincount(unit[kept], slowness[kept] < middle[unit[kept]], minlength=units)
+        evidence = np.where(slow, count - (1 + AGAINST) * others, -np.inf)
+        most = np.flatnonzero(evidence == evidence.max())
+        slowest = int(most[low[most].argmax()])
         explained[slowest] = True
         kept &= ~np.isin(run, run[kept & (unit == slowest) & (run >= 0)]) | explained[unit]
     return kept

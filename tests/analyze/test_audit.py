@@ -332,6 +332,30 @@ def test_runs_are_in_the_order_of_their_numbers_or_dates() -> None:
         assert [found[place] for place in number.tolist()] == names
 
 
+@pytest.mark.parametrize(("column", "days"), [("trial", True), ("run", True), ("job_id", False)])
+def test_runs_that_count_from_1_on_every_day_are_different_ones(tmp_path: Path, column: str, days: bool) -> None:
+    lines = [f"host,gpu,date,{column},time_ms"]
+    for day in (10, 9, 11):
+        for node, gpu, number, value in short({}, runs=2, seed=day):
+            lines.append(f"{node},{gpu},2026-03-{day:02d}T08:00:00,{number + 1},{value * (2 if day == 9 else 1)}")
+    (found,) = answer(written(tmp_path, lines))["summary"]["populations"]
+
+    assert found["runs_of_a_chip"] == (6 if days else 2)
+    assert (found["run_spread"] > 0.2) == days
+
+
+def test_runs_of_several_days_are_in_the_order_of_these() -> None:
+    day, run, chip = np.repeat([0, 1, 2], 4), np.tile([0, 0, 1, 1], 3), np.tile([0, 1, 0, 1], 3)
+    number, found = runs_of_rows(
+        run, chip, np.zeros(12, np.int64), ["2", "1"], day, ["2026-03-02", "2026-03-01", "2026-03-05"]
+    )
+
+    assert found == [f"2026-03-0{day} {run}" for day in (1, 2, 5) for run in (1, 2)]
+    assert [found[place] for place in number[::2].tolist()] == [
+        "2026-03-02 2", "2026-03-02 1", "2026-03-01 2", "2026-03-01 1", "2026-03-05 2", "2026-03-05 1",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("column", "apart"),
     [("size", True), ("Batch Size", True), ("N", False), ("dtype", True), ("power_cap_w", True), ("note", False)],
@@ -586,18 +610,22 @@ def test_findings_of_one_chip_in_several_benchmarks_name_each_other(tmp_path: Pa
 
 
 @pytest.mark.parametrize("days", [2, 12])
-def test_nodes_that_are_all_that_was_measured_on_a_slow_day_are_said_to_be(tmp_path: Path, days: int) -> None:
+def test_nodes_that_are_all_that_was_measured_on_a_slow_day_are_compared_with_each_other(
+    tmp_path: Path, days: int
+) -> None:
     draw, lines = random.Random(6), ["host,gpu,date,run,time_ms"]
     for node in range(48):
         for gpu, repeat in ((gpu, repeat) for gpu in range(4) for repeat in range(3)):
-            value = 1000 * math.exp(draw.gauss(0, 0.01) + (0.15 if node // 4 == 5 else 0))
+            slow = (0.15 if node // 4 == 5 else 0) + (0.15 if (node, gpu) in ((9, 1), (21, 2)) else 0)
+            value = 1000 * math.exp(draw.gauss(0, 0.01) + slow)
             day = node // 4 if days == 12 or node // 4 == 5 else 0
             lines.append(f"node-{node},{gpu},2026-03-{day + 1:02d}T08:{repeat:02d}:00,{repeat},{value}")
     found = answer(written(tmp_path, lines))
 
-    assert {"node-20", "node-21", "node-22", "node-23"} <= {one["name"] for one in found["findings"]}
+    assert {one["name"]: round(one["loss"], 1) for one in found["findings"]} == {"node-9/1": 0.1, "node-21/2": 0.1}
     (note,) = found["summary"]["populations"][0]["notes"]
-    assert note.endswith("measured on 2026-03-06 only, when hardly any others were: the day may be slow, not they")
+    assert all(f"node node-{node}" in note for node in (20, 21, 22, 23))
+    assert "measured on 2026-03-06 only, when hardly any others were, and all slower, by 14." in note
 
 
 def test_slow_nodes_of_different_days_have_no_such_note(tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def nodes_in_json() -> list[dict[str, Any]]:
     """The results as an object a node and run, with a list of its GPUs."""
     found = results(1000)
     return [
-        {"hostname": f"n{node}", "run": run, "name": f"nightly {run}", "duration_s": 300 + node, "checks": ["a", "b"],
+        {"hostname": f"n{node}", "run": run, "name": "gemm", "duration_s": 300 + node, "checks": ["a", "b"],
          "gpus": [{"index": gpu, "gemm": {"clock": 1300}, "time_ms": found[node, gpu, run]} for gpu in range(4)]}
         for node in range(24) for run in range(3)
     ]  # fmt: skip
@@ -383,6 +383,7 @@ def test_what_is_around_a_list_of_results_holds_for_each(tmp_path: Path, write: 
     (population,) = found["summary"]["populations"]
     assert [one["name"] for one in found["findings"]] == ["n9/1"]
     assert (population["chips"], population["nodes"], population["runs_of_a_chip"]) == (96, 24, 3.0)
+    assert population["name"] == "gemm"
 
 
 @pytest.mark.parametrize("ending", ["json", "jsonl"])

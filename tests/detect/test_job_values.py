@@ -134,3 +134,35 @@ def test_units_that_are_in_the_same_runs_are_found() -> None:
 
     assert always_together(unit, run).tolist() == [0, 0, 2, 3, 4]
     assert always_together(unit, np.full(8, -1)).tolist() == [0, 1, 2, 3, 4]
+
+
+def named_beside(slow: set[int], seed: int, sizes: list[int], count: int, *, neighbours: bool) -> set[int]:
+    """Who is named of 60 nodes, of which the `slow` ones lose 15 %, in jobs of random nodes or of neighbours."""
+    random = np.random.default_rng(seed)
+    effect = 0.02 * random.normal(size=60)
+    effect[list(slow)] += 0.16
+    values, unit, run = list[float](), list[int](), list[int]()
+    for job in range(count):
+        size = int(random.choice(sizes))
+        first = random.integers(0, 61 - size)
+        chosen = np.arange(first, first + size) if neighbours else random.choice(60, size, replace=False)
+        values += [float(effect[chosen].max() + 0.02 * random.normal())] * size
+        unit += chosen.tolist()
+        run += [job] * size
+    given = Population("", np.array(values), np.array(unit), np.array(run), np.full(60, -1), np.zeros(0, np.int64))
+    return {one.number for one in audit([given]).findings}
+
+
+def test_partners_of_slow_nodes_in_large_jobs_are_not_named() -> None:
+    """Every second job of a healthy node has a slow one as well, so half of its values are slow."""
+    named = [named_beside({3, 22}, seed, [1, 2, 4, 8, 16], 200, neighbours=False) for seed in range(20)]
+
+    assert sum(bool(one - {3, 22}) for one in named) <= 2
+    assert sum(len(one & {3, 22}) for one in named) >= 32
+
+
+def test_neighbours_of_slow_nodes_are_not_named() -> None:
+    named = [named_beside({3, 22}, seed, [4], 300, neighbours=True) for seed in range(20)]
+
+    assert sum(bool(one - {3, 22}) for one in named) <= 2
+    assert sum(len(one & {3, 22}) for one in named) >= 20

@@ -93,6 +93,9 @@ ROLES: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Names of columns by what they hold, in lower case, words separated by one space."""
 
+IDENTIFIED: Final = ("job", "job id", "run id", "experiment", "slurm job id", "slurm jobid")
+"""Names of runs that are numbered once for all, and do not count from 1 again on another day."""
+
 MEASURED_ROLES: Final = ("value", "clock", "power", "temperature")
 """Roles whose names may have a statistic at the start or the end: `med_freq`, `power_avg`."""
 

@@ -220,8 +220,8 @@ def _audit(
     from ingero_analyze.audit.ledger import read_ledger
     from ingero_analyze.audit.measurements import Measurements, ReadingOptions
     from ingero_analyze.audit.report import to_json
+    from ingero_analyze.audit.slow_days import audited
     from ingero_analyze.file_progress import progress_over_files
-    from ingero_detect.audit import audit
 
     with progress_over_files("audit", files, "reading", quiet) as advance:
         nodes = nodes_of_files(files, node_from_file)
@@ -229,8 +229,7 @@ def _audit(
         measured = Measurements(options)
         for file in files:
             measured.read(file, advance)
-        inputs = measured.populations()
-        result = audit([given.population for given in inputs], fdr, min_loss)
+        result, inputs = audited(measured.populations(), fdr, min_loss)
         answer = to_json(result, inputs, fdr, min_loss)
         answer["summary"] |= measured.summary()
         if ledger is not None:

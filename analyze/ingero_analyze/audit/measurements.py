@@ -29,6 +29,7 @@ from ingero_analyze.audit.chips import (
 )
 from ingero_analyze.audit.columns import (
     CHIP_NAMES,
+    IDENTIFIED,
     RACKS,
     RANKS,
     SCALES,
@@ -134,7 +135,7 @@ class Measurements:
         self._texts = {name: Texts() for name in ("gpu", "part", "slot", "node", "group", "run", "time", *KINDS)}
         self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
-        self._racks = self._by_rank = False
+        self._racks = self._by_rank = self._counted = False
         self._on_top = set[str]()
         self._by_name, self._spelt = False, dict[tuple[str, str], str]()
         self._slowness = array("d")
@@ -191,6 +192,7 @@ class Measurements:
         self._files += 1
         self._on_top = on_top_of_100(values or [roles["value"]], first)
         self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
+        self._counted |= words_of(roles.get("run", "job")) not in IDENTIFIED
         self._by_rank |= words_of(roles.get("gpu", "")) in RANKS
         self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
         self._racks |= words_of(roles.get("group", "")) in RACKS
@@ -437,7 +439,11 @@ class Measurements:
         known, unit = np.unique(found.chip.codes[here], return_inverse=True)
         chip = unit
         slowness = np.array(self._slowness)[here]
-        number, rounds = runs_of_rows(run[here], found.chip.codes[here], np.array(self._file)[here], runs)
+        counted = self._counted and self._texts["run"].names and self._texts["time"].names
+        day = texts["day"].codes[here] if counted else None
+        number, rounds = runs_of_rows(
+            run[here], found.chip.codes[here], np.array(self._file)[here], runs, day, texts["day"].names
+        )
         seen = where_seen(chip, len(known), number, found, here)
         of_row = _with_new_names(found.node, renamed(seen))[here]
         rounding = rounding_of(np.exp(np.abs(slowness)))

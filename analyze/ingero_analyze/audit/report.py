@@ -20,9 +20,6 @@ from ingero_detect.grouped import Ints
 MOST_ROWS: Final = 200
 """Most findings in the table; JSON has all of them."""
 
-OF_ONE_DAY: Final = 0.8
-"""Share of the chips of a day that are named, from which it may be the day that is slow."""
-
 SINGLE: Final = (
     "one run a chip: noise and chip cannot be separated. A finding assumes that healthy chips have one distribution, "
     "which all values show, and losses of at most 1.25 times the largest gain; repeat the run before acting"
@@ -66,7 +63,7 @@ def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_l
     populations = [_population(found, given) for found, given in zip(result.populations, inputs, strict=True)]
     for number, population in enumerate(populations):
         mine = [one for one in result.findings if one.population == number]
-        population["notes"] += _of_one_day(mine, inputs[number]) + _in_common(mine, inputs[number])
+        population["notes"] += _in_common(mine, inputs[number])
     summary = {"fdr": fdr, "min_loss": min_loss, "findings": len(findings), "hypotheses": result.hypotheses,
                "populations": populations}  # fmt: skip
     return {"findings": findings, "summary": summary}
@@ -109,21 +106,6 @@ def _at_its_place(one: SlowUnit, given: AuditInput, healthy: Ints) -> Ints:
         return healthy
     there = healthy[place[healthy] == place[one.number]]
     return there if len(there) >= FEWEST_PARENTS else healthy
-
-
-def _of_one_day(findings: Sequence[SlowUnit], given: AuditInput) -> list[str]:
-    """Notes on days (or runs) of which nearly all chips are named, and of which these alone are."""
-    notes = []
-    for day in sorted(set(given.only_day) - {""}):
-        there = {chip for chip, its in enumerate(given.only_day) if its == day}
-        mine = [one for one in findings if there.issuperset(one.members)]
-        named = {chip for one in mine for chip in one.members}
-        if len(mine) > 1 and len(named) >= OF_ONE_DAY * len(there):
-            names = ", ".join(identity(one, given) for one in mine[:MOST_NAMES])
-            notes.append(
-                f"{names}: measured on {day} only, when hardly any others were: the day may be slow, not they"
-            )
-    return notes
 
 
 def _in_common(findings: Sequence[SlowUnit], given: AuditInput) -> list[str]:

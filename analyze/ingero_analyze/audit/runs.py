@@ -60,20 +60,35 @@ def days_are_runs(day: Ints, chip: Ints) -> bool:
     return days > 1 and known.sum() <= ONCE * pairs and pairs >= ROUND * chips * days
 
 
-def runs_of_rows(run: Ints, chip: Ints, file: Ints, names: Sequence[str]) -> tuple[Ints, list[str]]:
+def runs_of_rows(
+    run: Ints, chip: Ints, file: Ints, names: Sequence[str], day: Ints | None = None, days: Sequence[str] = ()
+) -> tuple[Ints, list[str]]:
     """By row the number of its run (-1: none), in the order in which they were, and the names of runs.
 
-    `run`: places in `names`, -1 for none. Where the same chips have the same runs in several files, as if each file
-    counted from 1, these are different runs.
+    `run`: places in `names`, -1 for none; `day`: likewise in `days`. Where the same chips have the same runs in
+    several files or on several days, as if each counted from 1, these are different runs.
     """
+    at = np.zeros(len(run), np.int64) if day is None or not len(days) else _ordered(days)[day]
     where = np.where(_other_runs(run, chip, file)[file], file, -1)
+    again = _other_runs(np.where(run < 0, -1, numbered(where, run)[0]), chip, at)
+    on = np.where(again[at], at, -1)
     labelled = run >= 0
-    number, first = numbered(where[labelled], run[labelled])
+    number, first = numbered(on[labelled], where[labelled], run[labelled])
     named = [names[place] for place in run[labelled][first].tolist()]
-    order = np.lexsort((_moments(named), np.maximum(where[labelled][first], 0)))
+    order = np.lexsort((_moments(named), np.maximum(where[labelled][first], 0), np.maximum(on[labelled][first], 0)))
     found = np.full(len(run), -1)
     found[labelled] = np.argsort(order)[number]
+    if day is not None and again.any():
+        named = [
+            f"{days[one]} {name}" if one >= 0 else name
+            for one, name in zip(day[labelled][first].tolist(), named, strict=True)
+        ]
     return found, [named[place] for place in order.tolist()]
+
+
+def _ordered(days: Sequence[str]) -> Ints:
+    """By day, and last for none (the first one), its place in the order of days."""
+    return np.append(np.argsort(np.argsort(_moments(days), kind="stable")), 0)
 
 
 def _other_runs(run: Ints, chip: Ints, file: Ints) -> Bools:
