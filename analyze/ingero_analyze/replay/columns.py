@@ -141,6 +141,13 @@ class Columns:
             self, roles={**self.roles, "date": (name,)}, ignored=tuple(one for one in self.ignored if one != name)
         )
 
+    def without(self, role: str) -> "Columns":
+        """The same without the columns of a role."""
+        return replace(
+            self, roles={one: names for one, names in self.roles.items() if one != role},
+            ignored=(*self.ignored, *self.roles.get(role, ())),
+        )  # fmt: skip
+
     @property
     def value(self) -> str:
         """The column of the value."""

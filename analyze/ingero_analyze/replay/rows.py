@@ -19,7 +19,7 @@ from ingero_analyze.replay.wide import WideTable, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
 from ingero_contract.identifiers import node_key
-from ingero_detect.observation import ACTIVE
+from ingero_detect.observation import ACTIVE, IDLE
 from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
 
 CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
@@ -127,6 +127,7 @@ class RowReader:
                     batch = replace(batch, columns={**batch.columns, time: joined})
                     columns = found[0] = columns.with_date(date[0])
             if not begun:
+                columns = found[0] = self._with_known_states(batch, columns)
                 self.reading.begin(file, columns)
                 self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
                 begun = True
@@ -156,6 +157,20 @@ class RowReader:
             consumed = batch.consumed
         if metric is not None:
             metric.finish()
+
+    def _with_known_states(self, batch: TableBatch, columns: Columns) -> Columns:
+        """The columns without that of states, if these are other ones than whether a node works."""
+        name = columns.one("state")
+        if name is None or columns.recorded:
+            return columns
+        words: dict[str, int] = {}
+        batch.codes(name, words)
+        codes = [CODES.get(word.strip().lower()) for word in words]
+        if None not in codes or not {*codes} <= {None, IDLE}:
+            return columns
+        shown = ", ".join(repr(word[:40]) for word in sorted(words)[:5])
+        self.reading.note(f"the column {name} is not used: it holds {shown}, and not active, idle, calibrating")
+        return columns.without("state")
 
     def _with_file(self, batch: TableBatch) -> TableBatch:
         import pyarrow as pa
