@@ -202,7 +202,6 @@ GOOD = "time,node,rate\n0,a,1\n5,a,1\n"
         ("time,node,score\n0,a,2\n", "a score lies between 0 and 1, this is 2: nothing can be used"),
         ("time,node,step_seconds\n0,a,0\n", "0 is not positive"),
         ("time,node,step_seconds\n0,a,1e-320\n", "row 2, column step_seconds: 9.99989e-321 is too small"),
-        ("time,node,rate,state\n0,a,1,asleep\n", "row 2, column state: 'asleep'"),
         ("time,time,node,rate\n0,0,a,1\n", "the column time is there twice"),
         ("time,node,rate\n0,a,nan\n", "row 2, column rate: no row has a value"),
         (
