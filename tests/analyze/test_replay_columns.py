@@ -436,3 +436,18 @@ def test_objects_that_hold_the_same_are_told_apart_by_nobody() -> None:
 def test_the_time_of_computing_counts_where_there_is_no_other() -> None:
     assert recognised(["time", "node", "compute_time_ms"], {}).roles["step_seconds"] == ("compute_time_ms",)
     assert recognised(["time", "node", "compute_time", "step_time"], {}).roles["step_seconds"] == ("step_time",)
+
+
+@pytest.mark.parametrize("words", [("running", "checkpoint"), ("1", "0"), ("training", "idle")])
+def test_a_column_of_other_states_is_not_used(tmp_path: Path, words: tuple[str, str]) -> None:
+    file = tmp_path / "history.csv"
+    lines = slow_node("time,node,rate,state", "{s},{node},{rate}").splitlines()
+    file.write_text(
+        "\n".join([lines[0], *(f"{line},{words[number % 50 == 0]}" for number, line in enumerate(lines[1:]))])
+    )
+
+    found = judged(file)
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    assert found["summary"]["columns"]["ignored"] == ["state"]
+    assert any(f"{words[0]!r}" in note for note in found["summary"]["notes"])

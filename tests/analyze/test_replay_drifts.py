@@ -68,6 +68,26 @@ def test_healthy_nodes_do_not_drift(seed: int) -> None:
         assert drifts(rates) == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lasting_loss_within_a_few_hours_is_found(seed: int) -> None:
+    rates = fleet(seed, ticks=600)
+    rates[300:, 3] *= 0.93
+
+    (drift,) = drifts(rates, tick_seconds=15)
+
+    assert (drift.node, drift.lost) == (3, pytest.approx(0.07, abs=0.02))
+    assert drift.since == pytest.approx(300 * 15, abs=31 * 15)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_loads_that_wander_for_hours_make_no_drift_within_these(seed: int) -> None:
+    random, load = np.random.default_rng(seed), np.zeros((500, 16))
+    for tick in range(500):
+        load[tick] = 0.995 * load[tick - 1] + random.normal(0, 0.05 if tick == 0 else 0.005, 16)
+
+    assert drifts(np.exp(load), tick_seconds=15) == []
+
+
 def test_what_all_nodes_lose_is_no_drift() -> None:
     rates = fleet(0) * np.interp(np.arange(2400), [600, 1800], [1, 0.8])[:, None]
 

@@ -27,6 +27,10 @@ BLOCK_SECONDS: Final = 3600.0
 BLOCK_TICKS: Final = 30
 """Blocks that a history needs, and how long one is at least: an hour and so many ticks."""
 
+SHORT_BLOCKS: Final = 16
+"""Blocks that a shorter history needs, which are shorter than an hour. Loads wander for hours: so what counts then is
+the plain standard deviation, which one other node that changed makes larger, where the robust one is smaller."""
+
 MOST_BLOCKS: Final = 512
 """Blocks that are kept; then two become one."""
 
@@ -35,6 +39,10 @@ LARGEST: Final = 0.5
 
 FEWEST_ALIKE: Final = 3
 """Nodes that were as fast as one at first, and show whether it is behind. Where they are fewer, all nodes do."""
+
+
+Block = tuple[float, Floats]
+"""The middle of a block, seconds, and by number of a node the mean of its distances."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +63,11 @@ class Drifts:
     """
 
     def __init__(self, tick_seconds: float, members: CohortMembers) -> None:
-        self._ticks = max(BLOCK_TICKS, round(BLOCK_SECONDS / tick_seconds))
+        self._ticks, self._long = BLOCK_TICKS, max(BLOCK_TICKS, round(BLOCK_SECONDS / tick_seconds))
         self._members = members
         self._sum, self._count, self._usual = np.zeros(0), np.zeros(0), np.zeros(0)
         self._total, self._ticks_of, self._first = np.zeros(0), np.zeros(0), np.zeros(0)
-        self._blocks: list[tuple[float, Floats]] = []
+        self._blocks: list[Block] = []
         self._tick, self._begun = 0, 0.0
 
     def note(self, now: float, seen: CohortTick) -> None:
@@ -89,23 +97,28 @@ class Drifts:
         level = np.where(np.isfinite(moved), moved, middle)[cohort]
         usual = np.where(known, self._usual[place], logs - level)
         off = np.clip(logs - level - usual, -LARGEST, LARGEST)
-        self._usual[place] = usual + off / np.minimum(self._ticks_of[place], self._ticks)
+        self._usual[place] = usual + off / np.minimum(self._ticks_of[place], self._long)
         return usual + off
 
     def found(self) -> list[Drift]:
         """Nodes that lost more than their peers, by number."""
-        if len(self._blocks) < FEWEST_BLOCKS:
+        blocks, ticks = self._blocks, self._ticks
+        while ticks < self._long and len(blocks) >= 2 * SHORT_BLOCKS:
+            blocks, ticks = _in_pairs(blocks), 2 * ticks
+        short = ticks < self._long
+        fewest = SHORT_BLOCKS if short else FEWEST_BLOCKS
+        if len(blocks) < fewest:
             return []
-        times = np.array([time for time, _ in self._blocks])
+        times = np.array([time for time, _ in blocks])
         table = np.full((len(self._members), len(times)), np.nan)
-        for column, (_, block) in enumerate(self._blocks):
+        for column, (_, block) in enumerate(blocks):
             table[: len(block), column] = block
         pairs = self._members.pairs
         drifts = []
         for cohort in np.unique(pairs[:, 1]).tolist():
-            rows = np.flatnonzero((pairs[:, 1] == cohort) & (np.isfinite(table).sum(axis=1) >= FEWEST_BLOCKS))
+            rows = np.flatnonzero((pairs[:, 1] == cohort) & (np.isfinite(table).sum(axis=1) >= fewest))
             if len(rows) >= FEWEST_NODES:
-                drifts += _of_cohort(pairs[rows, 0], cohort, table[rows], times)
+                drifts += _of_cohort(pairs[rows, 0], cohort, table[rows], times, short)
         return sorted(drifts, key=lambda drift: drift.node)
 
     def behind(self) -> list[Behind]:
@@ -122,13 +135,21 @@ class Drifts:
         self._blocks.append(((self._begun + now) / 2, mean))
         self._sum, self._count, self._tick = np.zeros_like(self._sum), np.zeros_like(self._count), 0
         if len(self._blocks) >= MOST_BLOCKS:
-            pairs = zip(self._blocks[::2], self._blocks[1::2], strict=True)
-            self._blocks = [((a + b) / 2, (longer(one, len(two), np.nan) + two) / 2) for (a, one), (b, two) in pairs]
-            self._ticks *= 2
+            self._blocks, self._ticks = _in_pairs(self._blocks), 2 * self._ticks
 
 
-def _of_cohort(nodes: Ints, cohort: int, table: Floats, times: Floats) -> list[Drift]:
-    """Those of a cohort; `table`: by node and block the distance from the peers."""
+def _in_pairs(blocks: list[Block]) -> list[Block]:
+    """Two blocks as one; where one of them has no value, the other one's. Of an odd number the first is left out."""
+    pairs = zip(blocks[len(blocks) % 2 :: 2], blocks[len(blocks) % 2 + 1 :: 2], strict=True)
+    return [((a + b) / 2, _mean(longer(one, len(two), np.nan), two)) for (a, one), (b, two) in pairs]
+
+
+def _mean(one: Floats, two: Floats) -> Floats:
+    return np.where(np.isnan(one), two, np.where(np.isnan(two), one, (one + two) / 2))
+
+
+def _of_cohort(nodes: Ints, cohort: int, table: Floats, times: Floats, short: bool) -> list[Drift]:
+    """Those of a cohort; `table`: by node and block the distance from the peers. `short`: of blocks below an hour."""
     quarter = max(2, table.shape[1] // 4)
     first, last = np.full(len(nodes), np.nan), np.full(len(nodes), np.nan)
     for row, line in enumerate(table):
@@ -140,6 +161,8 @@ def _of_cohort(nodes: Ints, cohort: int, table: Floats, times: Floats) -> list[D
     lost = usual - change
     found = []
     for row in np.flatnonzero(lost > max(LEAST, OUTLYING * deviation)).tolist():
+        if short and lost[row] <= OUTLYING * float(np.delete(change, row).std()):
+            continue
         alike = np.abs(first - first[row]) < LEAST
         peers = alike if np.count_nonzero(alike) > FEWEST_ALIKE else np.ones(len(nodes), np.bool_)
         if last[row] > np.median(last[peers]) - LEAST:

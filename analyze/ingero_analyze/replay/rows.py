@@ -39,6 +39,9 @@ CODES: Final = {
 }  # fmt: skip
 """Values that the column `state` may hold."""
 
+_OWN_STATES: Final = ("active", "calibrating")
+"""Words that only a column of such states holds; others may be those of Slurm or of a job."""
+
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
 
@@ -141,8 +144,7 @@ class RowReader:
                     batch = replace(batch, columns={**batch.columns, time: joined})
                     columns = found[0] = columns.with_date(date[0])
             if not begun:
-                if "state" not in self._chosen and not _knows_states(batch, columns):
-                    columns = found[0] = columns.without("state")
+                columns = found[0] = self._with_known_states(batch, columns)
                 self.reading.begin(file, columns)
                 self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
                 begun = True
@@ -190,6 +192,20 @@ class RowReader:
             others = f", of {listed(known[:MOST_NAMES], len(known))}" if len(known) > 1 else ""
             self.reading.note(f"the metric {self._metric} is judged{others}")
         return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
+
+    def _with_known_states(self, batch: TableBatch, columns: Columns) -> Columns:
+        """The columns without that of states, if these are other ones than whether a node works."""
+        name = columns.one("state")
+        if name is None or columns.recorded or "state" in self._chosen:
+            return columns
+        words: dict[str, int] = {}
+        batch.codes(name, words)
+        known = {word.strip().lower() for word in words if word.strip()}
+        if known <= CODES.keys() or not known.isdisjoint(_OWN_STATES):
+            return columns
+        shown = ", ".join(repr(word[:40]) for word in sorted(words)[:5])
+        self.reading.note(f"the column {name} is not used: it holds {shown}, and not active, idle, calibrating")
+        return columns.without("state")
 
     def _with_file(self, batch: TableBatch) -> TableBatch:
         import pyarrow as pa
@@ -304,17 +320,6 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
-
-
-def _knows_states(batch: TableBatch, columns: Columns) -> bool:
-    """Whether the column of states has the name of one in these rows; it may be about something else."""
-    name = columns.one("state")
-    words: dict[str, int] = {}
-    if name is None or columns.recorded:
-        return True
-    batch.codes(name, words)
-    texts = [text for text in (word.strip().lower() for word in words) if text]
-    return not texts or any(text in CODES for text in texts)
 
 
 def _empty(batch: TableBatch, columns: Columns) -> Bools:
