@@ -213,7 +213,7 @@ def test_dumps_of_the_first_version_are_a_list_of_entries(tmp_path: Path) -> Non
 @pytest.mark.parametrize("timed", [True, False])
 def test_durations_show_that_a_kernel_without_start_has_not_begun(timed: bool) -> None:
     """As dumps of PyTorch 2.3 show it, which have no times at which starts were found."""
-    ended = entry(1, **({"duration_ms": 1.5} if timed else {}))
+    ended = entry(1, duration_ms=1.5) if timed else entry(1)
     states = ["scheduled" if rank == 2 or not timed else "started" for rank in range(WORLD)]
 
     hang = hang_of(*((rank, dump([ended, entry(2, ended=False, state=state)])) for rank, state in enumerate(states)))
