@@ -428,6 +428,13 @@ def test_a_time_without_a_unit_is_the_value_where_nothing_else_is(tmp_path: Path
     assert found["summary"]["populations"][0]["run_effects_removed"]
 
 
+def test_an_epoch_is_a_run_or_a_time_by_what_it_holds() -> None:
+    columns = ["host", "epoch", "gflops"]
+    assert recognised(columns, {})[0] == {"node": "host", "run": "epoch", "value": "gflops"}
+    assert recognised(columns, {}, {"epoch"})[0] == {"node": "host", "time": "epoch", "value": "gflops"}
+    assert recognised([*columns, "run"], {}) == ({"node": "host", "run": "run", "value": "gflops"}, ["epoch"])
+
+
 @pytest.mark.parametrize("moment", ["1714550400", "1714550400123", "2024-05-01T08:00:00Z", "08:00:12", "8 o'clock"])
 def test_when_something_was_is_no_value(tmp_path: Path, moment: str) -> None:
     lines = ["host,gpu,pagerank_time,odd", *(f"n{node},0,{moment},{node + 7}" for node in range(20))]

@@ -315,8 +315,8 @@ def recognised(
     found = dict(chosen)
     for role in ROLES:
         if role not in found:
-            no_run = {column for column in moments if role == "run" and words_of(column) == "epoch"}
-            fitting = _fitting(role, [column for column in columns if column not in {*found.values(), *no_run}])
+            other = {column for column in columns if words_of(column) == "epoch" and _is_no(role, column in moments)}
+            fitting = _fitting(role, [column for column in columns if column not in {*found.values(), *other}])
             if role == "value" and len(fitting) > 1:
                 raise ValueError(_several(fitting))
             found |= {role: fitting[0]} if fitting else {}
@@ -352,6 +352,11 @@ def recognised(
         _add_place(found, columns)
     used = set(found.values())
     return found, [column for column in columns if column not in used]
+
+
+def _is_no(role: str, is_moment: bool) -> bool:
+    """Whether a column `epoch` is not of this role: a moment is no run, and a pass over the data no time."""
+    return role == ("run" if is_moment else "time")
 
 
 def _several(columns: Sequence[str]) -> str:

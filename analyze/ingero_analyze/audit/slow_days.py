@@ -39,8 +39,8 @@ def _without_slow_days(findings: Sequence[SlowUnit], its: PopulationResult, give
         there = np.array([chip for chip, its_day in enumerate(given.only_day) if its_day == day])
         mine = [one for one in findings if set(there.tolist()).issuperset(one.members)]
         named = {chip for one in mine for chip in one.members}
-        if len(mine) > 1 and len(named) >= OF_ONE_DAY * len(there):
-            level = float(np.nanmedian(its.fit.effect[there])) - its.centre
+        level = float(np.nanmedian(its.fit.effect[there])) - its.centre if len(mine) > 1 else 0.0
+        if level > 0 and len(named) >= OF_ONE_DAY * len(there):
             slower[there] = level
             names = listed([identity(one, given) for one in mine[:MOST_NAMES]], len(mine))
             notes.append(
