@@ -396,13 +396,16 @@ def test_a_recording_of_which_rows_are_missing_never_claims_to_be_equal(tmp_path
     ("column", "measure"),
     [("train/step_time", "step_seconds"), ("perf/tokens_per_sec", "rate"), ("time/step (s)", "step_seconds"),
      ("throughput per GPU (TFLOP/s/GPU)", "rate"), ("timing/iteration_time_ms", "step_seconds"),
-     ("train/samples/s", "rate"), ("HFU", "rate")],
+     ("train/samples/s", "rate"), ("HFU", "rate"), ("throughput_tok_s", "rate"), ("throughput_tokens_per_s", "rate"),
+     ("tokens_s", "rate"), ("step_s", "step_seconds")],
 )  # fmt: skip
 def test_values_in_a_group_and_rates_of_a_gpu_are_known(column: str, measure: str) -> None:
     assert recognised(["time", "node", column], {}).roles[measure] == (column,)
 
 
-@pytest.mark.parametrize("column", ["eval/score", "train/loss", "learning_rate", "tokens/step", "throughput_min"])
+@pytest.mark.parametrize(
+    "column", ["eval/score", "train/loss", "learning_rate", "tokens/step", "throughput_min", "steps_s"]
+)
 def test_what_is_no_rate_is_asked_for(column: str) -> None:
     with pytest.raises(ValueError, match="exactly one of the columns"):
         recognised(["time", "node", column], {})

@@ -98,8 +98,11 @@ _WORK: Final = (
     r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
     r"requests?|queries|frames|items|records)"
 )
+_COUNTED: Final = r"(?:tok|toks|tokens|samples|images|imgs|words|sequences|seqs|examples|requests|queries)"
+"""Work that is counted in a second where this follows its name, as in tokens_s; step_s is the time of a step."""
+
 _PER_SECOND: Final = re.compile(
-    rf"(?:train(?:ing)? )?(?:throughput|{_WORK} per (?:s|secs?|seconds?)|[kmgtp]?flops?(?: per s| per second)?)"
+    rf"(?:train(?:ing)? )?(?:throughput|(?:throughput )?{_COUNTED} (?:s|sec)|(?:throughput )?{_WORK} per (?:s|secs?|seconds?)|[kmgtp]?flops?(?: per s| per second)?)"
     r"(?: per (?:gpu|device|chip|node|replica))?"
 )
 _PER_STEP: Final = re.compile(r"(\w+) per (?:step|it|iter|iteration|batch)")
