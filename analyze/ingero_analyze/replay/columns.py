@@ -102,8 +102,8 @@ _COUNTED: Final = r"(?:tok|toks|tokens|samples|images|imgs|words|sequences|seqs|
 """Work that is counted in a second where this follows its name, as in tokens_s; step_s is the time of a step."""
 
 _PER_SECOND: Final = re.compile(
-    rf"(?:train(?:ing)? )?(?:throughput|(?:throughput )?{_COUNTED} (?:s|sec)|(?:throughput )?{_WORK} per (?:s|secs?|seconds?)|[kmgtp]?flops?(?: per s| per second)?)"
-    r"(?: per (?:gpu|device|chip|node|replica))?"
+    rf"(?:train(?:ing)? )?(?:throughput|(?:throughput )?(?:{_COUNTED} (?:s|sec)|{_WORK} per (?:s|secs?|seconds?))"
+    r"|[kmgtp]?flops?(?: per s| per second)?)(?: per (?:gpu|device|chip|node|replica))?"
 )
 _PER_STEP: Final = re.compile(r"(\w+) per (?:step|it|iter|iteration|batch)")
 _SLASH: Final = re.compile(
