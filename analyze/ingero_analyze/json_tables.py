@@ -126,13 +126,15 @@ def _object(text: bytes) -> dict[str, Any] | None:
 
 
 def _printed(text: bytes) -> Any:
+    """What Python prints of a dictionary, as if it were JSON; `None` for anything else."""
     if len(text) > MOST_PRINTED:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.literal_eval(text.decode().strip())
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+            found = ast.literal_eval(text.decode().strip())
+        return json.loads(json.dumps(found, default=str, skipkeys=True))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 

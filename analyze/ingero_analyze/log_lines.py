@@ -14,7 +14,7 @@ _PAIR: Final = re.compile(
 """name=value, with or without quotation marks; a comma may separate thousands."""
 
 _ENTRY: Final = re.compile(
-    r"(?:^|[|,;\]]|[:-]\s)\s*([A-Za-z][^|,;:=\[\]{}\"]{0,60}?)\s*:\s+((?:(?!:\s)[^|,;=])*?)\s*(?=[|,;]|$)"
+    r"(?:^|[|,;\]]|[:-]\s)\s*([A-Za-z][^|,;:=\[\]{}\"']{0,60}?)\s*:\s+((?:(?!:\s)[^|,;=])*?)\s*(?=[|,;]|$)"
 )
 """`name: value` between commas or strokes."""
 

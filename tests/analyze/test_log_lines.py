@@ -147,6 +147,11 @@ def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -
         ("2026-01-31 10:00:00 {'a': '\\d', 'b': True}", {"a": "\\d", "b": "true"}),
         ("2026-01-31 10:00:00 the disk is slow", {}),
         ("2026-01-31 10:00:00 {not an object}", {}),
+        ("2026-01-31 10:00:00 {{'a': 1}}", {}),
+        (
+            "2026-01-31 10:00:00 {1: (2, 3), (4, 5): 6, 'b': {7}, 'c': {8: b'x'}}",
+            {"1": "2,3", "b": "{7}", "c.8": "b'x'"},
+        ),
     ],
 )
 def test_cells_behind_a_time(line: str, row: dict[str, str]) -> None:
