@@ -121,12 +121,12 @@ class Groups:
             yield rows, ordered
 
 
-def column_medians(values: Floats) -> Floats:
-    """Median of every column of a table without its NaN; NaN for a column of nothing else.
+def row_medians(table: Floats) -> Floats:
+    """Median of every row of a table without its NaN; NaN for a row of nothing else.
 
     As `np.nanmedian`, at a fifth of its cost for the small tables of a few nodes.
     """
-    ordered = np.sort(values.T, axis=1)
+    ordered = np.sort(table, axis=1)
     return np.asarray(_middle(ordered, np.count_nonzero(~np.isnan(ordered), axis=1)))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats
+from ingero_detect.grouped import Bools, Floats, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 KNOTS: Final = 4
@@ -154,13 +154,6 @@ def steadied(waited: Floats, work: Floats) -> Floats:
     ratio = row_medians((work / np.maximum(row_medians(work), _TINY)[:, None]).T)
     calmer = np.maximum(row_medians(spread[None]) / np.maximum(spread, _TINY), 1 / np.maximum(ratio, _TINY))
     return np.asarray(middle + own + above * np.clip(calmer, 0.0, 1.0))
-
-
-def row_medians(table: Floats) -> Floats:
-    """The median of each row over what is known; NaN for a row in which nothing is."""
-    ordered, count, row = np.sort(table, axis=1), np.isfinite(table).sum(axis=1), np.arange(len(table))
-    low, high = ordered[row, np.maximum(count - 1, 0) // 2], ordered[row, np.minimum(count // 2, table.shape[1] - 1)]
-    return np.where(count > 0, 0.5 * (low + high), np.nan)
 
 
 def _equal(work: Floats, other: Floats) -> Bools:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ingero_detect.grouped import Floats
-from ingero_detect.work_in_waits import explained_time, learn_curve, row_medians, steadied, told
+from ingero_detect.grouped import Floats, row_medians
+from ingero_detect.work_in_waits import explained_time, learn_curve, steadied, told
 
 RANKS, STEPS = 8, 60
 

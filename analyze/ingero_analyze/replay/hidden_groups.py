@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.level_blocks import BlockOfTicks, levels_of
 from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.work_in_waits import row_medians
 
 BLOCK_TICKS: Final = 5
 """Ticks of a block, over which the level of a node is a median."""

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
-from ingero_detect.grouped import Floats, Ints, column_medians
+from ingero_detect.grouped import Floats, Ints, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA, MEDIAN_ERROR
 
 BLOCK_TICKS: Final = 20
@@ -47,7 +47,7 @@ def levels_of(block: Floats) -> tuple[Floats, Ints, Ints]:
     here = np.flatnonzero(2 * ticks >= len(block))
     level = np.full(len(ticks), np.nan)
     if len(here):
-        level[here] = column_medians(block[:, here])
+        level[here] = row_medians(block[:, here].T)
     return level, here, ticks
 
 
@@ -65,6 +65,6 @@ class LevelBlocks:
         level, here, ticks = levels_of(block)
         error = np.full(len(level), np.nan)
         if len(here):
-            spread = MAD_TO_SIGMA * column_medians(np.abs(block[:, here] - level[here]))
+            spread = MAD_TO_SIGMA * row_medians(np.abs(block[:, here] - level[here]).T)
             error[here] = MEDIAN_ERROR * spread / np.sqrt(ticks[here])
         return LevelBlock(level, error)

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.level_blocks import LevelBlock
 from ingero_analyze.replay.numbering import CohortMembers, longer
-from ingero_detect.grouped import Bools, Floats
+from ingero_detect.grouped import Bools, Floats, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.work_in_waits import row_medians
 
 LEAST: Final = float(np.log(1.1))
 ERRORS: Final = 5.0

@@ -10,7 +10,7 @@ from ingero_analyze.replay.level_blocks import BLOCK_TICKS, LevelBlock
 from ingero_analyze.replay.numbering import CohortMembers, longer
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.episodes import Episode
-from ingero_detect.grouped import Bools, Floats, Ints, column_medians, grouped_median
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.verdicts import Axis
 
@@ -155,10 +155,10 @@ def _steps(levels: Floats) -> _Steps:
     for block in range(SIDE, blocks - SIDE + 1):
         before, after = levels[block - SIDE : block], levels[block : block + SIDE]
         known = (np.isfinite(before).sum(axis=0) >= 2) & (np.isfinite(after).sum(axis=0) >= 2)
-        changes[block, known] = column_medians(after[:, known]) - column_medians(before[:, known])
+        changes[block, known] = row_medians(after[:, known].T) - row_medians(before[:, known].T)
     known = np.isfinite(changes).any(axis=0)
     error = np.zeros(nodes)
-    error[known] = MAD_TO_SIGMA * column_medians(np.abs(changes[:, known]))
+    error[known] = MAD_TO_SIGMA * row_medians(np.abs(changes[:, known]).T)
     changes = np.nan_to_num(changes)
     when = np.argmax(np.abs(changes), axis=0)
     size = changes[when, np.arange(nodes)]
