@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-ENDINGS: Final = r"(\.(gz|bz2|xz|zst|zip))?$"
+SUFFIXES: Final = ("gz", "bz2", "xz", "zst", "zip")
+"""Suffixes of packed files."""
+
+ENDINGS: Final = rf"(\.({'|'.join(SUFFIXES)}))?$"
 """How names of packed files end, behind the ending of what is packed; a regular expression."""
 
 

@@ -329,6 +329,7 @@ def test_an_exporter_s_address_gives_way_to_the_host_that_it_tells(tmp_path: Pat
     [
         (["logs/n1.rack2.csv", "logs/n2.rack2.jsonl.gz"], ["n1.rack2", "n2.rack2"]),
         (["10.0.0.1.csv", "10.0.0.2.csv"], ["10.0.0.1", "10.0.0.2"]),
+        (["n1.csv.zst", "n2.csv.xz", "n3.log.bz2", "n4.csv.zip"], ["n1", "n2", "n3", "n4"]),
         (["logs/n1/metrics.csv", "logs/n2/metrics.csv"], ["n1", "n2"]),
         (["logs/n1/a.csv", "logs/n1/b.csv", "logs/n2/a.csv", "logs/n2/b.csv"], ["n1/a", "n1/b", "n2/a", "n2/b"]),
         (["logs/n1.csv", "logs/n1.json"], ["logs/n1.csv", "logs/n1.json"]),

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.packed import SUFFIXES as PACKED
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.grouped import extremes
@@ -27,7 +28,7 @@ FEWEST_NODES: Final = 3
 """Nodes of a file that can be a cluster of its own."""
 
 _SUFFIXES: Final = frozenset(
-    ("csv", "tsv", "txt", "log", "json", "jsonl", "ndjson", "parquet", "pq", "prom", "om", "dat", "gz", "zst")
+    ("csv", "tsv", "txt", "log", "json", "jsonl", "ndjson", "parquet", "pq", "prom", "om", "dat", *PACKED)
 )
 """Suffixes of names of files that tell no name of a host."""
 
