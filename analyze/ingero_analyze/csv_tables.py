@@ -136,10 +136,11 @@ def _commented(comments: Sequence[tuple[int, str]], line: str, delimiter: str | 
     Where the one above it has its cells in the same places, this is the one with the names, and the last has units.
     """
     cells = line.split(delimiter)
-    numbers = cells[0].strip()[:1].isdecimal() or _fractions(cells)
+    if not (cells[0].strip()[:1].isdecimal() or _fractions(cells)):
+        return None
     for place in reversed(range(len(comments))):
         names = [name.strip() for name in comments[place][1].lstrip("# ").split(delimiter)]
-        if numbers and len(names) == len(cells) == len(set(names)) and not _fractions(names):
+        if len(names) == len(cells) == len(set(names)) and not _fractions(names):
             above = comments[max(0, place - 1)]
             number, text = above if _aligned(above[1], comments[place][1]) else comments[place]
             return number, text.lstrip("# ").strip()
@@ -148,8 +149,7 @@ def _commented(comments: Sequence[tuple[int, str]], line: str, delimiter: str | 
 
 def _aligned(above: str, below: str) -> bool:
     """Whether two lines have as many words, each at the same place as that of the other line."""
-    spans = ([word.span() for word in re.finditer(r"[^\s#]+", line)] for line in (above, below))
-    upper, lower = spans
+    upper, lower = ([word.span() for word in re.finditer(r"[^\s#]+", line)] for line in (above, below))
     return len(upper) == len(lower) and all(
         one[0] < other[1] and other[0] < one[1] for one, other in zip(upper, lower, strict=True)
     )

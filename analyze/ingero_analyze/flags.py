@@ -58,11 +58,15 @@ def with_tables(
     _: click.Context,
     parameter: click.Parameter,
     paths: tuple[str, ...],
-    also: Callable[[Path], bool] = lambda file: False,
+    is_read: Callable[[str], bool] = lambda begin: False,
+    begin: int = 0,
 ) -> tuple[str, ...]:
-    """The callback of an argument of files: those given; for folders the tables in them, and what is `also` read."""
+    """The callback of an argument of files: those given; for folders the tables and logs in them.
+
+    `is_read`: whether a log is read, by so many bytes at its `begin`.
+    """
     try:
-        return with_tables_of_folders(paths, also)
+        return with_tables_of_folders(paths, is_read, begin)
     except TableError as error:
         raise click.BadParameter(str(error), param=parameter) from None
 

@@ -20,15 +20,19 @@ MOST_FILES: Final = 100_000
 
 
 def with_tables_of_folders(
-    paths: Sequence[str], also: Callable[[Path], bool] = lambda file: False
+    paths: Sequence[str], is_read: Callable[[str], bool] = lambda begin: False, begin: int = 0
 ) -> tuple[str, ...]:
     """The paths, with the tables in it, however deep, for every folder. `TableError` for one without tables.
 
-    `also`: whether a file of a folder is read that has no name of a table.
+    `is_read`: whether a log of a folder is read, by so many bytes at its `begin`.
     """
+
+    def is_known_log(file: Path) -> bool:
+        return bool(LOGS.search(file.name)) and is_read(_begin_of(file, begin))
+
     found: list[str] = []
     for path in paths:
-        found += _tables_in(Path(path), also) if Path(path).is_dir() else [path]
+        found += _tables_in(Path(path), is_known_log) if Path(path).is_dir() else [path]
     return tuple(found)
 
 
@@ -51,7 +55,7 @@ def files_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def begin_of(file: Path, size: int) -> str:
+def _begin_of(file: Path, size: int) -> str:
     """The begin of a file as text, unpacked; empty for a packed one that is damaged."""
     try:
         with unpacked(file) as (stream, _):

@@ -45,24 +45,24 @@ FEWEST: Final = 2
 """Cells in a line, besides its time, from which it is one of a history."""
 
 
-def is_log(line: bytes) -> bool:
+def is_log(line: str) -> bool:
     """Whether a file that begins with this line is a log of values."""
-    text = line.decode("utf-8", "replace").rstrip("\r\n")
-    row = row_of(text)
-    known = not _TIMES.isdisjoint(row) or bool(_HOST.match(text) or _PAIR.match(text.lstrip("[( ")))
+    row = row_of(line)
+    known = not _TIMES.isdisjoint(row) or bool(_HOST.match(line) or _PAIR.match(line.lstrip("[( ")))
     return known and len(row.keys() - _TIMES - {"host"}) >= FEWEST
 
 
 def are_logs(text: str) -> bool:
     """Whether half of the lines of a text or more are those of a log of values."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return 2 * sum(is_log(line.encode()) for line in lines) >= len(lines) > 0
+    return 2 * sum(map(is_log, lines)) >= len(lines) > 0
 
 
 def row_of(line: str) -> Row:
     """The cells of a line, with the time at its begin (in line protocol its end) and the host that wrote it, unless
     cells are called so; empty for any other line.
     """
+    line = line.rstrip("\r\n")
     row: Row = {name: _plain(quoted) or bare for name, quoted, bare in _PAIR.findall(line)}
     last = line.rstrip().rpartition(" ")[2]
     if row and last.isdecimal() and 9 <= len(last) <= 19 and (point := _POINT.match(line)):
@@ -90,7 +90,7 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
     number, line = 1, begin.readline() or stream.readline(MOST_BYTES)
     while line:
         line += b"" if line.endswith(b"\n") else stream.readline(MOST_BYTES)
-        if row := row_of(line.decode("utf-8", "replace").rstrip("\r\n")):
+        if row := row_of(line.decode("utf-8", "replace")):
             yield number, row
         number, line = number + 1, begin.readline() or stream.readline(MOST_BYTES)
 

@@ -216,7 +216,7 @@ def read_rows(
     if (known := other(text)) is not None:
         return known
     begin, body = text[:SAMPLE_BYTES], text.strip()
-    if log_lines.is_log(body.partition("\n")[0].encode()) or (
+    if log_lines.is_log(body.partition("\n")[0]) or (
         body[0] not in "[{" and _is_no_header(*csv_tables.header_of(begin)[1:]) and log_lines.are_logs(begin)
     ):
         rows = list(log_lines.rows_of(b"", io.BytesIO(text.encode()), lambda failure, line: None))
@@ -323,7 +323,7 @@ def _text_rows(
     refuse_other_kinds(file, first)
     if json and exposition.is_exposition(first):
         yield from _objects(file, first, stream, choose, skip, consumed, exposition.rows_of)
-    elif json and log_lines.is_log(first):
+    elif json and log_lines.is_log(first.decode("utf-8", "replace")):
         yield from _objects(file, first, stream, choose, skip, consumed, log_lines.rows_of)
     elif json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         first = first.removeprefix(b"\xef\xbb\xbf")
@@ -453,7 +453,7 @@ def _csv(
 
 def _is_no_header(line: str, delimiter: str) -> bool:
     """Whether a line may be one of a log: its cells are words, or it is one."""
-    return delimiter == " " or log_lines.is_log(line.encode())
+    return delimiter == " " or log_lines.is_log(line)
 
 
 def _names(file: str, header: str, delimiter: str) -> list[str]:

@@ -120,7 +120,7 @@ def test_a_field_called_time_is_not_the_time_of_a_point() -> None:
     ],
 )
 def test_other_lines_are_not_those_of_pairs(line: str) -> None:
-    assert not is_log(line.encode())
+    assert not is_log(line)
 
 
 def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import click
 
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import chosen_columns, plot_flag, with_tables
-from ingero_analyze.folders import LOGS, begin_of
 from ingero_kit.flags import FiniteRange
 
 ROLES = (
@@ -44,16 +43,10 @@ def with_tables_and_logs(
     Logs are read if they are of a benchmark that is known, or have results.
     """
 
-    def known(file: Path) -> bool:
-        from ingero_analyze.audit.benchmark_logs import LOOKED_AT, is_log
-        from ingero_analyze.audit.log_results import are_results
+    from ingero_analyze.audit.benchmark_logs import LOOKED_AT, is_log
+    from ingero_analyze.audit.log_results import are_results
 
-        if not LOGS.search(file.name):
-            return False
-        begin = begin_of(file, LOOKED_AT)
-        return is_log(begin) or are_results(begin)
-
-    return with_tables(context, parameter, paths, known)
+    return with_tables(context, parameter, paths, lambda begin: is_log(begin) or are_results(begin), LOOKED_AT)
 
 
 def _pattern(_: click.Context, parameter: click.Parameter, text: str | None) -> re.Pattern[str] | None:

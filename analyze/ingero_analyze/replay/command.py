@@ -9,7 +9,6 @@ import click
 
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import chosen_columns, json_flag, plot_flag, with_tables
-from ingero_analyze.folders import LOGS, begin_of
 from ingero_detect.parameters import Parameters
 from ingero_kit.flags import FiniteRange, SecondsRange
 
@@ -44,13 +43,10 @@ def _with_tables_and_logs(
 ) -> tuple[str, ...]:
     """The files that were given, with the tables and logs of values in it for every folder."""
 
-    def known(file: Path) -> bool:
-        from ingero_analyze.log_lines import are_logs
-        from ingero_analyze.tables import SAMPLE_BYTES
+    from ingero_analyze.log_lines import are_logs
+    from ingero_analyze.tables import SAMPLE_BYTES
 
-        return bool(LOGS.search(file.name)) and are_logs(begin_of(file, SAMPLE_BYTES))
-
-    return with_tables(context, parameter, paths, known)
+    return with_tables(context, parameter, paths, are_logs, SAMPLE_BYTES)
 
 
 @click.command("replay")
