@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ingero_analyze.replay.level_blocks import BlockOfTicks, levels_of
-from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
+from ingero_analyze.replay.level_blocks import BlockOfTicks, KeptLevels, levels_of
+from ingero_analyze.replay.numbering import CohortMembers, CohortTick
 from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -50,22 +49,19 @@ class NodeLevels:
     """Levels of nodes by block, log units."""
 
     def __init__(self, members: CohortMembers) -> None:
-        self._members, self._full = members, False
+        self._members = members
         self._block = BlockOfTicks(members, BLOCK_TICKS)
-        self._levels: list[npt.NDArray[np.float32]] = []
+        self._levels = KeptLevels(members, MOST_LEVELS)
 
     def note(self, seen: CohortTick) -> None:
         """Add a tick."""
-        self._full |= len(self._members) * (len(self._levels) + 1) > MOST_LEVELS
-        if self._full:
-            self._levels = []
-        elif (block := self._block.add(seen.place, seen.logs)) is not None:
-            self._levels.append(levels_of(block)[0].astype(np.float32))
+        if not self._levels.full and (block := self._block.add(seen.place, seen.logs)) is not None:
+            self._levels.add(levels_of(block)[0])
 
     def found(self) -> dict[tuple[int, int], int]:
         """The group of each node in its cohort, by their numbers; only of cohorts that have several."""
         pairs = self._members.pairs
-        levels = np.array([longer(level, len(pairs), np.nan) for level in self._levels], np.float64)
+        levels = self._levels.table()
         found: dict[tuple[int, int], int] = {}
         for cohort in np.unique(pairs[:, 1]).tolist() if len(levels) > FIRST else ():
             inside = np.flatnonzero(pairs[:, 1] == cohort)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
 from ingero_detect.grouped import Floats, Ints, row_medians
@@ -49,6 +50,29 @@ def levels_of(block: Floats) -> tuple[Floats, Ints, Ints]:
     if len(here):
         level[here] = row_medians(block[:, here].T)
     return level, here, ticks
+
+
+class KeptLevels:
+    """Levels of nodes by block, 4 bytes each, up to `most` of them; none once there would be more."""
+
+    def __init__(self, members: CohortMembers, most: int) -> None:
+        self._members, self._most, self._blocks = members, most, list[npt.NDArray[np.float32]]()
+        self.full = False
+        """Whether there were too many."""
+
+    def add(self, level: Floats) -> None:
+        """Add a block."""
+        self.full |= len(self._members) * (len(self._blocks) + 1) > self._most
+        if self.full:
+            self._blocks.clear()
+        else:
+            self._blocks.append(level.astype(np.float32))
+
+    def table(self) -> Floats:
+        """By block and node; NaN where a node was not there yet."""
+        nodes = len(self._members.pairs)
+        rows = [longer(level, nodes, np.nan) for level in self._blocks]
+        return np.array(rows, np.float64).reshape(len(rows), nodes)
 
 
 class LevelBlocks:

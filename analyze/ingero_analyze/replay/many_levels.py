@@ -7,10 +7,9 @@ A fault takes a node below its first level, and a repair takes it back. A new ki
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ingero_analyze.replay.level_blocks import LevelBlock
-from ingero_analyze.replay.numbering import CohortMembers, longer
+from ingero_analyze.replay.level_blocks import KeptLevels, LevelBlock
+from ingero_analyze.replay.numbering import CohortMembers
 from ingero_detect.grouped import Bools, Floats, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -38,28 +37,20 @@ class ManyLevels:
     """Levels of nodes by block, log units."""
 
     def __init__(self, members: CohortMembers) -> None:
-        self._members, self._full = members, False
-        self._levels: list[npt.NDArray[np.float32]] = []
-        self._errors: list[npt.NDArray[np.float32]] = []
+        self._members = members
+        self._levels, self._errors = (KeptLevels(members, MOST_LEVELS) for _ in range(2))
 
     def note(self, block: LevelBlock) -> None:
         """Add a block."""
-        self._full |= len(self._members) * (len(self._levels) + 1) > MOST_LEVELS
-        if self._full:
-            self._levels, self._errors = [], []
-        else:
-            self._levels.append(block.level.astype(np.float32))
-            self._errors.append(block.error.astype(np.float32))
+        self._levels.add(block.level)
+        self._errors.add(block.error)
 
     def found(self) -> set[int]:
         """Numbers of the nodes in such cohorts."""
         pairs, found = self._members.pairs, set[int]()
-        if not self._levels:
+        levels, errors = self._levels.table(), self._errors.table()
+        if not len(levels):
             return found
-        levels, errors = (
-            np.array([longer(one, len(pairs), np.nan) for one in kept], np.float64)
-            for kept in (self._levels, self._errors)
-        )
         for cohort in np.unique(pairs[:, 1]).tolist():
             inside = np.flatnonzero(pairs[:, 1] == cohort)
             many = work_at_many_levels(levels[:, inside], errors[:, inside])

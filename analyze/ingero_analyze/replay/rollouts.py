@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ingero_analyze.replay.level_blocks import BLOCK_TICKS, LevelBlock
-from ingero_analyze.replay.numbering import CohortMembers, longer
+from ingero_analyze.replay.level_blocks import BLOCK_TICKS, KeptLevels, LevelBlock
+from ingero_analyze.replay.numbering import CohortMembers
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, row_medians
@@ -71,28 +70,20 @@ class Rollouts:
 
     def __init__(self, members: CohortMembers) -> None:
         self._members = members
-        self._full = False
-        self._levels: list[npt.NDArray[np.float32]] = []
+        self._levels = KeptLevels(members, MOST_LEVELS)
         self._times: list[float] = []
 
     def note(self, now: float, block: LevelBlock) -> None:
         """Add a block that ends at this time."""
-        self._full |= self._too_many()
-        if self._full:
-            self._levels = []
-            return
-        self._levels.append(block.level.astype(np.float32))
-        self._times.append(now)
-
-    def _too_many(self) -> bool:
-        return len(self._members) * (len(self._levels) + 1) > MOST_LEVELS
+        self._levels.add(block.level)
+        if not self._levels.full:
+            self._times.append(now)
 
     def found(self) -> dict[int, Rollout]:
         """By number of a node, what its cohort did."""
-        if self._too_many() or len(self._levels) < 2 * SIDE:
+        levels, pairs = self._levels.table(), self._members.pairs
+        if len(levels) < 2 * SIDE:
             return {}
-        pairs = self._members.pairs
-        levels = np.array([longer(level, len(pairs), np.nan) for level in self._levels], np.float64)
         steps = _steps(levels - _reference(levels, pairs[:, 1]))
         found: dict[int, Rollout] = {}
         for cohort in np.unique(pairs[steps.certain, 1]).tolist():
