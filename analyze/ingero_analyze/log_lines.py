@@ -1,4 +1,4 @@
-"""Reads lines of logs as rows: logfmt, pairs and objects behind a time, line protocol of InfluxDB."""
+"""Reads lines of logs as rows: logfmt, pairs, values and objects behind a time, names with values, line protocol."""
 
 import io
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row, object_of
+from ingero_analyze.worded_lines import values_of, without_launcher
 
 _NAME: Final = r"[A-Za-z_][\w./%-]*"
 _PAIR: Final = re.compile(
@@ -19,7 +20,7 @@ _ENTRY: Final = re.compile(
 """`name: value` between commas or strokes."""
 
 _TIME: Final = re.compile(
-    r"\W*(\d{4}[-/]\d{2}[-/]\d{2}[ T_]\d{2}:\d{2}:\d{2}(?:[.,]\d+)?(?:Z|\s?[+-]\d{2}:?\d{2})?"
+    r"(?:\[[\w.-]+\] )?\W*(\d{4}[-/]\d{2}[-/]\d{2}[ T_]\d{2}:\d{2}:\d{2}(?:[.,]\d+)?(?:Z|\s?[+-]\d{2}:?\d{2})?"
     r"|\d{9,19}(?:\.\d+)?(?=\W))"
 )
 """What a line of a log begins with: a date and time of day, or a number of seconds or finer units since 1970."""
@@ -47,22 +48,34 @@ FEWEST: Final = 2
 
 def is_log(line: str) -> bool:
     """Whether a file that begins with this line is a log of values."""
+    bare, placed = without_launcher(line)
     row = row_of(line)
-    known = not _TIMES.isdisjoint(row) or bool(_HOST.match(line) or _PAIR.match(line.lstrip("[( ")))
-    return known and len(row.keys() - _TIMES - {"host"}) >= FEWEST
+    known = bool(placed) or not _TIMES.isdisjoint(row) or bool(_HOST.match(bare) or _PAIR.match(bare.lstrip("[( ")))
+    return known and len(row.keys() - _TIMES - {"host", *placed}) >= FEWEST
+
+
+def has_values(line: str) -> bool:
+    """Whether a line among others like it is one of a log of values."""
+    return is_log(line) or bool(values_of(without_launcher(line)[0]))
 
 
 def are_logs(text: str) -> bool:
     """Whether half of the lines of a text or more are those of a log of values."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return 2 * sum(map(is_log, lines)) >= len(lines) > 0
+    return 2 * sum(map(has_values, lines)) >= len(lines) > 0
 
 
 def row_of(line: str) -> Row:
-    """The cells of a line, with the time at its begin (in line protocol its end) and the host that wrote it, unless
-    cells are called so; empty for any other line.
+    """The cells of a line, with the time at its begin (in line protocol its end), the host that wrote it and the rank
+    or host that a launcher puts before it, unless cells are called so; empty for any other line.
     """
-    line = line.rstrip("\r\n")
+    bare, placed = without_launcher(line.rstrip("\r\n"))
+    row = _cells_of(bare)
+    called = {name.lower() for name in row}
+    return row and {**{name: cell for name, cell in placed.items() if name not in called}, **row}
+
+
+def _cells_of(line: str) -> Row:
     row: Row = {name: _plain(quoted) or bare for name, quoted, bare in _PAIR.findall(line)}
     last = line.rstrip().rpartition(" ")[2]
     if row and last.isdecimal() and 9 <= len(last) <= 19 and (point := _POINT.match(line)):
@@ -73,9 +86,11 @@ def row_of(line: str) -> Row:
         rest = line[time.end() :]
         begin = rest.find("{")
         held = object_of(rest[begin:].encode()) if begin >= 0 and rest.rstrip().endswith("}") else None
-        row = held or {**dict(_ENTRY.findall(_LEVEL.sub("", rest, 1))), **row}
+        row = held or {**(values_of(rest) or dict(_ENTRY.findall(_LEVEL.sub("", rest, 1)))), **row}
         if row and _TIMES.isdisjoint(row):
             row["timestamp"] = time[1].replace(",", ".").replace("_", " ")
+    elif not row:
+        row = values_of(line)
     if row and _HOSTS.isdisjoint(row) and (written := _HOST.match(line)):
         row["host"] = written["syslog"] or written["journal"]
     return row

@@ -453,7 +453,7 @@ def _csv(
 
 def _is_no_header(line: str, delimiter: str) -> bool:
     """Whether a line may be one of a log: its cells are words, or it is one."""
-    return delimiter == " " or log_lines.is_log(line)
+    return delimiter == " " or log_lines.has_values(line)
 
 
 def _names(file: str, header: str, delimiter: str) -> list[str]:

@@ -534,14 +534,14 @@ def test_a_time_beside_another_one_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_lines_without_names_of_columns_are_no_header(tmp_path: Path) -> None:
-    (tmp_path / "results.txt").write_text("".join(f"Rank {rank} sends = 6.3{rank} GB/s\n" for rank in range(9)))
+    (tmp_path / "results.txt").write_text("".join(f"rank{rank} 6.3{rank} GB/s\n" for rank in range(9)))
     done = run(tmp_path / "results.txt")
     assert done.exit_code == 2
     assert "the first line seems to hold values" in done.stderr
 
 
 def test_a_log_that_begins_with_a_bracket_is_said_to_be_no_json(tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text("[2026-01-31 10:00:00] step 1 loss 2.3\n[2026-01-31 10:00:09] step 2\n")
+    (tmp_path / "train.log").write_text("[2026-01-31 10:00:00] begin of the run\n[2026-01-31 10:00:09] step 2\n")
     done = run(tmp_path / "train.log")
     assert done.exit_code == 2
     assert "no JSON object, though it begins like JSON" in done.stderr

@@ -110,7 +110,7 @@ PLACES: Final = (
 )  # fmt: skip
 """Names of the place of a GPU in its node, where another column names the GPU."""
 
-HOST_WORDS: Final = (" hostname", " host name", " nodename", " node name")
+HOST_WORDS: Final = (" hostname", " host name", " nodename", " node name", " node id", " nodeid")
 """Ends of the name of the only column of hosts, such as `system.hostname`, where no other is known."""
 
 RANKS: Final = ("rank", "global rank", "process rank")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from ingero_analyze.audit.columns import number_of_gpu, words_of
+from ingero_analyze.audit.columns import SCALES, SHOWN, number_of_gpu, words_of
 from ingero_analyze.audit.quantities import MISSING, quantity_of
 from ingero_analyze.json_tables import Row
 
@@ -39,6 +39,14 @@ def know_gpu_by_content(first: Sequence[tuple[int, Row]], roles: dict[str, str],
             return
 
 
+def know_value_by_content(first: Sequence[tuple[int, Row]], roles: dict[str, str], unused: list[str]) -> None:
+    """Where no column has the name of a value, the only one whose cells have units of times or rates is it."""
+    found = [name for name in unused if (cells := _cells(first, name)) and all(map(_is_result, cells))]
+    if "value" not in roles and len(found) == 1:
+        roles["value"] = found[0]
+        unused.remove(found[0])
+
+
 def status_by_content(
     columns: Sequence[str], first: Sequence[tuple[int, Row]], named: Sequence[str]
 ) -> dict[str, str]:
@@ -70,6 +78,15 @@ def _value(cell: str) -> float:
         return (quantity_of(cell) or (math.nan, ""))[0]
     except ValueError:
         return math.nan
+
+
+def _is_result(cell: str) -> bool:
+    """Whether a cell is a number with a unit of a time or a rate, and not a time of the day."""
+    try:
+        unit = (quantity_of(cell) or (math.nan, ""))[1]
+    except ValueError:
+        return False
+    return ":" not in cell and SCALES.get(unit, (0, ""))[1] in SHOWN
 
 
 def _is_moment(cell: str) -> bool:

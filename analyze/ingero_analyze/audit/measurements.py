@@ -48,7 +48,14 @@ from ingero_analyze.audit.columns import (
     unit_of_result,
     words_of,
 )
-from ingero_analyze.audit.contents import LOOKED_AT, know_gpu_by_content, moments, on_top_of_100, status_by_content
+from ingero_analyze.audit.contents import (
+    LOOKED_AT,
+    know_gpu_by_content,
+    know_value_by_content,
+    moments,
+    on_top_of_100,
+    status_by_content,
+)
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_members
 from ingero_analyze.audit.labels import Labels, usual
@@ -176,6 +183,7 @@ class Measurements:
         if self.options.files_are_nodes and "node" not in roles:
             roles["node"] = NODE_OF_FILE
         know_gpu_by_content(first, roles, unused)
+        know_value_by_content(first, roles, unused)
         parameters = parameters_of(unused)
         self.unused.update(name for name in unused if name not in parameters)
         self._labels.use([name for name in unused if name not in parameters])
