@@ -86,7 +86,8 @@ def _cells_of(line: str) -> Row:
         rest = line[time.end() :]
         begin = rest.find("{")
         held = object_of(rest[begin:].encode()) if begin >= 0 and rest.rstrip().endswith("}") else None
-        row = held or {**(values_of(rest) or dict(_ENTRY.findall(_LEVEL.sub("", rest, 1)))), **row}
+        rest = _LEVEL.sub("", rest, 1)
+        row = held or (not row and values_of(rest)) or {**dict(_ENTRY.findall(rest)), **row}
         if row and _TIMES.isdisjoint(row):
             row["timestamp"] = time[1].replace(",", ".").replace("_", " ")
     elif not row:

@@ -4,6 +4,7 @@ lines. Pure."""
 import re
 from typing import Final
 
+from ingero_analyze.audit.columns import SECONDS
 from ingero_analyze.json_tables import Row
 
 FEWEST: Final = 2
@@ -39,6 +40,8 @@ _MEASURED: Final = {"C": "temperature", "W": "power", "MHz": "clock"}
 """What a number without a name is by its unit, where that is not its unit's name."""
 
 _IS_NUMBER: Final = re.compile(rf"{_DIGITS} ?(?:{_UNIT})?")
+
+_TIMED: Final = re.compile(rf"([-+]?(?:\d+\.?\d*|\.\d+)) ?({'|'.join(SECONDS)})")
 
 _COLOURS: Final = re.compile(r"\x1b\[[\d;]*m")
 
@@ -79,7 +82,7 @@ def values_of(line: str) -> Row:
     """The cells of a line that has nothing but names with values, from its begin or from behind the name of a logger.
 
     At least `FEWEST` of them are numbers. The number of a step is called `step`, and how long it took `step_time`.
-    Empty for any other line.
+    Times with a unit are in seconds, and their names say so. Empty for any other line.
     """
     if len(line) > LONGEST:
         return {}
@@ -111,10 +114,16 @@ def _items(text: str) -> Row:
         return {}
     steps = [name for name in row if name.lower() in _STEPS]
     if not steps:
-        return row
+        return dict(map(_in_seconds, row, row.values()))
     lasts = [name for name in row if name.lower() in _LASTS and _is_duration(row[name])]
     names = {**dict.fromkeys(lasts[:1], "step_time"), **({steps[0]: "step"} if len(steps) == 1 else {})}
-    return {names.get(name, name): value for name, value in row.items()}
+    return dict(_in_seconds(names.get(name, name), value) for name, value in row.items())
+
+
+def _in_seconds(name: str, value: str) -> tuple[str, str]:
+    """A cell whose value has a unit of time, with this in its name."""
+    found = _TIMED.fullmatch(value)
+    return (f"{name} (s)", f"{float(found[1]) * SECONDS[found[2]]:.12g}") if found else (name, value)
 
 
 def _is_duration(value: str) -> bool:

@@ -17,7 +17,7 @@ from ingero_fleet.cli import main
     [
         (
             "iter 30: loss 8.7970, time 8207.68ms, mfu 26.41%",
-            {"step": "30", "loss": "8.7970", "step_time": "8207.68ms", "mfu": "26.41%"},
+            {"step": "30", "loss": "8.7970", "step_time (s)": "8.20768", "mfu": "26.41%"},
         ),
         (
             "step:  1  loss: 12.27  memory: 46.73GiB(49.20%)  tps: 5,765  mfu: 11.9%",
@@ -25,7 +25,7 @@ from ingero_fleet.cli import main
         ),
         (
             "step   100 | loss: 6.51 | lr 6.0e-04 | dt: 812.34ms | tok/sec: 645000.12",
-            {"step": "100", "loss": "6.51", "lr": "6.0e-04", "step_time": "812.34ms", "tok/sec": "645000.12"},
+            {"step": "100", "loss": "6.51", "lr": "6.0e-04", "step_time (s)": "0.81234", "tok/sec": "645000.12"},
         ),
         (
             "completed step: 10, seconds: 5.123, Tokens/s/device: 3998.1",
@@ -35,12 +35,12 @@ from ingero_fleet.cli import main
             "Epoch: [2]  [  10/5004]  eta: 1:23:45  img/s: 512.3  loss: nan (6.95)  time: 0.234",
             {"step": "10018", "eta": "1:23:45", "img/s": "512.3", "loss": "nan", "step_time": "0.234"},
         ),
-        ("[Rank 3] step=10 loss nan time=0.8s", {"Rank": "3", "step": "10", "loss": "nan", "step_time": "0.8s"}),
+        ("[Rank 3] step=10 loss nan time=0.8s", {"Rank": "3", "step": "10", "loss": "nan", "step_time (s)": "0.8"}),
         ("INFO:root:step 3, time 0.8", {"step": "3", "step_time": "0.8"}),
         ("step 3, time 1764000000.5", {"step": "3", "time": "1764000000.5"}),
         (
             "Node: nid001, GPU ID: 0, size 16384 average: 0.113 s",
-            {"Node": "nid001", "GPU ID": "0", "size": "16384", "average": "0.113 s"},
+            {"Node": "nid001", "GPU ID": "0", "size": "16384", "average (s)": "0.113"},
         ),
         ("GPU 3: 812.5 GFLOPS, 71 C, 698 W", {"GPU": "3", "GFLOPS": "812.5", "temperature": "71", "power": "698"}),
         ("Rank 17 injection (one way) = 6.29 GB/s", {"Rank": "17", "injection (one way)": "6.29 GB/s"}),
@@ -119,10 +119,26 @@ def test_results_behind_the_names_of_hosts(tmp_path: Path) -> None:
     assert list(finding["evidence"]) == ["temperature"]
 
 
+def test_times_of_operations_behind_the_names_of_ranks(tmp_path: Path) -> None:
+    lines = []
+    for step in range(30):
+        late = [0.3 + 0.001 * ((7 * step + 3 * rank) % 11) + (0.05 if rank == 5 else 0) for rank in range(8)]
+        lines += [
+            f"[rank{rank}]: step {step}: forward {400 * own:.1f}ms, backward {600 * own:.1f}ms, "
+            f"allreduce {1000 * (max(late) - own) + 5:.1f}ms"
+            for rank, own in enumerate(late)
+        ]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+
+    found = answered("diagnose", str(tmp_path / "job.log"))
+
+    assert (found["kind"], found["ranks"]) == ("node", [5])
+
+
 def test_a_value_known_by_its_unit(tmp_path: Path) -> None:
     lines = [
-        f"SLURM Node ID: n{node:02d}, GPU ID: {gpu}, size 8192 average: {(9 if (node, gpu) == (7, 2) else 8)}"
-        f".{(5 * node + 3 * gpu) % 9}1 ms"
+        f"SLURM Node ID: n{node:02d}, GPU ID: {gpu}, size 8192 reached: {(9 if (node, gpu) == (7, 2) else 8)}"
+        f".{(5 * node + 3 * gpu) % 9}1 TFLOPS"
         for node in range(12) for gpu in range(4)
     ]  # fmt: skip
     (tmp_path / "gemm.out").write_text("\n".join(lines) + "\n")
