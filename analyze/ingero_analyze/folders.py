@@ -13,8 +13,8 @@ from ingero_analyze.table_errors import TableError
 ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|json|jsonl|ndjson)" + PACKED, re.IGNORECASE)
 """How names of tables end; files with other names in a folder are not read."""
 
-LOGS: Final = re.compile(r"\.(log|out|txt)" + PACKED, re.IGNORECASE)
-"""How names of logs end."""
+LOGS: Final = re.compile(r"^log\.|\.(log|out|txt)" + PACKED, re.IGNORECASE)
+"""How names of logs end, or begin as those of LAMMPS do."""
 
 MOST_FILES: Final = 100_000
 

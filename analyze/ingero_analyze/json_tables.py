@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
-from ingero_analyze.keyed_json import rows_by_host, with_lists
+from ingero_analyze.keyed_json import rows_by_host, rows_by_name, with_lists
 
 NUMBERS: Final = frozenset(("id", "index", "number"))
 MACHINES: Final = frozenset(("node", "host", "server", "machine"))
@@ -106,7 +106,7 @@ def _lines(
             if (found := _object(line)) is not None:
                 spread = with_lists(found)
                 rows = _unnested([spread]) if is_value is None and spread != found else _unfolded(spread, is_value)
-                yield from ((number, _flat(each)) for each in rows)
+                yield from ((number, _flat(each if is_value is None else _with_brackets(each))) for each in rows)
             else:
                 fail("this line is no JSON object", number)
 
@@ -159,12 +159,16 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
         return
     if isinstance(whole, dict) and (keyed := rows_by_host(whole)) is not None:
         whole = keyed
+    elif isinstance(whole, dict) and is_value is not None and (named := rows_by_name(whole)) is not None:
+        whole = named
     if isinstance(whole, dict):
         rows = _unfolded(whole, is_value, alone=True)
         whole = rows if rows != [whole] or _values(whole, is_value) else _of_columns(whole)
     found = [with_lists(each) for each in whole if isinstance(each, dict)]
-    unfolded = _unnested(found) if is_value is None else (row for each in found for row in _unfolded(each, is_value))
-    yield from map(_flat, unfolded)
+    if is_value is None:
+        yield from map(_flat, _unnested(found))
+        return
+    yield from (_flat(_with_brackets(row)) for each in found for row in _unfolded(each, is_value))
 
 
 def _unfolded(found: dict[str, Any], is_value: IsValue | None, *, alone: bool = False) -> list[dict[str, Any]]:
@@ -255,6 +259,18 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
             numbers = dict.fromkeys(number for cell in cells for number in cell)
             return [{name: cell.get(number) for name, cell in whole.items()} for number in numbers]
     return [whole]
+
+
+def _with_brackets(found: dict[str, Any]) -> dict[str, Any]:
+    """The cells with lists of numbers as they are in JSON: with commas alone, 701 and 697 could be 701697."""
+    return {
+        name: json.dumps(cell)
+        if isinstance(cell, list) and all(isinstance(each, int | float) for each in cell)
+        else _with_brackets(cell)
+        if isinstance(cell, dict)
+        else cell
+        for name, cell in found.items()
+    }
 
 
 def _flat(found: dict[str, Any], before: str = "") -> Row:

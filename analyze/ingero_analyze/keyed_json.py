@@ -10,6 +10,16 @@ KEYED: Final = {
 }  # fmt: skip
 """Names of objects whose own names are those of nodes, GPUs or ranks, and how the column of these is called."""
 
+FEWEST_NODES: Final = 3
+"""Names that are alike, from which they are those of nodes."""
+
+_DIGITS: Final = re.compile(r"\d+")
+_COUNTED: Final = re.compile(
+    r"|.*(?:gpu|cuda|device|chip|accelerator|rank|run|trial|step|iter|iteration|epoch|rep|repeat|attempt|test|round|t|x|v)",
+    re.IGNORECASE,
+)
+"""What is counted and no node, without its number."""
+
 _GPU: Final = re.compile(r"(?:gpu|cuda|device|chip|accelerator)s?[ :_-]?\d{1,3}", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"\d{1,3}")
 
@@ -32,6 +42,44 @@ def rows_by_host(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
         {"node": node, "gpu": gpu, **row}
         for node, each in whole.items() for gpu, result in each.items() for row in _runs(result)
     ]  # fmt: skip
+
+
+def rows_by_name(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of an object that holds results by node, alone or beside cells that all share; `None` for any other.
+
+    Names of nodes are alike but for their numbers, which tells them from those of columns.
+    """
+    if _are_nodes(whole):
+        return [{"node": node, **row} for node, result in whole.items() for row in _cells(result)]
+    inner = [name for name, cell in whole.items() if isinstance(cell, dict) and _are_nodes(cell)]
+    if len(inner) != 1:
+        return None
+    around = {name: cell for name, cell in whole.items() if not isinstance(cell, dict | list)}
+    return [around | row for row in rows_by_name(whole[inner[0]]) or ()]
+
+
+def _are_nodes(found: dict[str, Any]) -> bool:
+    alike = {_DIGITS.sub("", name) for name in found}
+    kinds = {type(each) if isinstance(each, dict | list) else float for each in found.values()}
+    return (
+        len(found) >= FEWEST_NODES
+        and len(alike) == 1
+        and all(map(_DIGITS.search, found))
+        and not _COUNTED.fullmatch(min(alike).strip(" _-"))
+        and len(kinds) == 1
+        and all(map(_is_result, found.values()))
+    )
+
+
+def _is_result(found: Any) -> bool:
+    """Whether it is a number, a list of such, or an object that is not empty."""
+    if isinstance(found, list):
+        return bool(found) and all(isinstance(each, int | float) for each in found)
+    return bool(found) if isinstance(found, dict) else isinstance(found, int | float)
+
+
+def _cells(result: Any) -> Iterator[dict[str, Any]]:
+    yield result if isinstance(result, dict) else {"value": result}
 
 
 def _runs(result: Any) -> Iterator[dict[str, Any]]:

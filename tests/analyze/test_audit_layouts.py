@@ -545,3 +545,36 @@ def test_a_log_that_begins_with_a_bracket_is_said_to_be_no_json(tmp_path: Path) 
     done = run(tmp_path / "train.log")
     assert done.exit_code == 2
     assert "no JSON object, though it begins like JSON" in done.stderr
+
+
+def of_node(node: int, run: int) -> list[float]:
+    return [round(1000 * value, 1) for (of, _, at), value in results().items() if (of, at) == (node, run)]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        lambda: [
+            {"node": f"n{node}", "run": run, "gpu_ms": of_node(node, run)} for node in range(24) for run in range(3)
+        ],
+        lambda: [
+            {"node": f"n{node}", "run": run, "ms": of_node(node, run)} for node in range(24) for run in range(3)
+        ],
+        lambda: {f"n{node}": {"ms": of_node(node, 0), "temp": [60, 61, 60, 61]} for node in range(24)},
+        lambda: {"unit": "ms", "times": {f"n{node}": of_node(node, 0) for node in range(24)}},
+    ],
+    ids=["of GPUs", "of four", "by node", "beside a unit"],
+)
+def test_lists_of_the_values_of_a_node(tmp_path: Path, document: Callable[[], Any]) -> None:
+    assert names(tmp_path, json.dumps(document())) == {"n9/1"}
+
+
+def test_lists_of_runs_of_a_node(tmp_path: Path) -> None:
+    values = {node: of_node(node if node != 9 else 8, 0)[:3] for node in range(24)}
+    values[5] = [1.2 * value for value in values[5]]
+    text = "node;ms\n" + "".join(f"n{node};[{', '.join(map(str, its))}]\n" for node, its in values.items())
+    keyed = json.dumps({"version": 1, "unit": "ms", "runs": {f"n{node}": its for node, its in values.items()}})
+
+    assert names(tmp_path, text) == {"n5"}
+    assert names(tmp_path, keyed) == {"n5"}
+    assert names(tmp_path, json.dumps([{"node": f"n{node}", "ms": its[0]} for node, its in values.items()])) == {"n5"}

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from ingero_analyze.audit.benchmark_logs import rows_of_log
 from ingero_analyze.audit.command import command
+from ingero_analyze.audit.file_nodes import FilePlace, places_of_files
 
 NODES = tuple(f"gpu-node-{number}" for number in range(16))
 SLOW = "gpu-node-5"
@@ -210,3 +211,104 @@ def test_lines_of_pairs_are_rows(tmp_path: Path, line: str) -> None:
     (population,) = found["summary"]["populations"]
     assert (population["chips"], population["measurements"]) == (64, 192)
     assert population["run_effects_removed"]
+
+
+def rows_of(text: str, gpu: str = "") -> list[dict[str, str]]:
+    read = rows_of_log(text, "n7", gpu)
+    assert read is not None
+    return [row for _, row in read[1]]
+
+
+def diagnostic(name: str, results: Sequence[object]) -> str:
+    tests = [None, {"name": "Denylist", "results": [{"gpu_ids": "0,1", "status": "Pass"}]}]
+    category = {"category": "Hardware", "tests": [*tests, {"name": "PCIe", "results": results}]}
+    return "Warning: slow\n" + json.dumps({name: {"test_categories": [category]}}, indent=1)
+
+
+def test_results_of_dcgm_diagnostics_are_read_of_both_versions() -> None:
+    older = {
+        "gpu_ids": "1", "status": "PASS",
+        "info": "GPU 1 GPU to Host bandwidth:\t\t24.02 GB/s, GPU 1 GPU to Host latency:\t\t3.024 us",
+    }  # fmt: skip
+    newer = {
+        "entity_group": "GPU", "entity_id": 2, "status": "Pass",
+        "info": ["Allocated space for 138 output matricies", "GPU 2 relative stress level 1929",
+                 "GPU 2 calculated at approximately 859.08 gigaflops during this test"],
+    }  # fmt: skip
+    failed = {"entity_group": "GPU", "entity_id": 3, "status": "Fail"}
+
+    found = rows_of(diagnostic("DCGM GPU Diagnostic", [older]))
+    assert [(row["node"], row["gpu"], row["benchmark"], row["value"], row["unit"]) for row in found] == [
+        ("n7", "1", "PCIe, GPU to Host bandwidth", "24.02", "GB/s"),
+        ("n7", "1", "PCIe, GPU to Host latency", "3.024", "us"),
+    ]
+    level, rate, faulty = rows_of(diagnostic("DCGM Diagnostic", [newer, failed]))
+    assert (rate["gpu"], rate["value"], rate["unit"]) == ("2", "859.08", "GFLOPS")
+    assert (level["value"], level["direction"]) == ("1929", "higher")
+    assert (faulty["gpu"], faulty["status"]) == ("3", "failed")
+    assert rows_of('{"DCGM GPU Diagnostic": {') == []
+
+
+def test_loops_of_lammps_are_results_by_what_they_compute() -> None:
+    loop = "Loop time of {} on 8 procs for {} steps with 32000 atoms\n"
+    text = "LAMMPS (2 Aug 2023)\n" + loop.format(1.5, 10) + loop.format(25.5, 100) + loop.format(26, 100)
+
+    assert [(row["benchmark"], row["value"], row.get("run")) for row in rows_of(text)] == [
+        ("LAMMPS, 32000 atoms, 10 steps, 8 processes", "1.5", None),
+        ("LAMMPS, 32000 atoms, 100 steps, 8 processes", "25.5", "1"),
+        ("LAMMPS, 32000 atoms, 100 steps, 8 processes", "26", "2"),
+    ]
+
+
+def mlperf(*events: tuple[str, int, object]) -> str:
+    lines = [json.dumps({"key": key, "time_ms": at, "value": value, "metadata": {}}) for key, at, value in events]
+    return "".join(f"0: :::MLLOG {line}\n" for line in lines)
+
+
+def test_a_training_of_mlperf_has_its_throughput_or_its_time() -> None:
+    begin = (("submission_benchmark", 0, "bert"), ("global_batch_size", 0, 48), ("run_start", 2000, None))
+    rates = [("tracked_stats", 3000 + rate, {"throughput": rate}) for rate in (2900, 3000, 3100)]
+    stop = ("run_stop", 62500, None)
+
+    (fast,) = rows_of(mlperf(*begin, *rates, stop))
+    assert (fast["node"], fast["benchmark"], fast["value"]) == ("n7", "MLPerf bert, batch 48, throughput", "3000")
+    (timed,) = rows_of(mlperf(*begin, stop))
+    assert (timed["value"], timed["unit"], timed.get("status")) == ("60.5", "s", None)
+    (aborted,) = rows_of(mlperf(*begin, stop).replace("{}}\n", '{"status": "aborted"}}\n'))
+    assert aborted["status"] == "failed"
+    (cut,) = rows_of(mlperf(*begin))
+    assert cut["status"] == "no end"
+
+
+def test_the_gpu_of_a_log_of_one_gpu_is_that_of_the_file() -> None:
+    assert [row["gpu"] for row in rows_of(burn_log([50000]), "3")] == ["3"]
+    assert [row["gpu"] for row in rows_of(burn_log([50000, 50000]), "3")] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("run/n{node}/gpu{gpu}/gemm.csv", FilePlace("n2", "1")),
+        ("gpu-node-{node}_gpu{gpu}.csv", FilePlace("gpu-node-2", "1")),
+        ("n{node}/gemm-GPU_{gpu}.log.gz", FilePlace("n2", "1")),
+        ("gpu{node}/gpu{gpu}.json", FilePlace("gpu2", "1")),
+        ("gpu-1{gpu}/run{node}.csv", FilePlace("run2")),
+        ("rack{node}/gpu1{gpu}.csv", FilePlace("gpu11")),
+    ],
+)
+def test_gpus_are_taken_from_paths_where_files_are_of_several_of_several_nodes(file: str, place: FilePlace) -> None:
+    files = [file.format(node=node, gpu=gpu) for node in range(4) for gpu in range(4)]
+
+    assert places_of_files(files)[file.format(node=2, gpu=1)] == place
+
+
+def test_a_file_a_gpu_with_nothing_but_values(tmp_path: Path) -> None:
+    random = np.random.default_rng(6)
+    for node in NODES[:8]:
+        for gpu in range(4):
+            rate = float(random.normal(700, 4)) * (0.8 if (node, gpu) == (SLOW, 2) else 1)
+            (tmp_path / node).mkdir(exist_ok=True)
+            (tmp_path / node / f"gpu{gpu}.csv").write_text(f"tflops\n{rate:.1f}\n")
+    assert named(audited(tmp_path)) == [("gpu", f"{SLOW}/2")]
+    pattern = r"(gpu-node-\d+).gpu(\d)"
+    assert named(audited(*sorted(tmp_path.rglob("*.csv")), "--node-from-file", pattern)) == [("gpu", f"{SLOW}/2")]

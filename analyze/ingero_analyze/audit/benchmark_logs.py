@@ -1,4 +1,4 @@
-"""Results in what benchmarks print: nccl-tests (or rccl-tests), gpu-burn, HPL, nvbandwidth. Pure.
+"""Results in what benchmarks print: nccl-tests (or rccl-tests), gpu-burn, HPL, nvbandwidth, and others. Pure.
 
 A log is turned into the rows of a table. It names its nodes where the benchmark prints them (nccl-tests) and its GPUs
 where they have a UUID (gpu-burn); else the name of the file tells the node.
@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Final
 
+from ingero_analyze.audit.application_logs import LAMMPS, MLPERF, rows_of_lammps, rows_of_mlperf
+from ingero_analyze.audit.diagnostic_results import SIGN as DIAGNOSTIC
+from ingero_analyze.audit.diagnostic_results import rows_of_diagnostic
 from ingero_analyze.json_tables import Row
 from ingero_analyze.tables import Rows
 
 Found = list[tuple[int, Row]]
 
-COLUMNS: Final = ("node", "gpu", "model", "benchmark", "run", "value", "unit", "temperature", "status")
+COLUMNS: Final = ("node", "gpu", "model", "benchmark", "run", "value", "unit", "direction", "temperature", "status")
 """Columns of the rows; those that a log does not tell are left out."""
 
 LOOKED_AT: Final = 1 << 20
@@ -37,17 +40,20 @@ _RUNNING: Final = re.compile(r"Running (\w+)\.")
 _DEVICE: Final = re.compile(r"Device (\d+): (.*?)(?: \([\w:.]+\))?:?\s*")
 
 
-def rows_of_log(text: str, node: str) -> Rows | None:
+def rows_of_log(text: str, node: str, gpu: str = "") -> Rows | None:
     """Columns and rows of what a benchmark printed, with line numbers; None for any other text.
 
-    `node`: that of results whose place the log does not tell.
+    `node`, `gpu`: those of results whose place the log does not tell. A log of a single GPU may give it any number.
     """
     read = _reader_of(text[:LOOKED_AT])
     if read is None:
         return None
+    rows = read(_lines_of(text))
+    place = {"node": node}
+    if gpu and len({row.get("gpu", "") for _, row in rows}) == 1:
+        place["gpu"] = gpu
     rows = [
-        (number, row if "node" in row or not row.get("gpu", "0").isdigit() else row | {"node": node})
-        for number, row in read(_lines_of(text))
+        (number, row if "node" in row or not row.get("gpu", "0").isdigit() else row | place) for number, row in rows
     ]
     return [name for name in COLUMNS if any(name in row for _, row in rows)] or ["node", "value"], iter(rows)
 
@@ -183,4 +189,7 @@ _READERS: Final[tuple[tuple[re.Pattern[str], Callable[[Sequence[str]], Found]], 
     (re.compile(f"{_BURNT.pattern}|{_PROGRESS.pattern}"), _gpu_burn),
     (re.compile(f"HPLinpack |HPL-NVIDIA|{_HPL.pattern}", re.IGNORECASE), _hpl),
     (re.compile(r"nvbandwidth Version"), _nvbandwidth),
+    (LAMMPS, rows_of_lammps),
+    (MLPERF, rows_of_mlperf),
+    (DIAGNOSTIC, rows_of_diagnostic),
 )

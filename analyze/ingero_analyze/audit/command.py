@@ -77,7 +77,8 @@ def _pattern(_: click.Context, parameter: click.Parameter, text: str | None) -> 
 @click.option("--node", metavar="COLUMN", help="Column of the node.")
 @click.option(
     "--node-from-file", metavar="REGEX", callback=_pattern,
-    help="Where no column names the node: what this finds in the path of FILE, or its first group.",
+    help="Where no column names the node: what this finds in the path of FILE, or its first group; a second group is "
+    "the GPU.",
 )  # fmt: skip
 @click.option("--group", metavar="COLUMN", help="Column of a group of nodes, such as the rack.")
 @click.option("--run", metavar="COLUMN", help="Column of the run.")
@@ -209,7 +210,7 @@ def _audit(
 ) -> tuple[dict[str, Any], Callable[[Path], None]]:
     """The answer, and what draws it."""
     from ingero_analyze.audit import plot as plots
-    from ingero_analyze.audit.file_nodes import nodes_of_files
+    from ingero_analyze.audit.file_nodes import places_of_files
     from ingero_analyze.audit.ledger import read_ledger
     from ingero_analyze.audit.measurements import Measurements, ReadingOptions
     from ingero_analyze.audit.report import to_json
@@ -217,8 +218,8 @@ def _audit(
     from ingero_analyze.file_progress import progress_over_files
 
     with progress_over_files("audit", files, "reading", quiet) as advance:
-        nodes = nodes_of_files(files, node_from_file)
-        options = ReadingOptions(chosen, lower, run_effects, values, nodes, node_from_file is not None)
+        places = places_of_files(files, node_from_file)
+        options = ReadingOptions(chosen, lower, run_effects, values, places, node_from_file is not None)
         measured = Measurements(options)
         for file in files:
             measured.read(file, advance)

@@ -56,16 +56,18 @@ from ingero_analyze.audit.contents import (
     on_top_of_100,
     status_by_content,
 )
+from ingero_analyze.audit.file_nodes import FilePlace
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_members
 from ingero_analyze.audit.labels import Labels, usual
 from ingero_analyze.audit.quantities import MISSING, quantity_of
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
+from ingero_analyze.audit.value_lists import of_single_values
 from ingero_analyze.audit.wide import unpivoted
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.json_tables import Row
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import read_rows
+from ingero_analyze.tables import Rows, read_rows
 from ingero_detect.audit import Population
 from ingero_detect.audit_tiers import FEWEST_UNITS
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
@@ -77,7 +79,8 @@ KINDS: Final = ("cluster", "model", "benchmark", "parameters", "unit")
 
 PHYSICAL: Final = ("clock", "power", "temperature")
 NODE_OF_FILE: Final = "node of the file"
-"""Name of the column that is added for it."""
+GPU_OF_FILE: Final = "GPU of the file"
+"""Names of the columns that are added for them."""
 
 MAX_ROWS: Final = 5_000_000
 SMALLEST: Final = 1e-200
@@ -118,14 +121,15 @@ class ReadingOptions:
     """What the user says about the columns. `lower`: smaller values are better; None: as the names say.
 
     `values`: several columns of values, each of a benchmark of its own; `lower` then counts where names do not say.
-    `nodes`: those of files, of logs that do not tell them, and of tables too if `files_are_nodes`.
+    `places`: what files are of, where logs do not tell it, nor tables of one GPU each.
+    `files_are_nodes`: of all tables without a node.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     lower: bool | None = None
     run_effects: bool = True
     values: Sequence[str] = ()
-    nodes: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, FilePlace] = field(default_factory=dict)
     files_are_nodes: bool = False
 
 
@@ -143,7 +147,7 @@ class Measurements:
         self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
         self._racks = self._by_rank = self._counted = False
-        self._on_top = set[str]()
+        self._on_top, self._notes = set[str](), set[str]()
         self._by_name, self._spelt = False, dict[tuple[str, str], str]()
         self._slowness = array("d")
         self._file = array("q")
@@ -160,8 +164,10 @@ class Measurements:
     def read(self, file: str, advance: Callable[[int], None]) -> None:
         """Add the rows of one file; what cannot be used is noted. `TableError` if it is no table of results."""
         named = [*self.options.columns.values(), *self.options.values]
-        node = self.options.nodes.get(file, file)
-        read = read_rows(file, advance, partial(rows_of_log, node=node), is_value)
+        place = self.options.places.get(file, FilePlace(file))
+        read = read_rows(file, advance, partial(_rows_of_text, place=place), is_value)
+        read, note = of_single_values(*read, named)
+        self._notes |= {note} - {""}
         columns, rows = of_single_members(*unpivoted(*read, named), named)
         if not named and any(map(_FRACTION.fullmatch, columns)):
             raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
@@ -180,8 +186,9 @@ class Measurements:
             roles, unused = recognised(known, chosen, moments(columns, first))
         except ValueError as error:
             raise TableError(file, str(error)) from None
-        if self.options.files_are_nodes and "node" not in roles:
+        if (self.options.files_are_nodes or (place.gpu and "gpu" not in roles)) and "node" not in roles:
             roles["node"] = NODE_OF_FILE
+            roles |= {"gpu": GPU_OF_FILE} if place.gpu and "gpu" not in roles else {}
         know_gpu_by_content(first, roles, unused)
         know_value_by_content(first, roles, unused)
         parameters = parameters_of(unused)
@@ -206,7 +213,7 @@ class Measurements:
         self._racks |= words_of(roles.get("group", "")) in RACKS
         for line, row in chain(first, rows):
             if row and roles.get("node") == NODE_OF_FILE:
-                row[NODE_OF_FILE] = node
+                row |= {NODE_OF_FILE: place.node, GPU_OF_FILE: place.gpu}
             self.rows += 1
             if self.rows > MAX_ROWS:
                 raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
@@ -353,7 +360,7 @@ class Measurements:
         without = len(numbered(*(texts[name].codes[used] for name in KINDS if name != "unit"))[1])
         texts["shown"] = texts["unit"] if without < len(first) else _without(texts["unit"])
         self._by_label = self._columns_of_labels(texts)
-        inputs = list[AuditInput]()
+        inputs, said = list[AuditInput](), (*self._one_chip_of_files(), *sorted(self._notes))
         for number, row in enumerate(used[first].tolist()):
             here = used[kind == number]
             whole = self._population(here, row, texts, found, run, runs)
@@ -373,7 +380,7 @@ class Measurements:
                 parted = told_apart(
                     [self._population(rows, row, texts, its, run, runs) for rows in parts], kinds.slower
                 )
-            inputs += [replace(part, notes=part.notes + joint + self._one_chip_of_files()) for part in parted]
+            inputs += [replace(part, notes=part.notes + joint + said) for part in parted]
         return inputs
 
     def _at_once(self) -> Ints | None:
@@ -493,6 +500,16 @@ class Measurements:
             "rows": self.rows, "repeated_rows": self.repeated, "unknown_columns": sorted(self.unused),
             "problems": self.problems.answer(), "failed": self.failed,
         }  # fmt: skip
+
+
+def _rows_of_text(text: str, place: FilePlace) -> Rows | None:
+    """The rows of a log of a benchmark, or of a column alone in a file of one GPU; None for any other text."""
+    if (found := rows_of_log(text, place.node, place.gpu)) is not None or not place.gpu:
+        return found
+    header, *lines = [line.strip() for line in text.splitlines()]
+    if not is_value(header) or not all(_NUMBER.fullmatch(line) for line in lines if line):
+        return None
+    return [header], ((number, {header: line}) for number, line in enumerate(lines, 2) if line)
 
 
 def _values(columns: Sequence[str]) -> bool:
