@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import log1p
 from typing import Any
 
 from ingero_contract.identifiers import NodeKey, node_key
@@ -25,6 +26,11 @@ class Episode:
     def end(self) -> float | None:
         """Estimated time of recovery, `None` while the episode lasts."""
         return self.last.recovered if self.ended else None
+
+    @property
+    def lost(self) -> float:
+        """The largest known loss, log units; at most that of a node that does 1 % of what is expected."""
+        return -log1p(-min(max(self.first.severity, self.last.severity), 0.99))
 
     def to_json(self) -> dict[str, Any]:
         """The episode as `replay` prints it."""

@@ -170,10 +170,13 @@ def test_a_clock_that_is_held_at_a_lower_value_is_named(tmp_path: Path, seed: in
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_values_that_are_held_between_scrapes_or_at_a_bound_are_not_stuck(seed: int) -> None:
+def test_values_that_are_held_between_scrapes_at_a_bound_or_by_a_stopped_node_are_not_stuck(seed: int) -> None:
     random = np.random.default_rng(seed)
     held = np.repeat(random.normal(100, 3, (8, 400)), 6, axis=1)
     bound = np.minimum(100, np.round(random.normal(101, 1.5, (8, 2400))))
-    for values in (held, bound):
+    stopped = random.normal(100, 3, (8, 2400))
+    stopped[3, 900:] = 0.1
+    stopped[3, 1000::100] = 0.0  # what little it does stops as well when the others write a checkpoint
+    for values in (held, bound, stopped):
         time, source = np.tile(np.arange(2400.0), 8), np.repeat(np.arange(8), 2400)
         assert stuck_values(time, source, values.ravel(), NOBODY)[1] == []

@@ -15,7 +15,7 @@ from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
-from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
+from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, OTHER_WORK
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.routines import routines
 from ingero_analyze.replay.shared_losses import SharedLosses
@@ -402,6 +402,7 @@ def _replay(
     kept: list[Episode] = []
     done = Replay(history, judge, kept, ticks, nodes, last, silences, presences, watch)
     done.different_work = sorted(different_work)
+    gains = {} if live else history.gains()
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
@@ -419,6 +420,11 @@ def _replay(
             done.uneven.append(episode)
         elif other_jobs.explained(episode):
             done.other_job.append(episode)
+        elif (of_cohort := gains.get((episode.first.cluster, episode.first.cohort))) and of_cohort.excuse(
+            history.subjects.nodes[node], episode.lost
+        ):
+            done.other_job.append(episode)
+            history.reading.doubt(OTHER_WORK)
         elif (rollout := rollouts.get(node)) and rollout.explains(episode, tick):
             done.rollout.append(episode)
         elif (node, episode.first.since or 0.0) in repeated:

@@ -54,6 +54,10 @@ DIFFERENT_WORK: Final = (
     "most nodes change what they do again and again, alone by more than half or after a silence together with a few "
     "others, as nodes of several jobs do, and nobody among them is accused: add a column 'job_id'"
 )
+OTHER_WORK: Final = (
+    "nodes gain for good, each at a time of its own, as nodes of several jobs do, and nobody among them is accused "
+    "who lost no more than that: add a column 'job_id'"
+)
 GROUPS: Final = (
     "groups of nodes change their load apart from the others, as those of several jobs or models of GPU, and no "
     "column tells which: each group is compared by itself"

@@ -54,9 +54,8 @@ class Rollout:
     def explains(self, episode: Episode, tick_seconds: float) -> bool:
         """Whether an accusation, by the node's own history, is of the step that its peers made as well, or of having
         made it later than they."""
-        first, last = episode.first, episode.last
-        lost = -float(np.log1p(-min(max(first.severity, last.severity), 0.99)))
-        deeper = lost > DEEPER * abs(self.step) + LEAST / 2
+        first = episode.first
+        deeper = episode.lost > DEEPER * abs(self.step) + LEAST / 2
         if first.axis is not Axis.OWN or first.since is None or self.moved is None or deeper:
             return False
         near = (2 * BLOCK_TICKS + RESUME_TICKS) * tick_seconds

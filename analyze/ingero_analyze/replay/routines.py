@@ -54,7 +54,7 @@ def _alike(episodes: Sequence[Episode], fewest: float, last: float, tick_seconds
     names = [episode.first.node for episode in episodes]
     since = np.array([episode.first.since for episode in episodes], np.float64)
     end = np.array([episode.last.recovered or np.nan for episode in episodes], np.float64)
-    loss = np.array([-np.log1p(-min(max(one.first.severity, one.last.severity), 0.99)) for one in episodes])
+    loss = np.array([episode.lost for episode in episodes])
     lasted, ended = np.where(np.isfinite(end), end, last) - since, np.isfinite(end)
     nobody = np.zeros(len(episodes), np.bool_)
     if not ended.any():

@@ -28,7 +28,8 @@ SHARED: Final = (
 
 OTHER_JOB: Final = (
     "a node went silent, and came back together with others at a rate that had changed for all of these, while the "
-    "rest of its cohort worked on, as nodes of a job do that no column tells: Fleet names it"
+    "rest of its cohort worked on, or lost no more than others gained for good, as nodes of a job do that no column "
+    "tells: Fleet names it"
 )
 
 ROLLOUT: Final = (

@@ -102,7 +102,7 @@ class Slowdowns:
                 if self._came_back_last(slowdown, since, episode.last.recovered):
                     explained.add(key)
                 elif self._together(slowdown, since, episode.last.recovered):
-                    found.append((key, slowdown, _lost(episode)))
+                    found.append((key, slowdown, episode.lost))
         for key, slowdown, lost in found:
             others = [loss for other, theirs, loss in found if theirs is slowdown and other[0] != key[0]]
             if others and lost <= MOST_ALIKE * max(others):
@@ -144,11 +144,6 @@ class Slowdowns:
         slowdown.ended = lost <= 0.5 * slowdown.lost
         if not slowdown.ended:
             slowdown.until = now
-
-
-def _lost(episode: Episode) -> float:
-    """Log units."""
-    return float(-np.log1p(-min(max(episode.first.severity, episode.last.severity), 0.99)))
 
 
 def _upper_quartile(values: Floats, group: Ints, groups: int) -> Floats:

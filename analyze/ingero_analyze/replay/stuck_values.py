@@ -55,7 +55,7 @@ def stuck_values(time: Floats, source: Ints, value: Floats, cohort: Ints) -> tup
         begin = max(earliest, start - HISTORY)
         before = value[begin:start]
         own = (total[start] - total[begin]) / (start - begin)
-        if not _usual(float(value[start]), before):
+        if not _usual(float(value[start]), before, before[changed[begin:start]]):
             continue
         stop, changes = start + length, min(own, MOST_CHANGES)
         if not _certain(length, changes):
@@ -66,9 +66,10 @@ def stuck_values(time: Floats, source: Ints, value: Floats, cohort: Ints) -> tup
     return found, runs
 
 
-def _usual(value: float, before: Floats) -> bool:
-    """Whether a value is like the last ones before, and not the bound of them all that was reached before."""
-    recent = before[-FEWEST:]
+def _usual(value: float, before: Floats, different: Floats) -> bool:
+    """Whether a value is like the last `different` ones before, and not the bound of all that was reached before. Of
+    a value that was repeated one counts: a node that has stopped repeats what little it does."""
+    recent = different[-FEWEST:]
     near = abs(value - np.median(recent)) <= MOST_DEVIATIONS * robust_spread(recent)
     bound = value in (before.min(), before.max()) and np.count_nonzero(before == value) > 1
     return bool(near and not bound)
