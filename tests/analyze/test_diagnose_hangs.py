@@ -88,7 +88,7 @@ def test_a_dump_of_an_earlier_run_is_left_out_and_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)])
     found = json.loads(done.stdout)
 
-    assert (found["kind"], found["ranks"], list(found["evidence"]["possible"])) == ("unknown", [3], ["1"])
+    assert (found["kind"], found["ranks"], list(found["evidence"]["possible"])) == ("hang", [3], ["1"])
     assert found["evidence"]["why"]["3"].startswith("its host calls nothing more")
     assert "earlier run" in found["evidence"]["possible"]["1"]
     assert found["evidence"]["earlier_run"] == {"1": "2023-11-14T22:13:20.010Z"}
@@ -774,10 +774,19 @@ def test_a_dump_written_early_is_named_when_nothing_else_explains_the_hang() -> 
     assert (hang.kind, hang.ranks, hang.early) == ("hang", (1,), (1,))
 
 
-def test_a_missing_dump_next_to_a_proven_cause_is_not_excluded() -> None:
+def test_a_missing_dump_next_to_a_proven_cause_of_all_waits_is_possible_and_no_doubt() -> None:
     hang = hang_of(*((rank, dump(collectives(5 + (rank != 3), pending=int(rank != 3)))) for rank in (0, 1, 3)))
 
-    assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (3,), (2,))
+    assert (hang.kind, hang.ranks, hang.possible) == ("hang", (3,), (2,))
+
+
+def test_ranks_that_differ_keep_all_others_waiting_whatever_a_missing_dump_holds() -> None:
+    calls = [entry(1), entry(2, ended=False)]
+    other = [entry(1), {**entry(2, ended=False), "profiling_name": "nccl:broadcast"}]
+
+    hang = hang_of(*((rank, dump(other if rank == 3 else calls)) for rank in (0, 1, 3)))
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("mismatch", (3,), (2,))
 
 
 def test_a_kernel_that_does_not_start_is_distinguished_from_those_that_wait_in_it_where_starts_were_recorded() -> (
