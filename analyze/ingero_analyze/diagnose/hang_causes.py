@@ -138,7 +138,7 @@ def find_causes(state: JobState) -> Causes:
 
 
 def _all_wait_for_certain(state: JobState, edges: Mapping[Rank, set[Rank]], found: Causes) -> bool:
-    """Whether certain causes make all ranks wait; one that called something else keeps its peers in that operation."""
+    """Whether certain causes make all ranks wait; one that called something else keeps its peers waiting there."""
     differs = {rank for rank, why in found.certain.items() if why is Why.DIFFERS}
     waits = dict(edges)
     for rank in edges.keys() & state.pending.keys():
