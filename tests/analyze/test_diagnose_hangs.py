@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,70 @@ def test_entries_count_in_the_order_of_their_numbers(order: list[int]) -> None:
 def at(seconds: float, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries, called so much later."""
     return [{**one, "time_created_ns": one["time_created_ns"] + int(seconds * 1e9)} for one in entries]
+
+
+COMBINED: dict[str, Callable[[dict[int, Any]], bytes]] = {
+    "by rank": lambda dumps: json.dumps(dumps).encode(),
+    "by name": lambda dumps: json.dumps({"dumps": {f"rank_{rank}": value for rank, value in dumps.items()}}).encode(),
+    "a list": lambda dumps: json.dumps(
+        {"ranks": [{**value, "rank": rank} for rank, value in dumps.items()]}
+    ).encode(),
+    "lines": lambda dumps: "\n".join(map(json.dumps, dumps.values())).encode(),
+    "a pickle": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("combined", COMBINED.values(), ids=COMBINED)
+def test_one_file_may_hold_the_dumps_of_all_ranks(
+    tmp_path: Path, combined: Callable[[dict[int, Any]], bytes]
+) -> None:
+    waiting = dump(collectives(6, pending=1))
+    (tmp_path / "all.json").write_bytes(combined({0: waiting, 1: dump(collectives(5)), 2: waiting}))
+
+    done = CliRunner().invoke(main, ["diagnose", "--json", "--hung", "--flight-recorder", str(tmp_path)])
+    found = json.loads(done.stdout)
+
+    assert (found["kind"], found["ranks"], found["evidence"]["dumps"]) == ("hang", [1], 3)
+
+
+def report(seq: int, group: str, expected: str, *fields: str) -> str:
+    """A block of what fr_trace prints."""
+    lines = ["internal record id: 4", f"group info: {group}", "collective: nccl:all_reduce", *fields,
+             "input sizes: [[3, 4]]", f"expected ranks: {expected}", "collective state: scheduled"]  # fmt: skip
+    begin = "Not all ranks joining collective, sequence number: {}" if "missing" in fields[0] else (
+        "Collective sequence number: {} has errors"
+    )  # fmt: skip
+    return "\n".join([begin.format(seq), *lines, "collective stack trace:", " main at /train.py:5", ""])
+
+
+MISSING = report(7, "0:default_pg", "{0, 1, 2, 3}", "missing ranks: {1, 2}")
+WAITS_TOO = report(3, "1:tp", "{1, 2}", "missing ranks: {2}")
+SIZE = (
+    "Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes: '[[3, 4]]' does not match found input sizes: '[[5]]'"
+)
+KIND = "Error type: COLLECTIVE_TYPE_MISMATCH, Expected collective type: 'all_reduce' does not match found collective "
+REPORTS = {
+    "whoever waits elsewhere is a victim": (MISSING + WAITS_TOO, "hang", [2]),
+    "of an older analyzer": ("Not all ranks joining collective 5 at entry 4\n"
+                             + report(5, "0:default_pg", "2", "missing ranks: {1}").partition("\n")[2], "hang", [1]),
+    "another size": (
+        report(5, "0:default_pg", "{0, 1, 2}", f"error messages: Culprit rank 2; {SIZE}"), "mismatch", [2],
+    ),
+    "another collective": (
+        report(5, "0:default_pg", "{0, 1, 2}", f"error messages: Culprit rank 1; {KIND}type: 'broadcast'"),
+        "mismatch", [1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind", "ranks"), REPORTS.values(), ids=REPORTS)
+def test_what_the_analyzer_of_dumps_prints_is_read(tmp_path: Path, text: str, kind: str, ranks: list[int]) -> None:
+    (tmp_path / "fr_trace.txt").write_text(f"loaded 4 files in 0.1s\n{text}")
+
+    done = CliRunner().invoke(main, ["diagnose", "--json", str(tmp_path / "fr_trace.txt")])
+    found = json.loads(done.stdout)
+
+    assert (found["kind"], found["ranks"]) == (kind, ranks)
 
 
 def test_a_dump_of_an_earlier_run_is_left_out_and_said(tmp_path: Path) -> None:
