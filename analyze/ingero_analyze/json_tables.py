@@ -1,17 +1,16 @@
 """Reads JSON as rows of text: an object a line, an array of objects, what pandas writes, an answer of Prometheus, a
 trace in Chrome's format."""
 
-import ast
 import io
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
 from ingero_analyze.keyed_json import rows_by_host, rows_by_name, with_lists
+from ingero_analyze.python_literals import read_printed
 
 NUMBERS: Final = frozenset(("id", "index", "number"))
 MACHINES: Final = frozenset(("node", "host", "server", "machine"))
@@ -19,10 +18,6 @@ MACHINES: Final = frozenset(("node", "host", "server", "machine"))
 
 MOST_BYTES: Final = 512 << 20
 """Bytes of a document, which is parsed at once; objects of a line each may be more together."""
-
-
-MOST_PRINTED: Final = 1 << 16
-"""Bytes of a dictionary as Python prints it."""
 
 
 class LineStream(Protocol):
@@ -83,13 +78,20 @@ def rows_of(
 
 
 def _parsed(document: bytes) -> Any:
-    """A document; of Chrome's format also a list of events without its end, which is optional there."""
+    """A document, or what Python prints of one; of Chrome's format also a list of events without its end, which is
+    optional there."""
     try:
         return json.loads(document)
     except ValueError:
-        if document.lstrip()[:1] != b"[" or b'"ph"' not in document:
+        if document.lstrip()[:1] != b"[":
             raise
-        return json.loads(document.rstrip().rstrip(b",") + b"]")
+        if b'"ph"' in document:
+            return json.loads(document.rstrip().rstrip(b",") + b"]")
+        try:
+            return read_printed(document.decode())
+        except ValueError:
+            pass
+        raise
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:
@@ -121,21 +123,11 @@ def _object(text: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        found = _printed(text)
+        try:
+            found = read_printed(text.decode())
+        except (ValueError, RecursionError):
+            return None
     return found if isinstance(found, dict) else None
-
-
-def _printed(text: bytes) -> Any:
-    """What Python prints of a dictionary, as if it were JSON; `None` for anything else."""
-    if len(text) > MOST_PRINTED:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = ast.literal_eval(text.decode().strip())
-        return json.loads(json.dumps(found, default=str, skipkeys=True))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
 
 
 def _series(whole: Any) -> list[Any]:

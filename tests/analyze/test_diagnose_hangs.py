@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,70 @@ def at(seconds: float, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**one, "time_created_ns": one["time_created_ns"] + int(seconds * 1e9)} for one in entries]
 
 
+COMBINED: dict[str, Callable[[dict[int, Any]], bytes]] = {
+    "by rank": lambda dumps: json.dumps(dumps).encode(),
+    "by name": lambda dumps: json.dumps({"dumps": {f"rank_{rank}": value for rank, value in dumps.items()}}).encode(),
+    "a list": lambda dumps: json.dumps(
+        {"ranks": [{**value, "rank": rank} for rank, value in dumps.items()]}
+    ).encode(),
+    "lines": lambda dumps: "\n".join(map(json.dumps, dumps.values())).encode(),
+    "a pickle": pickle.dumps,
+}
+
+
+@pytest.mark.parametrize("combined", COMBINED.values(), ids=COMBINED)
+def test_one_file_may_hold_the_dumps_of_all_ranks(
+    tmp_path: Path, combined: Callable[[dict[int, Any]], bytes]
+) -> None:
+    waiting = dump(collectives(6, pending=1))
+    (tmp_path / "all.json").write_bytes(combined({0: waiting, 1: dump(collectives(5)), 2: waiting}))
+
+    done = CliRunner().invoke(main, ["diagnose", "--json", "--hung", "--flight-recorder", str(tmp_path)])
+    found = json.loads(done.stdout)
+
+    assert (found["kind"], found["ranks"], found["evidence"]["dumps"]) == ("hang", [1], 3)
+
+
+def report(seq: int, group: str, expected: str, *fields: str) -> str:
+    """A block of what fr_trace prints."""
+    lines = ["internal record id: 4", f"group info: {group}", "collective: nccl:all_reduce", *fields,
+             "input sizes: [[3, 4]]", f"expected ranks: {expected}", "collective state: scheduled"]  # fmt: skip
+    begin = "Not all ranks joining collective, sequence number: {}" if "missing" in fields[0] else (
+        "Collective sequence number: {} has errors"
+    )  # fmt: skip
+    return "\n".join([begin.format(seq), *lines, "collective stack trace:", " main at /train.py:5", ""])
+
+
+MISSING = report(7, "0:default_pg", "{0, 1, 2, 3}", "missing ranks: {1, 2}")
+WAITS_TOO = report(3, "1:tp", "{1, 2}", "missing ranks: {2}")
+SIZE = (
+    "Error type: SIZE_OR_SYNTAX_MISMATCH, Expected input sizes: '[[3, 4]]' does not match found input sizes: '[[5]]'"
+)
+KIND = "Error type: COLLECTIVE_TYPE_MISMATCH, Expected collective type: 'all_reduce' does not match found collective "
+REPORTS = {
+    "whoever waits elsewhere is a victim": (MISSING + WAITS_TOO, "hang", [2]),
+    "of an older analyzer": ("Not all ranks joining collective 5 at entry 4\n"
+                             + report(5, "0:default_pg", "2", "missing ranks: {1}").partition("\n")[2], "hang", [1]),
+    "another size": (
+        report(5, "0:default_pg", "{0, 1, 2}", f"error messages: Culprit rank 2; {SIZE}"), "mismatch", [2],
+    ),
+    "another collective": (
+        report(5, "0:default_pg", "{0, 1, 2}", f"error messages: Culprit rank 1; {KIND}type: 'broadcast'"),
+        "mismatch", [1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kind", "ranks"), REPORTS.values(), ids=REPORTS)
+def test_what_the_analyzer_of_dumps_prints_is_read(tmp_path: Path, text: str, kind: str, ranks: list[int]) -> None:
+    (tmp_path / "fr_trace.txt").write_text(f"loaded 4 files in 0.1s\n{text}")
+
+    done = CliRunner().invoke(main, ["diagnose", "--json", str(tmp_path / "fr_trace.txt")])
+    found = json.loads(done.stdout)
+
+    assert (found["kind"], found["ranks"]) == (kind, ranks)
+
+
 def test_a_dump_of_an_earlier_run_is_left_out_and_said(tmp_path: Path) -> None:
     """Rank 1 let others wait in a run an hour before; now rank 3 does, and 1 has not dumped again."""
     last = at(3600, [entry(1), entry(2)])
@@ -88,7 +153,7 @@ def test_a_dump_of_an_earlier_run_is_left_out_and_said(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["diagnose", "--json", "--flight-recorder", str(tmp_path)])
     found = json.loads(done.stdout)
 
-    assert (found["kind"], found["ranks"], list(found["evidence"]["possible"])) == ("unknown", [3], ["1"])
+    assert (found["kind"], found["ranks"], list(found["evidence"]["possible"])) == ("hang", [3], ["1"])
     assert found["evidence"]["why"]["3"].startswith("its host calls nothing more")
     assert "earlier run" in found["evidence"]["possible"]["1"]
     assert found["evidence"]["earlier_run"] == {"1": "2023-11-14T22:13:20.010Z"}
@@ -774,10 +839,19 @@ def test_a_dump_written_early_is_named_when_nothing_else_explains_the_hang() -> 
     assert (hang.kind, hang.ranks, hang.early) == ("hang", (1,), (1,))
 
 
-def test_a_missing_dump_next_to_a_proven_cause_is_not_excluded() -> None:
+def test_a_missing_dump_next_to_a_proven_cause_of_all_waits_is_possible_and_no_doubt() -> None:
     hang = hang_of(*((rank, dump(collectives(5 + (rank != 3), pending=int(rank != 3)))) for rank in (0, 1, 3)))
 
-    assert (hang.kind, hang.ranks, hang.possible) == ("unknown", (3,), (2,))
+    assert (hang.kind, hang.ranks, hang.possible) == ("hang", (3,), (2,))
+
+
+def test_ranks_that_differ_keep_all_others_waiting_whatever_a_missing_dump_holds() -> None:
+    calls = [entry(1), entry(2, ended=False)]
+    other = [entry(1), {**entry(2, ended=False), "profiling_name": "nccl:broadcast"}]
+
+    hang = hang_of(*((rank, dump(other if rank == 3 else calls)) for rank in (0, 1, 3)))
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("mismatch", (3,), (2,))
 
 
 def test_a_kernel_that_does_not_start_is_distinguished_from_those_that_wait_in_it_where_starts_were_recorded() -> (

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +212,69 @@ def test_the_flag_says_the_unit_where_names_do_not(tmp_path: Path) -> None:
     columns = job()
     file = csv(tmp_path, {**columns, "start": columns["start"] * 1e6, "duration": columns["duration"] * 1e6})
 
-    assert "--unit ms" in answer(file)["evidence"]["note"]
+    assert "read as microseconds" in answer(file)["evidence"]["note"]
     found = answer(file, "--unit", "us")
     assert "note" not in found["evidence"]
     assert found["evidence"]["step_seconds"] < 2
+
+
+@pytest.mark.parametrize(("per_second", "unit"), [(1e3, "ms"), (1e6, "us"), (1e9, "ns")])
+def test_whole_numbers_that_can_hardly_be_seconds_are_read_in_the_likeliest_unit(
+    tmp_path: Path, per_second: float, unit: str
+) -> None:
+    columns = job()
+    times = {name: np.rint(columns[name] * per_second).astype(np.int64) for name in ("start", "duration")}
+
+    found = answer(csv(tmp_path, {**columns, **times}))
+
+    assert (found["ranks"], found["read"]["units"]) == ([CULPRIT], {"start": unit, "duration": unit})
+    assert found["evidence"]["step_seconds"] < 2
+
+
+def test_steps_of_minutes_are_believed_where_times_have_fractions(tmp_path: Path) -> None:
+    columns = job()
+    file = csv(tmp_path, {**columns, "start": columns["start"] * 200, "duration": columns["duration"] * 200})
+
+    found = answer(file)
+
+    assert found["read"]["units"]["duration"] == "s"
+    assert "--unit ms" in found["evidence"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("per_second", "form", "delimiter"),
+    [
+        (1.0, lambda value: f"{value:.6f}".replace(".", ","), ";"),
+        (1.0, lambda value: f"{value:.3f}".replace(".", ","), "\t"),
+        (1e6, lambda value: f"{value:,.1f}".translate(str.maketrans(",.", ".,")), ";"),
+        (1e6, lambda value: f"{value:,.1f}", ";"),
+    ],
+    ids=["decimal commas", "three digits", "points between thousands", "commas between thousands"],
+)
+def test_numbers_with_commas_are_read(
+    tmp_path: Path, per_second: float, form: Callable[[float], str], delimiter: str
+) -> None:
+    columns = job()
+    for name in ("start", "duration"):
+        columns[name] = [form(value * per_second) for value in columns[name]]
+    file = tmp_path / "timeline.csv"
+    rows = zip(*columns.values(), strict=True)
+    file.write_text("\n".join(delimiter.join(map(str, row)) for row in [tuple(columns), *rows]))
+
+    found = answer(file, *(["--unit", "us"] if per_second > 1 else []))
+
+    assert (found["ranks"], found["evidence"]["step_seconds"]) == ([CULPRIT], pytest.approx(1.05, abs=0.05))
+
+
+@pytest.mark.parametrize("lines", [True, False], ids=["a line each", "a list"])
+def test_dictionaries_with_scalars_of_numpy_are_read(tmp_path: Path, lines: bool) -> None:
+    columns = {name: list(column) for name, column in job().items()}
+    printed = [repr(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    assert "np.float64" in printed[0]
+    file = tmp_path / "timeline.txt"
+    file.write_text("\n".join(printed) if lines else f"[{', '.join(printed)}]")
+
+    assert answer(file)["ranks"] == [CULPRIT]
 
 
 @pytest.mark.parametrize(("end", "per_second"), [("end", 1.0), ("end_time_ms", 1e3)])

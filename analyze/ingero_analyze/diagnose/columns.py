@@ -132,6 +132,14 @@ class TimelineColumns:
         begin, end = (SECONDS_OF.get(self.units.get(role, ""), 0.0) for role in ("start", "end"))
         return end / begin if begin and end else 1.0
 
+    def numbers(self) -> tuple[str, ...]:
+        """The columns with numbers."""
+        return (*(self.roles[role] for role in (*TIMES, "work") if role in self.roles), *self.operations)
+
+    def tells_unit(self) -> bool:
+        """Whether names of columns say in which unit times are, as far as names do."""
+        return bool(self.units or self.traced or any(split_unit(name)[1] in SECONDS for name in self.operations))
+
     def rank_parts(self) -> tuple[str, ...]:
         """The roles whose values name a rank together, if no column does."""
         if "rank" in self.roles:

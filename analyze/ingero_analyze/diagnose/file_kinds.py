@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from ingero_analyze.diagnose.analyzer_reports import MARKS
 from ingero_analyze.diagnose.sources import SourceError, read_begin
 from ingero_analyze.folders import files_in
 
@@ -49,6 +50,8 @@ def flag_of_begin(begin: bytes) -> str | None:
             kernels = _KERNELS.search(begin) and len(set(_RANK.findall(begin))) < 2
             return "--kineto" if kernels or _PROFILED.search(begin) else None
         return next((flag for flag, marks in _MARKS if all(mark in begin for mark in marks)), None)
+    if any(mark in begin for mark in MARKS):
+        return "--flight-recorder"
     return "--dcgm" if b"DCGM_FI_" in begin and begin.lstrip()[:1] in (b"#", b"D") else None
 
 

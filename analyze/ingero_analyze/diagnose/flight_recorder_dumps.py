@@ -10,6 +10,7 @@ from typing import Any, Final
 import orjson
 
 from ingero_analyze.diagnose import sources
+from ingero_analyze.diagnose.analyzer_reports import MARKS, dumps_of_report
 from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_analyze.tables import LATEST
@@ -30,6 +31,12 @@ NEEDS_ALL: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|barrier"
 
 PICKLED: Final = (b"\x80", b"(", b"}")
 """First bytes of pickles of dictionaries, of protocols from 2 on, 0 and 1."""
+
+_RANKED: Final = re.compile(r"(?:.*\brank[ _:-]?|trace_)?\d{1,7}", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"\d+")
+"""Names of the dumps of several ranks in one object, and the rank in them."""
+
+NO_RANK: Final = "its name has no rank (a number is expected, as in trace_12)"
 
 _PAIR: Final = re.compile(r"(send|recv)\s+(\d{1,7})\s*(?:->|<-)\s*(\d{1,7})")
 
@@ -139,34 +146,87 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> DumpFiles:
     dumps: dict[Rank, tuple[Dump, str]] = {}
     unreadable: dict[Rank, str] = {}
     for file in sources.files_of(paths, (), problems):
-        place, rank = str(file), sources.rank_of(file)
-        if rank is None:
-            problems.add(place, "its name has no rank (a number is expected, as in trace_12)")
-            continue
-        if rank in dumps:
-            problems.add(
-                place,
-                f"rank {rank} was read from {dumps[rank][1]} already; if these are two jobs, judge the dumps of each "
-                "by themselves",
-            )
-            continue
+        place, named = str(file), sources.rank_of(file)
         try:
-            dump = dump_of(parse(sources.read_content(file)), rank, place, problems, rows)
-            dumps[rank] = replace(dump, written=file.stat().st_mtime), place
+            values = values_by_rank(parse(sources.read_content(file)), named)
+            written = file.stat().st_mtime
         except (SourceError, UnsafePickleError, OSError) as error:
-            problems.add(place, str(error))
-            unreadable[rank] = place
+            problems.add(place, "; ".join(dict.fromkeys([*([NO_RANK] if named is None else []), str(error)])))
+            unreadable |= {} if named is None else {named: place}
+            continue
+        for rank, value in values.items():
+            if rank in dumps:
+                problems.add(
+                    place,
+                    f"rank {rank} was read from {dumps[rank][1]} already; if these are two jobs, judge the dumps of "
+                    "each by themselves",
+                )
+                continue
+            try:
+                dumps[rank] = replace(dump_of(value, rank, place, problems, rows), written=written), place
+            except SourceError as error:
+                problems.add(place, str(error))
+                unreadable[rank] = place
     lost = {rank: place for rank, place in unreadable.items() if rank not in dumps}
     return DumpFiles([dumps[rank][0] for rank in sorted(dumps)], rows, lost)
 
 
 def parse(data: bytes) -> Any:
-    """The value of a dump, pickle or JSON. Raises `UnsafePickleError` or `SourceError` naming the byte."""
+    """The value of a file, pickle, JSON or a report of the analyzer.
+
+    Raises `UnsafePickleError` or `SourceError` naming the byte.
+    """
     if data[:1] in PICKLED:
         return load_plain_pickle(data)
-    if data.lstrip()[:1] == b"{":
-        return sources.read_json(data)
+    if data.lstrip()[:1] in (b"{", b"["):
+        try:
+            return sources.read_json(data)
+        except SourceError:
+            lines = data.splitlines()
+            if len(lines) < 2:
+                raise
+            return [sources.read_json(line) for line in lines if line.strip()]
+    if any(mark in data for mark in MARKS):
+        return dumps_of_report(data.decode(errors="replace"))
     raise SourceError("neither a pickle nor JSON" if data else "the file is empty")
+
+
+def values_by_rank(value: Any, named: Rank | None) -> dict[Rank, Any]:
+    """The dumps in a file: that of the rank in its name, or those of several ranks.
+
+    These are in an object by rank, or in a list of dumps that say their rank or are in order. Raises `SourceError`.
+    """
+    several: dict[Rank, Any] = {}
+    if isinstance(value, dict) and not _is_dump(value):
+        [inner, *others] = value.values() or [None]
+        value = inner if not others and (isinstance(inner, list) or _are_by_rank(inner)) else value
+    if _are_by_rank(value):
+        several = {Rank(int(_NUMBER.findall(str(key))[-1])): one for key, one in value.items()}
+    elif isinstance(value, list) and value and all(map(_is_dump, value)):
+        ranks = [whole(one.get("rank")) for one in value]
+        several = {
+            Rank(place if rank is None else rank): one
+            for place, (rank, one) in enumerate(zip(ranks, value, strict=True))
+        }
+    if several:
+        return several
+    if named is None:
+        raise SourceError(NO_RANK)
+    return {named: value}
+
+
+def _is_dump(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("entries"), list)
+
+
+def _are_by_rank(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(
+            _RANKED.fullmatch(str(key)) and (_is_dump(one) or isinstance(one, list)) for key, one in value.items()
+        )
+    )
 
 
 def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: OperationRows) -> Dump:

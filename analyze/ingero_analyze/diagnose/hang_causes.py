@@ -66,13 +66,21 @@ PROGRAM: Final = frozenset({Why.DIFFERS, Why.ALONE, Why.OUT_OF_ORDER, Why.CHANGE
 """Why a rank is a cause although its host and its GPU work: its program calls something else."""
 
 
+TRACELESS: Final = frozenset({Why.NO_DUMP, Why.EARLIER_RUN, Why.UNREADABLE})
+"""Why a rank may be a cause although nothing of what it did is known."""
+
+
 @dataclass
 class Causes:
-    """The causes of a hang. `cycle`: ranks that wait for each other and for no other rank."""
+    """The causes of a hang. `cycle`: ranks that wait for each other and for no other rank.
+
+    `explained`: all ranks that wait do so, directly or through others, for a certain cause.
+    """
 
     certain: dict[Rank, Why] = field(default_factory=dict)
     possible: dict[Rank, Why] = field(default_factory=dict)
     cycle: tuple[Rank, ...] = ()
+    explained: bool = False
 
 
 def find_causes(state: JobState) -> Causes:
@@ -125,7 +133,18 @@ def find_causes(state: JobState) -> Causes:
             found.possible[rank] = found.certain.pop(rank)
     if found.certain or set(found.possible) != set(found.cycle):
         found.cycle = ()
+    found.explained = _all_wait_for_certain(state, edges, found)
     return found
+
+
+def _all_wait_for_certain(state: JobState, edges: Mapping[Rank, set[Rank]], found: Causes) -> bool:
+    """Whether certain causes make all ranks wait; one that called something else keeps its peers waiting there."""
+    differs = {rank for rank, why in found.certain.items() if why is Why.DIFFERS}
+    waits = dict(edges)
+    for rank in edges.keys() & state.pending.keys():
+        own = next((state.operations[key] for key in state.pending[rank][:1] if key in state.operations), None)
+        waits[rank] = edges[rank] | (differs & own.calls.keys() if own else set())
+    return all(_reachable(waits, rank) & set(found.certain) for rank in waits if waits[rank])
 
 
 def _halted(found: Causes) -> set[Rank]:

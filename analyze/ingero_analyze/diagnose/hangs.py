@@ -13,7 +13,14 @@ from ingero_analyze.diagnose.dump_ages import quiet_seconds
 from ingero_analyze.diagnose.dump_groups import job_sizes, with_distinct_groups
 from ingero_analyze.diagnose.dump_runs import separate_runs
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
-from ingero_analyze.diagnose.hang_causes import Causes, Why, find_causes, operations_called, uncounted
+from ingero_analyze.diagnose.hang_causes import (
+    TRACELESS,
+    Causes,
+    Why,
+    find_causes,
+    operations_called,
+    uncounted,
+)
 from ingero_analyze.diagnose.pending_operations import JobState, join_dumps
 from ingero_analyze.diagnose.sources import Claims, Problems
 from ingero_contract.identifiers import Rank
@@ -286,7 +293,8 @@ def _kind(hang: Hang, causes: Causes, state: JobState) -> HangKind:
         return HangKind.UNKNOWN
     if causes.cycle:
         return HangKind.ORDER
-    reasons = set(causes.possible.values())
+    # A missing dump is no doubt of a cause that explains all waits: one that is lost has another reason.
+    reasons = set(causes.possible.values()) - (TRACELESS if causes.certain and causes.explained else set())
     if reasons:
         if causes.certain or reasons > {Why.STUCK}:
             return HangKind.UNKNOWN

@@ -3,16 +3,17 @@
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.audit.columns import SECONDS as SECONDS_OF
 from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
-from ingero_detect.timeline import FEWEST_STEPS, Timeline
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, step_period
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
@@ -31,6 +32,8 @@ class RecordedTimeline:
     groups: list[str]
     read: Mapping[str, Any] = field(default_factory=dict)
     """How a file was read: its columns by role, and the units of its times."""
+    likely_unit: str = ""
+    """The unit of times that nothing says, and that are no seconds."""
     stage_width: int | None = None
     """Ranks of a pipeline stage, where sends show a pipeline and nothing says which ranks are a stage."""
 
@@ -114,17 +117,38 @@ SHORTEST_OPERATION: Final = 0.1
 """Seconds that no operation falls below where times may be in another unit: some of every step take less."""
 
 
+def in_likely_unit(recorded: RecordedTimeline, units: tuple[str, str]) -> tuple[RecordedTimeline, tuple[str, str]]:
+    """The timeline, and the units of starts and durations, where nothing says any and they can hardly be seconds.
+
+    Programs write fractions of seconds, and whole numbers of milliseconds, micro- or nanoseconds. Of these, times are
+    in that in which a step takes closest to a second.
+    """
+    line, period = recorded.line, step_period(recorded.line)
+    whole = bool((line.start % 1 == 0).all() and (line.duration % 1 == 0).all())
+    if units != ("s", "s") or not _too_long(line, period) or not (whole or period > ONE_DAY):
+        return recorded, units
+    unit = min(("ms", "us", "ns"), key=lambda one: abs(float(np.log(period * SECONDS_OF[one]))))
+    seconds = SECONDS_OF[unit]
+    line = replace(line, start=line.start * seconds, duration=line.duration * seconds)
+    return replace(recorded, line=line, likely_unit=unit), (unit, unit)
+
+
+def _too_long(line: Timeline, period: float) -> bool:
+    """Whether steps and all operations last so long that the times are hardly seconds."""
+    return period >= LONGEST_STEP and float(np.quantile(line.duration, 0.05)) >= SHORTEST_OPERATION
+
+
 def _unit_note(recorded: RecordedTimeline, period: float | None) -> str:
-    """What to say where steps and all operations last so long that the times are hardly seconds."""
-    if period is None or period < LONGEST_STEP:
+    """What to say of the unit of times that is not told, or hardly the one that is."""
+    if period is None:
         return ""
-    if float(np.quantile(recorded.line.duration, 0.05)) < SHORTEST_OPERATION:
+    if recorded.likely_unit:
+        unit = UNITS[recorded.likely_unit]
+        return f"nothing says the unit of times; they are read as {unit}: steps of {period:.4g} s (else say --unit)"
+    if not _too_long(recorded.line, period):
         return ""
     unit = recorded.read.get("units", {}).get("duration", "s")
     flag = "; if these are milliseconds, say --unit ms" if recorded.read else "; are these milliseconds?"
-    if period > ONE_DAY:
-        flag = ", which they hardly are"
-        flag += ": say --unit ms, us or ns, as seconds lost are in the wrong unit" if recorded.read else ""
     return f"steps of {period:.4g} s: start and duration are read as {UNITS[unit]}{flag if unit == 's' else ''}"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
 from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
+from ingero_analyze.diagnose.decimal_commas import with_points
 from ingero_analyze.diagnose.sources import Problems, rank_of
 from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timeline_files import (
@@ -17,6 +18,7 @@ from ingero_analyze.diagnose.timeline_files import (
     RecordedTimeline,
     assemble,
     counted_steps,
+    in_likely_unit,
     numbered,
     ordered,
 )
@@ -95,6 +97,7 @@ class _Table:
 
     def add(self, batch: TableBatch, reading: FileReading) -> None:
         """Add rows."""
+        batch = with_points(batch, reading.columns.numbers())
         if reading.columns.operations:
             ranks = ranks_of(batch, reading, self.vocabulary)
             batch = as_operations(batch, reading.columns.operations, ranks, self.unit, self.ended)
@@ -149,6 +152,8 @@ class _Table:
         for name in ("rank", "step"):
             vocabulary[name], columns[name] = _present(vocabulary[name], columns[name])
         found = assemble(vocabulary, columns, len(columns["rank"]), counted)
+        if not self.unit and not any(reading.columns.tells_unit() for reading in parts):
+            found, units = in_likely_unit(found, units)
         return replace(found, read=_how_read(self.readings[0], units, found, again))
 
     def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[tuple[str, str], bool]:

@@ -70,7 +70,8 @@ def outcome(job: HangJob, kind: str, ranks: Iterable[int], possible: Iterable[in
     named, listed = set(ranks), set(ranks) | set(possible)
     if named - job.culprits:
         return "innocent"
-    if kind in ("unknown", "stuck") or (kind in ("mismatch", "order") and not named):
+    nobody = kind in ("mismatch", "order") and not named
+    if kind in ("unknown", "stuck") or nobody or named < job.culprits <= listed:
         return "unknown" if job.culprits and job.culprits <= listed else "lacking"
     return "right" if named == job.culprits and (kind == "none") == (not job.culprits) else "missed"
 
