@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
 from ingero_analyze.keyed_json import rows_by_host, rows_by_name, with_lists
+from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
 
 NUMBERS: Final = frozenset(("id", "index", "number"))
@@ -105,12 +106,14 @@ def _lines(
     rest = iter(lambda: stream.readline(MOST_BYTES), b"")
     for number, line in enumerate(chain(begun, rest), 1):
         if line.strip():
-            if (found := _object(line)) is not None:
+            if (found := _object(line)) is None:
+                fail("this line is no JSON object", number)
+            elif (points := rows_of_request(found)) is not None:
+                yield from ((number, _flat(each)) for each in points)
+            else:
                 spread = with_lists(found)
                 rows = _unnested([spread]) if is_value is None and spread != found else _unfolded(spread, is_value)
                 yield from ((number, _flat(each if is_value is None else _with_brackets(each))) for each in rows)
-            else:
-                fail("this line is no JSON object", number)
 
 
 def object_of(text: bytes) -> Row | None:
@@ -148,6 +151,9 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
         return
     if (events := chrome_tables.events_of(whole)) is not None:
         yield from (_flat(each) for each in chrome_tables.rows_of(events))
+        return
+    if isinstance(whole, dict) and (points := rows_of_request(whole)) is not None:
+        yield from map(_flat, points)
         return
     if isinstance(whole, dict) and (keyed := rows_by_host(whole)) is not None:
         whole = keyed

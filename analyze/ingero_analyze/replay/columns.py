@@ -29,7 +29,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
         "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name",
     ),
-    "score": ("score", "health score"),
+    "score": ("score", "health score", "node health score"),
     "rate": ("rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps"),
     "step_seconds": (
         "step seconds", "step time", "step duration", "step latency", "iteration time", "iteration duration",
@@ -358,7 +358,7 @@ def _measure_of(metric: str | None, column: str, value: str) -> str:
     """What the values of a metric are, by its name."""
     if metric is None:
         raise MetricOpenError(column, value)
-    fitting = _measures_of(metric)
+    fitting = _measures_of(metric) or ["counter"] * words_of(metric).endswith(" total")
     if len(fitting) != 1:
         raise ValueError(
             f"what the metric {metric!r} means is not certain; say it with --column rate={value} (larger is better), "
