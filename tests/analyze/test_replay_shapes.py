@@ -137,6 +137,29 @@ def test_columns_of_one_metric_that_are_counted_are_its_ranks(tmp_path: Path) ->
     assert named(file, "--wide", "rate", "--metric", "tps") == (str(NODES.index("gpu-2")), 120)
 
 
+@pytest.mark.parametrize("name", ["{} tokens/s", "tokens_per_s.{}", "{}_mfu", "{} - throughput (samples/s)"])
+def test_columns_that_name_a_node_and_what_they_hold_need_no_flag(tmp_path: Path, name: str) -> None:
+    text = wide(["Time", *map(name.format, NODES), "loss"])
+    node, onset = named(written(tmp_path, text.replace("\n", ",0\n").replace('"loss",0', '"loss"')))
+    assert (node, onset) == ("gpu-2", pytest.approx(120, abs=4))
+
+
+def test_columns_for_each_gpu_of_a_host_are_rows(tmp_path: Path) -> None:
+    lines = ["time,host," + ",".join(f"gpu{gpu}_tokens_per_s,gpu{gpu}_power_w" for gpu in range(3))]
+    lines += [
+        f"{START + 30 * tick},n{host}," + ",".join(f"{row[3 * host + gpu]:.2f},700" for gpu in range(3))
+        for tick, row in enumerate(RATES)
+        for host in range(2)
+    ]
+    assert named(written(tmp_path, "\n".join(lines) + "\n"))[0] == "n0/2"
+
+
+def test_columns_of_percentiles_are_no_nodes(tmp_path: Path) -> None:
+    done = run(written(tmp_path, wide(["Time", *(f"p9{number}_step_time" for number in range(6))])))
+    assert done.exit_code == 2
+    assert "there is no column 'node'" in done.stderr
+
+
 def test_cells_of_wide_tables_that_cannot_be_used_have_the_place_of_their_row(tmp_path: Path) -> None:
     lines = wide(PLAIN).splitlines()
     lines[50] = lines[50].replace(",", ",oops", 1)

@@ -23,6 +23,12 @@ _NUMBERED: Final = re.compile(r"(?P<before>.+) (?P<number>\d{1,4})(?P<after>)")
 _DATED: Final = re.compile(r"(?P<before>)(?P<number>\d{4} \d\d \d\d)(?P<after>)")
 
 
+def cells_of_gpus(columns: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By column that is of one GPU, such as `gpu3_tflops`, the number of this and the name of what it holds; empty if
+    these columns are not of the same things, or another column tells which GPU."""
+    return {} if set(map(words_of, columns)) & set(ROLES["gpu"]) else _cells(columns, _OF_GPU)
+
+
 def unpivoted(
     columns: Sequence[str], rows: Iterator[tuple[int, Row]], chosen: Collection[str]
 ) -> tuple[list[str], Iterator[tuple[int, Row]]]:

@@ -258,6 +258,11 @@ def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def is_node(name: str) -> bool:
+    """Whether a column has the name of a node."""
+    return _is("node", name)
+
+
 def is_gpu(name: str) -> bool:
     """Whether a column has the name of a GPU or rank."""
     return _is("gpu", name)

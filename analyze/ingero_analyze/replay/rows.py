@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
-from ingero_analyze.replay.wide import WideTable, wide_table
+from ingero_analyze.replay.wide import ColumnsOfMembers, WideTable, columns_of_members, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
 from ingero_analyze.terminal import listed
@@ -115,6 +115,7 @@ class RowReader:
         """
         found: list[Columns] = []
         wide: list[WideTable] = []
+        members: list[ColumnsOfMembers] = []
         date: list[str] = []
 
         def choose(names: Sequence[str]) -> Sequence[str]:
@@ -123,13 +124,17 @@ class RowReader:
                 found.append(wide[0].columns(self._wide))
                 date.extend(date_of(names, wide[0].time))
                 return [wide[0].time, *date, *(one.column for one in wide[0].series)]
+            if of_members := columns_of_members(names, chain.from_iterable(self._chosen.values())):
+                members.append(of_members)
+                names = of_members.long_names
             columns = self._recognised(file, names)
             found.append(columns)
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             used = [name for name in used if name in names]
             date.extend(date_of([name for name in names if name not in used], columns.roles["time"][0]))
             used += date
-            return [*used, RECORDED] if columns.recorded else used
+            used += [RECORDED] if columns.recorded else []
+            return of_members.needed(used) if of_members else used
 
         consumed, begun = 0, False
         clock: Clock | None = None
@@ -137,6 +142,8 @@ class RowReader:
         metric: MetricColumn | None = None
         for batch in read_columns(file, choose, self._note_problem, json=True):
             columns = found[0]
+            if members:
+                batch = members[0].long(batch)
             if date:
                 time = wide[0].time if wide else columns.roles["time"][0]
                 joined = with_dates(batch.columns[date[0]], batch.columns[time])

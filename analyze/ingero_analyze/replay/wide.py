@@ -1,18 +1,39 @@
 """Tables with a column for each node, as dashboards export them: turned into a row for each node and time. Pure."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from ingero_analyze.replay.columns import Columns, date_of, time_column, unit_of
+from ingero_analyze.audit.wide import cells_of_gpus
+from ingero_analyze.replay.columns import (
+    Columns,
+    date_of,
+    is_gpu,
+    is_node,
+    metrics_with_meaning,
+    time_column,
+    unit_of,
+)
 from ingero_analyze.tables import TableBatch
 from ingero_analyze.terminal import listed
 
 MOST_NAMES: Final = 10
 """Most metrics that an error names."""
+
+FEWEST_NODES: Final = 3
+"""Columns of one value with names alike but for their numbers that are those of nodes."""
+
+_BETWEEN: Final = re.compile(r"[\s_.:/|-]+")
+_NODE: Final = re.compile(r"(?!p\d)\S*[A-Za-z.]\S*\d")
+"""A name of a node in that of a column: with a number at its end, and no percentile."""
+
+_DIGITS: Final = re.compile(r"\d+")
+
+Ints = npt.NDArray[np.int64]
 
 _LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
 _RANKED: Final = re.compile(r"(?P<metric>[^:{}]+):(?P<rank>\d{1,3})")
@@ -83,10 +104,9 @@ class WideTable:
         import pyarrow.compute as pc
 
         width = len(self.series)
-        order = np.arange(batch.rows * width).reshape(width, batch.rows).T.ravel()
+        rows, order = _spread(batch.rows, width)
         values = pa.concat_arrays([_array(batch.columns[one.column]) for one in self.series])
         nodes = pa.array([one.node for one in self.series], pa.string())
-        rows = np.repeat(np.arange(batch.rows), width)
         columns: dict[str, Any] = {
             "time": pc.take(batch.columns[self.time], pa.array(rows)),
             "node": pc.take(nodes, pa.array(np.tile(np.arange(width), batch.rows))),
@@ -103,6 +123,88 @@ class WideTable:
             {"time": ("time",), "node": ("node",), measure: (measure,)}, measure, unit_of(metric) or 1.0, per_second,
             (), recorded=False, steps=steps,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ColumnsOfMembers:
+    """A table with columns for each GPU of a host, such as `gpu3_tokens_per_s`, beside those of the host, or for each
+    node. `role`: `gpu` or `node`, the name of its column in the long table. `cells`: the number of the GPU or node
+    and the name of what the column holds, by column."""
+
+    role: str
+    names: Sequence[str]
+    cells: Mapping[str, tuple[str, str]]
+
+    @property
+    def long_names(self) -> list[str]:
+        """The columns of the table with a row for each GPU or node."""
+        rest = [name for name in self.names if name not in self.cells]
+        return list(dict.fromkeys([*rest, self.role, *(held for _, held in self.cells.values())]))
+
+    def needed(self, wanted: Sequence[str]) -> list[str]:
+        """The columns from which those of the long table come that are wanted."""
+        return [name for name in self.names if self.cells.get(name, ("", name))[1] in wanted]
+
+    def long(self, batch: TableBatch) -> TableBatch:
+        """A row for each GPU or node and row of a batch, in the order of its rows."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        members = list(dict.fromkeys(number for number, _ in self.cells.values()))
+        rows, order = _spread(batch.rows, len(members))
+        columns: dict[str, Any] = {self.role: pa.array(members * batch.rows, pa.string())}
+        held: dict[str, list[Any]] = {}
+        for name, column in batch.columns.items():
+            if name in self.cells:
+                held.setdefault(self.cells[name][1], []).append((members.index(self.cells[name][0]), _array(column)))
+            else:
+                columns[name] = pc.take(column, pa.array(rows))
+        for name, its in held.items():
+            values = pa.concat_arrays([column for _, column in sorted(its, key=lambda one: one[0])])
+            columns[name] = pc.take(values, pa.array(order))
+        places = rows if batch.places is None else batch.places[rows]
+        return replace(batch, columns=columns, rows=len(rows), places=places)
+
+
+def columns_of_members(names: Sequence[str], chosen: Iterable[str]) -> ColumnsOfMembers | None:
+    """Such a table; `None` for any other, and where a column of one GPU or node is `chosen`.
+
+    Where no column names a host, those of nodes and GPUs must say what they hold: else `--wide` does.
+    """
+    taken = set(chosen)
+    for role, cells in (("node", _cells_of_nodes(names)), ("gpu", _cells_of_gpus(names))):
+        if cells and taken.isdisjoint(cells):
+            return ColumnsOfMembers(role, names, cells)
+    return None
+
+
+def _cells_of_gpus(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    cells = cells_of_gpus(names)
+    known = any(map(is_node, names)) or metrics_with_meaning(held for _, held in cells.values())
+    return cells if known else {}
+
+
+def _cells_of_nodes(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By column of one node, such as `node-06 tokens/s` and `step_time_rank3`, the node and the name of what it
+    holds, which says what this is; empty where another column tells the node or GPU."""
+    if any(is_node(name) or is_gpu(name) for name in names):
+        return {}
+    cells = {name: found for name in names if (found := _node_and_held(name))}
+    nodes, held = ({one[place] for one in cells.values()} for place in (0, 1))
+    alike = len({_DIGITS.sub("0", node) for node in nodes}) == 1
+    whole = len(set(cells.values())) == len(nodes) * len(held) == len(cells)
+    return cells if alike and whole and len(nodes) >= FEWEST_NODES else {}
+
+
+def _node_and_held(name: str) -> tuple[str, str] | None:
+    """The node in the name of a column, and the rest, which says what the column holds."""
+    parts = [(name[: place.start()], name[place.end() :]) for place in _BETWEEN.finditer(name)]
+    found = [
+        (node, held)
+        for node, held in (*parts, *((last, first) for first, last in parts))
+        if _NODE.fullmatch(node) and metrics_with_meaning([held])
+    ]
+    return max(found, key=lambda one: len(one[1]), default=None)
 
 
 def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable:
@@ -125,6 +227,12 @@ def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable
     if not series:
         raise ValueError("no column but the time is that of a node")
     return WideTable(time, series)
+
+
+def _spread(rows: int, width: int) -> tuple[Ints, Ints]:
+    """Of a row for each of so many columns and rows: the row that it comes from, and the place of its value where the
+    columns are behind each other."""
+    return np.repeat(np.arange(rows), width), np.arange(rows * width).reshape(width, rows).T.ravel()
 
 
 def _array(column: Any) -> Any:
