@@ -261,14 +261,11 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
 
 def _with_brackets(found: dict[str, Any]) -> dict[str, Any]:
     """The cells with lists of numbers as they are in JSON: with commas alone, 701 and 697 could be 701697."""
-    return {
-        name: json.dumps(cell)
-        if isinstance(cell, list) and all(isinstance(each, int | float) for each in cell)
-        else _with_brackets(cell)
-        if isinstance(cell, dict)
-        else cell
-        for name, cell in found.items()
-    }
+    return {name: json.dumps(cell) if _are_numbers(cell) else cell for name, cell in _spread(found).items()}
+
+
+def _are_numbers(cell: Any) -> bool:
+    return isinstance(cell, list) and all(isinstance(each, int | float) for each in cell)
 
 
 def _flat(found: dict[str, Any], before: str = "") -> Row:

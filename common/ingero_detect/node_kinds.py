@@ -24,6 +24,9 @@ MOST_KINDS: Final = 4
 LEAST_DISTANCE: Final = 0.02
 """Kinds that differ by less are judged as one."""
 
+SAME_SHARE: Final = 0.05
+"""Spread of the slower kind, relative to its distance from the faster one, that is none: all are slow by the same."""
+
 MOST_VALUES: Final = 1000
 """Of more nodes, as many are looked at, evenly from the slowest to the fastest."""
 
@@ -102,7 +105,8 @@ def _inner(ordered: Floats) -> Floats:
 
 
 def _are_kinds(ordered: Floats, sizes: list[int]) -> bool:
-    """Whether neighbours are clearly apart, and the slower one is not far wider: faults differ by their losses."""
+    """Whether neighbours are clearly apart, and the slower one is not far wider, by chance at least: faults differ by
+    their losses."""
     parts = np.split(_inner(ordered), np.cumsum(sizes)[:-1])
     for faster, slower in pairwise(parts):
         n = len(faster) + len(slower)
@@ -110,7 +114,7 @@ def _are_kinds(ordered: Floats, sizes: list[int]) -> bool:
         distance = float(slower.mean() - faster.mean())
         clear = distance > LEVELS_APART * (1 + FEW / np.sqrt(n)) * max(float(within), SMALLEST_SPREAD)
         usual, its = (max(_spread(part), SMALLEST_SPREAD) for part in (faster, slower))
-        alike = its <= ALIKE * (1 + FEW / np.sqrt(len(slower))) * usual
+        alike = its <= max(ALIKE * (1 + FEW / np.sqrt(len(slower))) * usual, SAME_SHARE * distance)
         if distance < LEAST_DISTANCE or not clear or not alike:
             return False
     return True

@@ -28,6 +28,10 @@ def test_kinds_are_found_wherever_their_nodes_are(slower: int, distance: float) 
     assert right >= 4
 
 
+def test_a_kind_of_few_nodes_that_happen_to_be_alike_is_told_from_a_far_one() -> None:
+    assert all(len(kinds(0.4 * (np.arange(16) >= 4), seed).slower) == 2 for seed in range(16))
+
+
 def test_up_to_four_kinds_are_found_with_their_distances() -> None:
     found = kinds(np.array([0.0, 0.1, 0.3, 0.6])[[0] * 10 + [1] * 12 + [2] * 20 + [3] * 8], 1)
 

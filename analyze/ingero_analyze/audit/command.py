@@ -120,9 +120,9 @@ def command(
 ) -> None:
     """Name chips and nodes that are chronically slower than their like.
 
-    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, what nccl-tests, gpu-burn, HPL or nvbandwidth print, all
-    also packed (gzip, bzip2, xz, zstd, ZIP), or a folder of such; `-` is standard input. A row is one result: a GPU
-    or a node, and a value; optional run or time, cluster, model, benchmark, unit, group (rack), clock, power and
+    FILE is CSV (any delimiter), JSON, JSON lines or Parquet, what nccl-tests, gpu-burn, HPL, nvbandwidth, dcgmi diag,
+    LAMMPS or MLPerf training print, all also packed (gzip, bzip2, xz, zstd, ZIP), or a folder of such; `-` is
+    standard input. A row is one result: a GPU or a node, and a value; optional run or time, cluster, model, benchmark, unit, group (rack), clock, power and
     temperature. Columns are recognised by their names, with units in them; others are named and left out. Clusters,
     models and benchmarks are judged apart.
 
