@@ -26,12 +26,31 @@ def two_jobs() -> Rates:
     return rates
 
 
-@pytest.mark.parametrize("rates", [two_models(), two_jobs()], ids=["models", "jobs"])
-def test_groups_that_change_their_load_apart_are_judged_by_themselves(tmp_path: Path, rates: Rates) -> None:
+def changed(*changes: tuple[int, slice, float]) -> Rates:
+    """Nodes change their rate for good."""
+    rates = healthy(130)
+    for begin, nodes, level in changes:
+        rates[begin:, nodes] *= level
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("rates", "cohorts"),
+    [
+        (two_models(), 2),
+        (two_jobs(), 2),
+        (changed((45, slice(0, 4), 0.75), (90, slice(4, 8), 0.7)), 3),
+        (changed((45, slice(0, 4), 1.3), (90, slice(0, 4), 1 / 1.3)), 2),
+    ],
+    ids=["models", "jobs", "three jobs", "a gain"],
+)
+def test_groups_that_change_their_load_apart_are_judged_by_themselves(
+    tmp_path: Path, rates: Rates, cohorts: int
+) -> None:
     found = judged(tmp_path, rates)
 
     assert named(found) == []
-    assert found["summary"]["cohorts"] == 2
+    assert found["summary"]["cohorts"] == cohorts
     assert any("each group is compared by itself" in note for note in found["summary"]["notes"])
 
 
