@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingero_analyze.replay.hidden_groups import hidden_groups
+
 from .test_replay_excused import Rates, healthy, judged, named
 
 KINDS = np.arange(12) % 2 == 0
@@ -52,6 +54,13 @@ def test_groups_that_change_their_load_apart_are_judged_by_themselves(
     assert named(found) == []
     assert found["summary"]["cohorts"] == cohorts
     assert any("each group is compared by itself" in note for note in found["summary"]["notes"])
+
+
+def test_nodes_that_work_too_little_are_no_groups() -> None:
+    levels = np.full((20, 12), np.nan)
+    levels[:8] = 1.0
+
+    assert not hidden_groups(levels).any()
 
 
 def test_a_straggler_in_such_a_group_is_accused(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def _split(levels: Floats) -> Bools | None:
 
 def _several(levels: Floats) -> list[Ints]:
     """Three groups or more, of nearly all nodes, that changed against each other; none if there are fewer."""
+    if levels.shape[1] < FEWEST * FEWEST_GROUPS:
+        return []
     step = np.diff(levels - row_medians(levels)[:, None], axis=0)
     step = np.abs(step[np.isfinite(step)])
     least = max(LEAST, SPREADS * MAD_TO_SIGMA * float(np.median(step))) if len(step) else np.inf
