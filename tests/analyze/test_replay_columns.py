@@ -242,7 +242,6 @@ def test_a_row_of_1970_is_said_to_be_out_of_place(tmp_path: Path) -> None:
             {},
             "no column 'time' (there are: when, node, rate); choose one",
         ),
-        (["time", "node", "tokens/s", "step time"], {}, "--column rate=tokens/s or --column step_seconds=step time"),
         (["time", "node", "rate"], {"rate": ["speed"]}, "no column 'speed'"),
     ],
 )
@@ -436,9 +435,20 @@ def test_objects_that_hold_the_same_are_told_apart_by_nobody() -> None:
         recognised(["time", "agent.host", "source.host", "rate"], {})
 
 
-def test_the_time_of_computing_counts_where_there_is_no_other() -> None:
-    assert recognised(["time", "node", "compute_time_ms"], {}).roles["step_seconds"] == ("compute_time_ms",)
-    assert recognised(["time", "node", "compute_time", "step_time"], {}).roles["step_seconds"] == ("step_time",)
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        (["compute_time_ms"], "compute_time_ms"),
+        (["step_time", "compute_time", "tokens_per_sec"], "compute_time"),
+        (["step time", "mfu", "tokens/s", "samples/s"], "tokens/s"),
+        (["gpu_util", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_TEMP"], "DCGM_FI_DEV_SM_CLOCK"),
+        (["utilization.gpu [%]", "clocks.current.sm [MHz]", "clocks.mem"], "clocks.current.sm [MHz]"),
+        (["gpu_util", "mem_util"], "gpu_util"),
+        (["Durchsatz", "Last"], "Durchsatz"),
+    ],
+)
+def test_of_several_values_the_one_that_says_most_about_work_is_judged(names: list[str], value: str) -> None:
+    assert recognised(["Zeit", "Knoten", *names], {}).value == value
 
 
 @pytest.mark.parametrize("words", [("running", "checkpoint"), ("1", "0"), ("training", "idle")])

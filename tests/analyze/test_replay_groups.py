@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingero_analyze.replay.hidden_groups import hidden_groups
+
 from .test_replay_excused import Rates, healthy, judged, named
 
 KINDS = np.arange(12) % 2 == 0
@@ -26,13 +28,39 @@ def two_jobs() -> Rates:
     return rates
 
 
-@pytest.mark.parametrize("rates", [two_models(), two_jobs()], ids=["models", "jobs"])
-def test_groups_that_change_their_load_apart_are_judged_by_themselves(tmp_path: Path, rates: Rates) -> None:
+def changed(*changes: tuple[int, slice, float]) -> Rates:
+    """Nodes change their rate for good."""
+    rates = healthy(130)
+    for begin, nodes, level in changes:
+        rates[begin:, nodes] *= level
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("rates", "cohorts"),
+    [
+        (two_models(), 2),
+        (two_jobs(), 2),
+        (changed((45, slice(0, 4), 0.75), (90, slice(4, 8), 0.7)), 3),
+        (changed((45, slice(0, 4), 1.3), (90, slice(0, 4), 1 / 1.3)), 2),
+    ],
+    ids=["models", "jobs", "three jobs", "a gain"],
+)
+def test_groups_that_change_their_load_apart_are_judged_by_themselves(
+    tmp_path: Path, rates: Rates, cohorts: int
+) -> None:
     found = judged(tmp_path, rates)
 
     assert named(found) == []
-    assert found["summary"]["cohorts"] == 2
+    assert found["summary"]["cohorts"] == cohorts
     assert any("each group is compared by itself" in note for note in found["summary"]["notes"])
+
+
+def test_nodes_that_work_too_little_are_no_groups() -> None:
+    levels = np.full((20, 12), np.nan)
+    levels[:8] = 1.0
+
+    assert not hidden_groups(levels).any()
 
 
 def test_a_straggler_in_such_a_group_is_accused(tmp_path: Path) -> None:

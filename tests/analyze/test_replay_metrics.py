@@ -114,7 +114,6 @@ def test_files_of_different_metrics_are_not_put_together(tmp_path: Path) -> None
     ("arguments", "text"),
     [
         (["--metric", "tokens", "--column", "rate=value"], "no row is of the metric 'tokens' (there are: tok"),
-        ([], "the column metric names; choose one with --metric NAME (there are: tokens_per_second, "),
         (["--column", "metric=", "--metric", "power", "--column", "rate=value"], "no column says which row"),
     ],
 )  # fmt: skip
@@ -123,6 +122,13 @@ def test_a_metric_that_cannot_be_found_is_said(tmp_path: Path, arguments: list[s
 
     assert done.exit_code == 2
     assert text in done.stderr
+
+
+def test_the_metric_that_says_most_about_work_is_judged(tmp_path: Path) -> None:
+    found = judged(metrics(tmp_path))
+
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+    assert any("the metric tokens_per_second is judged, of " in note for note in found["summary"]["notes"])
 
 
 @pytest.mark.parametrize("column", ["kind_of_row", "metric"])

@@ -54,8 +54,8 @@ def test_times_that_jitter_around_the_edge_of_a_tick_lose_no_node_hours(
     assert episode["detected"] - episode["start"] <= 30 + 6 * jitter
 
 
-@pytest.mark.parametrize("interval", [6.0, 7.0, 12.0, 18.5, 60.0])
-def test_a_tick_is_never_shorter_than_the_interval_between_rows(tmp_path: Path, interval: float) -> None:
+@pytest.mark.parametrize("interval", [1.0, 6.0, 7.0, 12.0, 18.5, 60.0])
+def test_a_tick_of_a_short_history_is_the_interval_between_rows(tmp_path: Path, interval: float) -> None:
     found = judged(history(tmp_path, lambda tick, normal: START + interval * tick))
 
     assert found["summary"]["parameters"]["tick_seconds"] == interval

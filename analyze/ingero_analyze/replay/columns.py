@@ -23,17 +23,20 @@ ROLES: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", "state", "m
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": (
         "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
-        "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time",
+        "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time", "zeit",
+        "zeitstempel", "zeitpunkt",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
-        "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name",
+        "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name", "knoten",
+        "knotenname", "rechner", "rechnername",
     ),
     "score": ("score", "health score", "node health score"),
-    "rate": ("rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps"),
+    "rate": ("rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps", "durchsatz"),
     "step_seconds": (
         "step seconds", "step time", "step duration", "step latency", "iteration time", "iteration duration",
-        "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration",
+        "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration", "schrittzeit",
+        "schrittdauer", "iterationszeit",
     ),
     "counter": (),
     "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
@@ -69,10 +72,10 @@ _LATER_NODES: Final = (
 _SCRAPED: Final = "instance"
 """Name of the address that Prometheus asks, which is an exporter's where another column is the host."""
 
-_RELATIVE: Final = ("runtime", "relative time", "elapsed time", "elapsed", "relative time process")
+_RELATIVE: Final = ("runtime", "relative time", "elapsed time", "elapsed", "relative time process", "t")
 """Names of times since a start, where there is no other time."""
 
-_DATES: Final = ("date", "day", "calendar date")
+_DATES: Final = ("date", "day", "calendar date", "datum")
 """Names of dates, beside a column of times of day."""
 
 _DATES_WITH_TIMES: Final = (*_DATES, "start time", "started at")
@@ -117,8 +120,20 @@ _STEPS: Final = ("step", "iteration", "iter", "batch")
 _NESTED: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", *LABELS)
 """What may be known by the part of its name behind a point."""
 
-_COMPUTE_TIMES: Final = ("compute time", "computation time", "compute duration", "computation duration")
-"""Names of times of a step without what it waits for others, which are its time where there is no other."""
+_COMPUTE_TIMES: Final = (
+    "compute time", "computation time", "compute duration", "computation duration", "rechenzeit",
+)  # fmt: skip
+"""Names of times of a step without what it waits for others: in a synchronised job they alone tell who is slow."""
+
+_USE: Final = re.compile(r"(?:mfu|hfu|[kmgtp]?flops?.*)")
+_CLOCK: Final = re.compile(
+    r"(?:dcgm fi dev )?(?:(?:sm|gpu|graphics|core) clocks?|clocks? (?:current )?(?:sm|gr|graphics)|pclk)(?: mhz)?"
+)
+_UTILISATION: Final = re.compile(
+    r"(?:dcgm fi dev )?(?:gpu )?(?:util|utili[sz]ation)(?: gpu)?(?: percent| pct)?"
+    r"|dcgm fi prof (?:gr engine|sm|pipe tensor) active"
+)
+"""Names of rates that say less about work than others."""
 
 
 @dataclass(frozen=True)
@@ -193,8 +208,6 @@ def recognised(
             matching[role] = matching[role] or [name]
         for role, name in _nested(free, matching).items():
             matching[role] = [name]
-        if not any(matching[role] for role in MEASURES):
-            matching["step_seconds"] = [name for name in free if _head(name) in _COMPUTE_TIMES]
         matching["time"] = matching["time"] or _later_times(free)
         hosts = [name for name in matching["node"] if words_of(name) != _SCRAPED]
         matching["node"] = hosts or matching["node"] or _later_nodes(free, matching["gpu"])
@@ -305,8 +318,14 @@ def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict
         ]
         for role in _NESTED if not matching[role]
     }  # fmt: skip
-    if any(matching[role] for role in MEASURES) or sum(len(found[role]) for role in MEASURES) > 1:
-        found = {role: of_role for role, of_role in found.items() if role not in MEASURES}
+    fitting = (
+        []
+        if any(matching[role] for role in MEASURES)
+        else preferred([(role, name) for role in MEASURES for name in found[role]])
+    )
+    found = {role: of_role for role, of_role in found.items() if role not in MEASURES}
+    if len(fitting) == 1:
+        found[fitting[0][0]] = [fitting[0][1]]
     return {role: of_role[0] for role, of_role in found.items() if len(of_role) == 1}
 
 
@@ -345,7 +364,7 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
     exact: dict[str, tuple[str, ...]] = {role: (role,) for role in MEASURES if role in matching[role]}
     if exact:
         return exact
-    fitting = [(role, name) for role in MEASURES for name in matching[role]]
+    fitting = preferred([(role, name) for role in MEASURES for name in matching[role]])
     if len(fitting) == 1:
         return {fitting[0][0]: (fitting[0][1],)}
     options = " or ".join(f"--column {role}={name}" for role, name in fitting)
@@ -374,7 +393,34 @@ def _measure_of(metric: str | None, column: str, value: str) -> str:
 
 def metrics_with_meaning(metrics: Iterable[str]) -> list[str]:
     """Those of some metrics whose names say what their values are."""
-    return [metric for metric in metrics if len(_measures_of(metric)) == 1]
+    known = [(role, metric) for metric in metrics for role in _measures_of(metric)]
+    return [metric for _, metric in preferred(known)]
+
+
+def preferred(fitting: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Of roles and names of values the one that says most about the work of a node: the time of computing before a
+    rate, the time of a step, the use of a chip, a score, its clock. Several where only their groups differ."""
+    if not fitting:
+        return []
+    best = min(_preference(*one) for one in fitting)
+    role, name = next(one for one in fitting if _preference(*one) == best)
+    return [one for one in fitting if one == (role, name) or (one[0] == role and _leaf(one[1]) == _leaf(name))]
+
+
+def _preference(role: str, name: str) -> int:
+    """How much a value says about the work of a node: the least says most."""
+    texts = [split_unit(text)[0] for text in (name, _leaf(name))]
+    if role == "step_seconds":
+        return 0 if _head(_leaf(name)) in _COMPUTE_TIMES else 2
+    if role == "rate":
+        kinds = {6: _UTILISATION, 5: _CLOCK, 3: _USE}
+        return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
+    return 4
+
+
+def _leaf(name: str) -> str:
+    """A name without its group."""
+    return re.split(r"[/.](?=[a-zA-Z])", _SLASH.sub(" per ", name))[-1]
 
 
 def _measures_of(metric: str) -> list[str]:
@@ -384,7 +430,7 @@ def _measures_of(metric: str) -> list[str]:
 def _is(role: str, name: str) -> bool:
     """Whether a column with this name has the role."""
     name = _SLASH.sub(" per ", name)
-    whole = words_of(name).removeprefix("ingero ")
+    whole = words_of(name).removeprefix("ingero ").replace(" pro sekunde", " per second")
     head, unit = split_unit(name)
     known = _NAMES[role]
     if whole in known or ("/" in name and role in _NAMESPACED and _is(role, name.rpartition("/")[2])):
@@ -392,10 +438,15 @@ def _is(role: str, name: str) -> bool:
     if role == "time":
         return head in known and unit in (*_UNITS, "utc")
     if role == "rate":
-        return head in known or any(map(_PER_SECOND.fullmatch, (whole, head)))
+        patterns = (_PER_SECOND, _CLOCK, _UTILISATION)
+        return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
     if role == "step_seconds":
         per_step = _PER_STEP.fullmatch(whole)
-        return (head in (*known, *_STEPS) and unit in _UNITS) or bool(per_step and per_step.group(1) in _UNITS)
+        return (
+            head in _COMPUTE_TIMES
+            or (head in (*known, *_STEPS) and unit in _UNITS)
+            or bool(per_step and per_step.group(1) in _UNITS)
+        )
     return False
 
 

@@ -1,8 +1,8 @@
 """Finds groups of nodes whose load changes apart from the others', as that of jobs or models of GPU that no column
 tells. Pure.
 
-A group of faulty nodes loses and recovers. One that does something else also gains on the others, or follows what all
-do by another amount every time.
+A group of faulty nodes loses and recovers. One that does something else also gains, or follows what all do by another
+amount every time; and where several groups changed, each against all others, they do something else, too.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,9 @@ BLOCK_TICKS: Final = 5
 
 FEWEST: Final = 3
 """Nodes of a group: fewer are not compared with each other, and may as well be faulty."""
+
+FEWEST_GROUPS: Final = 3
+"""Groups that changed each at a time of its own: one that did may be faulty, as the nodes of a rack, or repaired."""
 
 FIRST: Final = 6
 """Blocks from whose median it is told what a group gained and lost: a history begins with the warm-up."""
@@ -76,14 +79,18 @@ def hidden_groups(levels: Floats) -> Ints:
     """The group of every node, from 0, of levels by block and node, log units; NaN where there is none."""
     group = np.zeros(levels.shape[1], np.int64)
     often = 2 * np.isfinite(levels).sum(axis=0) >= len(levels)
-    parts = [np.flatnonzero(often)]
+    many = np.flatnonzero(often)
+    parts = [many] if not (several := _several(levels[:, many])) else [many[part] for part in several]
+    often[:] = False
+    for number, part in enumerate(parts):
+        group[part], often[part] = number, True
     while parts:
         part = parts.pop()
         if (split := _split(levels[:, part])) is not None:
             group[part[split]] = group.max() + 1
             parts += [part[split], part[~split]]
     if group.any():
-        group[~often] = _nearest(levels, group, often)
+        group = _nearest(levels, group, often)
     return group
 
 
@@ -98,7 +105,46 @@ def _split(levels: Floats) -> Bools | None:
     if min(np.count_nonzero(side), np.count_nonzero(~side)) < FEWEST:
         return None
     two = _Two.of(apart, side)
-    return side if two.apart() and (two.gain_and_lose() or two.follow_differently(common)) else None
+    own_work = two.gain_alone(common) or two.gain_and_lose() or two.follow_differently(common)
+    return side if two.apart() and own_work else None
+
+
+def _several(levels: Floats) -> list[Ints]:
+    """Three groups or more, of nearly all nodes, that changed against each other; none if there are fewer."""
+    if levels.shape[1] < FEWEST * FEWEST_GROUPS:
+        return []
+    step = np.diff(levels - row_medians(levels)[:, None], axis=0)
+    step = np.abs(step[np.isfinite(step)])
+    least = max(LEAST, SPREADS * MAD_TO_SIGMA * float(np.median(step))) if len(step) else np.inf
+    waiting, found = np.arange(levels.shape[1]), list[Ints]()
+    alone = 0
+    while len(waiting) and alone <= (1 - OWN_SIDE) * levels.shape[1]:
+        first = levels[:, waiting[0]]
+        alike = np.array([not _changed(levels[:, node] - first, least) for node in waiting.tolist()])
+        part, waiting = waiting[alike], waiting[~alike]
+        if len(part) < FEWEST:
+            alone += len(part)
+        elif any(not _changed(_level(levels, part) - _level(levels, other), least) for other in found):
+            return []
+        else:
+            found.append(part)
+    return found if len(found) >= FEWEST_GROUPS and not len(waiting) else []
+
+
+def _level(levels: Floats, nodes: Ints) -> Floats:
+    """By block what some nodes do."""
+    of_nodes = levels[:, nodes]
+    return row_medians(of_nodes - np.nanmedian(of_nodes, axis=0))
+
+
+def _changed(difference: Floats, least: float) -> bool:
+    """Whether a difference by block was at once another one than at first, and was so for a while: loads that wander
+    are no work of their own."""
+    known = np.isfinite(difference)
+    if np.count_nonzero(known) <= FIRST:
+        return False
+    change = np.nan_to_num(np.abs(difference - np.median(difference[known][:FIRST])))
+    return float(np.abs(_moves(difference)).max()) > least and _lasts(change > least)
 
 
 def _sides(apart: Floats) -> Bools:
@@ -169,6 +215,16 @@ class _Two:
         difference = self._difference[np.isfinite(self._difference)]
         return len(difference) > FIRST and float(np.ptp(difference)) > self._least
 
+    def gain_alone(self, common: Floats) -> bool:
+        """Whether one group gained at once and for a while, and the other one did not lose instead."""
+        change = np.nan_to_num(self._difference - self.first)
+        moves = [_moves(level + common) for level in (self.one, self.other)]
+        return any(
+            _lasts(self.clear & (way > self._least))
+            and bool(((up > self._least) & (np.abs(still) < up / 2) & (way > self._least)).any())
+            for way, up, still in ((change, *moves), (-change, *moves[::-1]))
+        )
+
     def gain_and_lose(self) -> bool:
         """Whether one group was ahead of the other by more than at first, and behind it by more as well."""
         difference = self._difference
@@ -206,12 +262,12 @@ def _lasts(blocks: Bools) -> bool:
 
 
 def _nearest(levels: Floats, group: Ints, known: Bools) -> Ints:
-    """The groups of nodes that worked too little to tell: those whose levels they were mostly nearest to."""
+    """By node the group whose level it was mostly nearest to; `group`: of those that are `known`."""
     usual = np.nanmedian(levels[:, known], axis=0)
     off = levels[:, known] - usual
     of_group = np.stack([row_medians(off[:, group[known] == one]) for one in range(group.max() + 1)])
     found = []
-    for node in levels[:, ~known].T:
+    for node in levels.T:
         off = node - of_group
         here = np.isfinite(off).all(axis=0)
         off = np.abs(off[:, here] - np.median(off[:, here], axis=1, keepdims=True)) if here.any() else off[:, :0]

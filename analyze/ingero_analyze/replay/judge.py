@@ -326,8 +326,9 @@ def replay(
 ) -> Replay:  # fmt: skip
     """Judge a whole history; the tick is the history's. `TableError` when nothing of it can be used.
 
-    Cohorts whose nodes turn out to be several groups are judged again, unless the question is what a live Fleet does.
-    So are histories with accusations of which the budget allows more than `most_false`: with a smaller budget.
+    Unless the question is what a live Fleet does, histories of few ticks are judged again with shorter ones if rows
+    are close enough, cohorts whose nodes turn out to be several groups with these, and histories with accusations of
+    which the budget allows more than `most_false` with a smaller budget.
     """
     try:
         done = _replay(history, rule, parameters, watch, live)
@@ -336,6 +337,8 @@ def replay(
         done = _replay(history.sorted(), rule, parameters, watch, live)
     if live or rule != "ingero":
         return done
+    if finer := done.history.with_shorter_ticks(done.ticks):
+        done = _replay(finer.sorted(), rule, parameters, watch and Watch(watch.most_cells), live)
     again = done.history.with_groups()
     if most_false is not None and done.episodes and done.judge.node_hours * parameters.budget > most_false:
         parameters = replace(parameters, budget=max(LEAST_BUDGET, most_false / done.judge.node_hours))

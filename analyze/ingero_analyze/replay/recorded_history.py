@@ -116,6 +116,7 @@ class RecordedHistory:
         if groups:
             self.reading.note(GROUPS)
         self._started, self._tick_given, self._phase = False, tick_given, 0.0
+        self._interval: float | None = None
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
         self._last_tick: int | None = None
@@ -182,6 +183,15 @@ class RecordedHistory:
         if self.reading.recorded or "-" in self.files:
             return None
         return RecordedHistory(*self._given, in_order=self._in_order)
+
+    def with_shorter_ticks(self, ticks: int) -> "RecordedHistory | None":
+        """The same files, read again with shorter ticks, if there were few of those that nobody has asked for; `None`
+        where there are enough, in a recording, and of standard input."""
+        if self._tick_given or self.reading.recorded or "-" in self.files:
+            return None
+        tick = tick_grid.shorter(self.tick_seconds, self._interval, ticks)
+        files, _, *others, _ = self._given
+        return RecordedHistory(files, tick, *others, True, in_order=self._in_order) if tick else None
 
     def with_groups(self) -> "RecordedHistory | None":
         """The same files, read again the same way, with a cohort for each group of nodes that no column tells;
@@ -282,6 +292,7 @@ class RecordedHistory:
             interval = tick_grid.usual_interval(rows.time, self.subjects.hosts(rows.source))
         if interval is None:
             return
+        self._interval = interval
         steps = self.reading.steps and not self._tick_given
         self.tick_seconds = interval if steps else tick_grid.fitting(self.tick_seconds, interval)
         self._phase = tick_grid.phase(rows.time, self.tick_seconds)

@@ -15,6 +15,9 @@ EDGE: Final = 0.1
 FEW: Final = 0.02
 """Share of rows that may be near the edge on either side."""
 
+ENOUGH: Final = 200
+"""Ticks of a history, below which ticks are shorter where rows are closer together, and up to which."""
+
 PLACES: Final = 20
 """Places in a tick at which its edge may lie."""
 
@@ -33,6 +36,14 @@ def fitting(tick: float, interval: float) -> float:
         return tick
     multiple = round(interval / tick) * tick
     return multiple if abs(multiple - interval) <= NEARLY * interval else float(f"{interval:.3g}")
+
+
+def shorter(tick: float, interval: float | None, ticks: int) -> float | None:
+    """A tick that is a multiple of the interval between rows, for a history of few ticks that can have more."""
+    if interval is None or ticks >= ENOUGH:
+        return None
+    found = interval * max(1, int(ticks * tick / (ENOUGH * interval)))
+    return found if found * (1 + EDGE) < tick else None
 
 
 def phase(time: Floats, tick: float) -> float:
