@@ -122,10 +122,15 @@ def diagnose(line: Timeline) -> Diagnosis:
     staged = len(np.unique(_like(stage))) > 1
     together = None
     if not staged or some_meet(recorded):
-        together = idle_ranks(recorded, line, late, _like(stage), period)
+        longer = np.zeros(line.ranks)
+        if known.any():
+            longer = np.nan_to_num(np.nanmean(residuals_by_step(compute[:, known], _like(stage)), axis=1))
+        together = idle_ranks(recorded, line, late, longer, _like(stage), period)
     if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
         # What waits show of some of them, they show of all; and no data makes ranks do nothing.
         found = [item for item in found if not _is_about(item, together.ranks)]
+        found.append(with_those_that_act_alike(together, late, part))
+    elif together is not None and together.ranks and _is_beside(together, found, part):
         found.append(with_those_that_act_alike(together, late, part))
     elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
         stalls = None
@@ -168,13 +173,26 @@ def diagnose(line: Timeline) -> Diagnosis:
     ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, period / MOST_TIMES)
-    return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+    proven = [*worst.ranks, *(rank for item in found if item.cause is Cause.NODE for rank in item.ranks)]
+    ranks = tuple(dict.fromkeys(proven)) if worst.cause is Cause.NODE else worst.ranks
+    return Diagnosis(worst.cause, ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
 
 
 def _worst(found: list[Diagnosis]) -> Diagnosis | None:
     """The finding that costs most; a rank that is proven late goes before what others cost."""
     proven = [item for item in found if item.cause is Cause.NODE]
     return max(proven or found, key=lambda item: item.seconds_lost_per_step, default=None)
+
+
+def _is_beside(idle: Diagnosis, found: list[Diagnosis], part: Ints) -> bool:
+    """Whether ranks that do nothing delay the job besides others that are proven late because they compute longer.
+
+    Where no recorded group connects them with those, they may wait for them.
+    """
+    others = {rank for item in found for rank in item.ranks}
+    by_computing = all(item.cause is Cause.NODE and item.evidence["by"] == "compute" for item in found)
+    connected = len({int(part[rank]) for rank in (*idle.ranks, *others)}) == 1
+    return bool(others) and by_computing and connected and others.isdisjoint(idle.ranks)
 
 
 def _is_about(item: Diagnosis, ranks: tuple[int, ...]) -> bool:

@@ -263,8 +263,6 @@ def straggler_ranks(
     most = max(1, MAX_STRAGGLER_SHARE * len(relative))
     whole = False
     for number, part in enumerate(time_segments(relative.shape[1])):
-        if whole and number > 1:
-            break
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
             continue

@@ -289,6 +289,16 @@ def test_a_rank_that_is_slow_in_a_third_of_the_steps_is_named_wherever_they_are(
         assert diagnose(as_timeline(Table({name: [column] for name, column in columns.items()}))).ranks == (5,)
 
 
+def test_a_rank_that_grows_slow_is_named_beside_one_that_always_is() -> None:
+    relative = 1 + 0.01 * np.random.default_rng(3).normal(size=(16, 40))
+    relative[2] += 0.2
+    relative[9, 25:] += 0.15
+
+    flagged, _ = straggler_ranks(relative, np.zeros(16, np.int64))
+
+    assert np.flatnonzero(flagged).tolist() == [2, 9]
+
+
 def test_ranks_that_wander_for_several_steps_are_not_named() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
