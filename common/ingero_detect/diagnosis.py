@@ -31,11 +31,13 @@ from ingero_detect.imbalance import (
     usual_steps,
 )
 from ingero_detect.last_arrival import residuals_by_step
+from ingero_detect.lost_compute import with_lost_compute
 from ingero_detect.operation_excess import EXPLAINED, operation_excess
 from ingero_detect.rank_outliers import (
     CHIP_SPREAD,
     SIGNIFICANCE,
     SMALLEST_EFFECT,
+    possible_stragglers,
     straggler_ranks,
     trimmed_mean,
     upper_quantile,
@@ -62,6 +64,9 @@ ONE_RANK: Final = "there is one rank, and none to compare it with"
 MOST_TIMES: Final = 100.0
 """How many times as long as it could a job takes at most: stalls may be longer than the usual step."""
 
+FEW_STEPS: Final = "few_steps"
+"""What shows a rank that is last in nearly all steps, which are too few to prove that it is the cause."""
+
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
@@ -85,6 +90,7 @@ def diagnose(line: Timeline) -> Diagnosis:
         given, uneven_by = without_unequal_parts(line, shared, _like(stage)), "place_in_ring"
     if given is not None:
         line = given.line
+    line = with_lost_compute(line, _like(stage))
     compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
@@ -157,6 +163,8 @@ def diagnose(line: Timeline) -> Diagnosis:
             half = slower_part(computing, late if told else late[:, :0], _like(stage), chips, period)
         if half is None and staged and some_meet(recorded):
             half = idle_part(recorded, line, period)
+        if half is None:
+            half = _unproven(compute[:, known] if known.any() else None, late if judged else None, stage, period)
         found += [with_those_that_act_alike(half, late, part)] if half is not None else []
     found = [doubts.with_operations(item) for item in found]
     worst = _worst(found)
@@ -176,6 +184,26 @@ def diagnose(line: Timeline) -> Diagnosis:
     proven = [*worst.ranks, *(rank for item in found if item.cause is Cause.NODE for rank in item.ranks)]
     ranks = tuple(dict.fromkeys(proven)) if worst.cause is Cause.NODE else worst.ranks
     return Diagnosis(worst.cause, ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+
+
+def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: float) -> Diagnosis | None:
+    """The rank that computes longest, or is waited for, in so many of few steps that it is hardly chance.
+
+    `compute` and `late`: seconds by (rank, step), `None` where they cannot be compared; a rank alone in its stage is
+    compared with none.
+    """
+    judged = ~_alone(stage)
+    for seconds, computes in ((compute, True), (late, False)):
+        if seconds is None or not seconds.shape[1] or not judged.any():
+            continue
+        relative = _relative(seconds, period) if computes else seconds / period
+        chips = CHIP_SPREAD * _share(relative) if computes else 0.0
+        often, cost = possible_stragglers(relative[judged], _like(stage)[judged], chips)
+        if often.any():
+            ranks = np.flatnonzero(judged)[often].tolist()
+            lost = float(cost[often].max()) * period
+            return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence={"by": FEW_STEPS, "possible": ranks})
+    return None
 
 
 def _worst(found: list[Diagnosis]) -> Diagnosis | None:
