@@ -6,7 +6,7 @@ usual time there; that time neither accuses nor clears it.
 """
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -64,15 +64,15 @@ def _with_rows(line: Timeline, found: list[tuple[Ints, int, float]]) -> Timeline
     begin = np.full(line.ranks * line.steps, np.inf)
     np.minimum.at(begin, line.rank * line.steps + line.step, line.start)
     none = np.full(len(place), -1, np.int64)
-    new = {
+    new: dict[str, Any] = {
         "rank": rank, "step": step, "op": op, "collective": none > 0, "start": begin[place], "duration": duration,
         "instance": none, "stage": _of_rank(line.rank, line.stage)[rank],
         "data_parallel": _of_rank(line.rank, line.data_parallel)[rank], "group": none,
         "work": np.full(len(place), np.nan),
     }  # fmt: skip
-    return replace(line, **{
-        name: np.concatenate([values, new[name]]) for name in new if (values := getattr(line, name)) is not None
-    })  # fmt: skip
+    given = {name: values for name in new if (values := getattr(line, name)) is not None}
+    joined: dict[str, Any] = {name: np.concatenate([values, new[name]]) for name, values in given.items()}
+    return replace(line, **joined)
 
 
 def _of_rank(rank: Ints, values: Ints) -> Ints:
