@@ -67,6 +67,9 @@ MOST_TIMES: Final = 100.0
 FEW_STEPS: Final = "few_steps"
 """What shows a rank that is last in nearly all steps, which are too few to prove that it is the cause."""
 
+LIKE_COST: Final = 1 / 3
+"""Share of the largest cost from which ranks that are late for another reason are named beside the worst."""
+
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
@@ -181,9 +184,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, period / MOST_TIMES)
-    proven = [*worst.ranks, *(rank for item in found if item.cause is Cause.NODE for rank in item.ranks)]
-    ranks = tuple(dict.fromkeys(proven)) if worst.cause is Cause.NODE else worst.ranks
-    return Diagnosis(worst.cause, ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+    return Diagnosis(worst.cause, _of_like_cost(worst, found), float(period / ideal), worst.seconds_lost_per_step, evidence)
 
 
 def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: float) -> Diagnosis | None:
@@ -210,6 +211,15 @@ def _worst(found: list[Diagnosis]) -> Diagnosis | None:
     """The finding that costs most; a rank that is proven late goes before what others cost."""
     proven = [item for item in found if item.cause is Cause.NODE]
     return max(proven or found, key=lambda item: item.seconds_lost_per_step, default=None)
+
+
+def _of_like_cost(worst: Diagnosis, found: list[Diagnosis]) -> tuple[int, ...]:
+    """The ranks of a finding and, if they are proven late, of those of its kind that cost at least a third of it."""
+    least = LIKE_COST * worst.seconds_lost_per_step
+    alike = [
+        item for item in found if item.cause is worst.cause is Cause.NODE and item.seconds_lost_per_step >= least
+    ]
+    return tuple(dict.fromkeys(rank for item in (worst, *alike) for rank in item.ranks))
 
 
 def _is_beside(idle: Diagnosis, found: list[Diagnosis], part: Ints) -> bool:
