@@ -31,11 +31,13 @@ from ingero_detect.imbalance import (
     usual_steps,
 )
 from ingero_detect.last_arrival import residuals_by_step
+from ingero_detect.lost_compute import with_lost_compute
 from ingero_detect.operation_excess import EXPLAINED, operation_excess
 from ingero_detect.rank_outliers import (
     CHIP_SPREAD,
     SIGNIFICANCE,
     SMALLEST_EFFECT,
+    possible_stragglers,
     straggler_ranks,
     trimmed_mean,
     upper_quantile,
@@ -62,6 +64,12 @@ ONE_RANK: Final = "there is one rank, and none to compare it with"
 MOST_TIMES: Final = 100.0
 """How many times as long as it could a job takes at most: stalls may be longer than the usual step."""
 
+FEW_STEPS: Final = "few_steps"
+"""What shows a rank that is last in nearly all steps, which are too few to prove that it is the cause."""
+
+LIKE_COST: Final = 1 / 3
+"""Share of the largest cost from which ranks that are late for another reason are named beside the worst."""
+
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
@@ -85,6 +93,7 @@ def diagnose(line: Timeline) -> Diagnosis:
         given, uneven_by = without_unequal_parts(line, shared, _like(stage)), "place_in_ring"
     if given is not None:
         line = given.line
+    line = with_lost_compute(line, _like(stage))
     compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
     blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
@@ -122,10 +131,15 @@ def diagnose(line: Timeline) -> Diagnosis:
     staged = len(np.unique(_like(stage))) > 1
     together = None
     if not staged or some_meet(recorded):
-        together = idle_ranks(recorded, line, late, _like(stage), period)
+        longer = np.zeros(line.ranks)
+        if known.any():
+            longer = np.nan_to_num(np.nanmean(residuals_by_step(compute[:, known], _like(stage)), axis=1))
+        together = idle_ranks(recorded, line, late, longer, _like(stage), period)
     if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
         # What waits show of some of them, they show of all; and no data makes ranks do nothing.
         found = [item for item in found if not _is_about(item, together.ranks)]
+        found.append(with_those_that_act_alike(together, late, part))
+    elif together is not None and together.ranks and _is_beside(together, found, part):
         found.append(with_those_that_act_alike(together, late, part))
     elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
         stalls = None
@@ -152,6 +166,8 @@ def diagnose(line: Timeline) -> Diagnosis:
             half = slower_part(computing, late if told else late[:, :0], _like(stage), chips, period)
         if half is None and staged and some_meet(recorded):
             half = idle_part(recorded, line, period)
+        if half is None:
+            half = _unproven(compute[:, known] if known.any() else None, late if judged else None, stage, period)
         found += [with_those_that_act_alike(half, late, part)] if half is not None else []
     found = [doubts.with_operations(item) for item in found]
     worst = _worst(found)
@@ -168,13 +184,53 @@ def diagnose(line: Timeline) -> Diagnosis:
     ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, period / MOST_TIMES)
-    return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
+    return Diagnosis(worst.cause, _of_like_cost(worst, found), float(period / ideal), worst.seconds_lost_per_step, evidence)
+
+
+def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: float) -> Diagnosis | None:
+    """The rank that computes longest, or is waited for, in so many of few steps that it is hardly chance.
+
+    `compute` and `late`: seconds by (rank, step), `None` where they cannot be compared; a rank alone in its stage is
+    compared with none.
+    """
+    judged = ~_alone(stage)
+    for seconds, computes in ((compute, True), (late, False)):
+        if seconds is None or not seconds.shape[1] or not judged.any():
+            continue
+        relative = _relative(seconds, period) if computes else seconds / period
+        chips = CHIP_SPREAD * _share(relative) if computes else 0.0
+        often, cost = possible_stragglers(relative[judged], _like(stage)[judged], chips)
+        if often.any():
+            ranks = np.flatnonzero(judged)[often].tolist()
+            lost = float(cost[often].max()) * period
+            return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence={"by": FEW_STEPS, "possible": ranks})
+    return None
 
 
 def _worst(found: list[Diagnosis]) -> Diagnosis | None:
     """The finding that costs most; a rank that is proven late goes before what others cost."""
     proven = [item for item in found if item.cause is Cause.NODE]
     return max(proven or found, key=lambda item: item.seconds_lost_per_step, default=None)
+
+
+def _of_like_cost(worst: Diagnosis, found: list[Diagnosis]) -> tuple[int, ...]:
+    """The ranks of a finding and, if they are proven late, of those of its kind that cost at least a third of it."""
+    least = LIKE_COST * worst.seconds_lost_per_step
+    alike = [
+        item for item in found if item.cause is worst.cause is Cause.NODE and item.seconds_lost_per_step >= least
+    ]
+    return tuple(dict.fromkeys(rank for item in (worst, *alike) for rank in item.ranks))
+
+
+def _is_beside(idle: Diagnosis, found: list[Diagnosis], part: Ints) -> bool:
+    """Whether ranks that do nothing delay the job besides others that are proven late because they compute longer.
+
+    Where no recorded group connects them with those, they may wait for them.
+    """
+    others = {rank for item in found for rank in item.ranks}
+    by_computing = all(item.cause is Cause.NODE and item.evidence["by"] == "compute" for item in found)
+    connected = len({int(part[rank]) for rank in (*idle.ranks, *others)}) == 1
+    return bool(others) and by_computing and connected and others.isdisjoint(idle.ranks)
 
 
 def _is_about(item: Diagnosis, ranks: tuple[int, ...]) -> bool:

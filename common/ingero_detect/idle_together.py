@@ -39,12 +39,14 @@ LARGEST_SHARE: Final = 0.5
 """Share of all ranks that stand still together at most."""
 
 
-def idle_ranks(recorded: Timeline, line: Timeline, late: Floats, alike: Ints, period: float) -> Diagnosis | None:
+def idle_ranks(
+    recorded: Timeline, line: Timeline, late: Floats, longer: Floats, alike: Ints, period: float
+) -> Diagnosis | None:
     """The ranks that stand still so often, or so long, that chance is no reason; `unknown` where that is not proven.
 
     `recorded`: all operations with their durations; the waits of `line` are those in which a rank does nothing else;
-    `late`: seconds by (rank, step) that each was blocked less than ranks with the same work (`alike`); `period`:
-    seconds of a step.
+    `late`: seconds by (rank, step) that each was blocked less than ranks with the same work (`alike`); `longer`:
+    seconds a step that each computes longer than these; `period`: seconds of a step.
     """
     blocked, idle = sum_by_rank_and_step(line, line.collective, line.duration), idle_seconds(recorded)
     known = well_covered_steps(np.where(np.isfinite(blocked), idle, np.nan))
@@ -54,7 +56,7 @@ def idle_ranks(recorded: Timeline, line: Timeline, late: Floats, alike: Ints, pe
     idle, blocked = _without_gaps(idle), _without_gaps(blocked)
     if np.median(idle) > MOST_IDLE * period:
         return None
-    return _in_the_same_steps(idle, blocked, period) or _lastingly(idle, late, alike, period)
+    return _in_the_same_steps(idle, blocked, period) or _lastingly(idle, late, longer, alike, period)
 
 
 def _in_the_same_steps(idle: Floats, blocked: Floats, period: float) -> Diagnosis | None:
@@ -76,15 +78,16 @@ def _in_the_same_steps(idle: Floats, blocked: Floats, period: float) -> Diagnosi
     return _verdict(together, caused, int(far.any(axis=0).sum()), seconds, period)
 
 
-def _lastingly(idle: Floats, late: Floats, alike: Ints, period: float) -> Diagnosis | None:
+def _lastingly(idle: Floats, late: Floats, longer: Floats, alike: Ints, period: float) -> Diagnosis | None:
     """Ranks that do nothing for longer than ranks with the same work, if they and nobody else are late by as much.
 
-    A rank that is late without it may be the one for which these wait, in an operation that is not recorded.
+    What is late because it computes longer is not counted. A rank that is late without either may be the one for
+    which these wait, in an operation that is not recorded.
     """
     if not late.shape[1]:
         return None
     found, excess = straggler_ranks(idle / period, alike)
-    lateness = np.nanmean(late, axis=1) / period
+    lateness = (np.nanmean(late, axis=1) - np.maximum(longer, 0.0)) / period
     guilty = lateness > WAITING * excess[found].min(initial=np.inf)
     if not found.any() or not (guilty == found).all():
         return None

@@ -46,6 +46,9 @@ MAD_NOISE: Final = 2.33
 CHANCE_IN_FEW_STEPS: Final = 1e-5
 """Chance that some rank of a healthy job is named in fewer than `FEWEST_STEPS` steps, however slowly ranks vary."""
 
+CHANCE_OF_POSSIBLE: Final = 1e-3
+"""Chance that some rank of a healthy job is called possible for being last too often."""
+
 OF_FEW: Final = {2: 0.71, 3: 2.17, 4: 1.39}
 """Factors by which the MAD of distances from the median is too small over many sets of 3 or 4 normal values; of 2: of
 distances from the lower one."""
@@ -248,6 +251,21 @@ def usual_excess(relative: Floats, alike: Ints, chips: float) -> tuple[Floats, B
     return found.share, np.asarray(found.share <= found.usual)
 
 
+def possible_stragglers(relative: Floats, alike: Ints, chips: float) -> tuple[Bools, Floats]:
+    """Ranks that are last so often that it is hardly chance, and the mean cost of a step, if they cannot be proven.
+
+    As of `straggler_ranks`, for few ranks in few steps: of four ranks one is last in all of eight by chance in one
+    of 16,000 jobs.
+    """
+    if relative.shape[1] < FEWEST_STEPS:
+        return np.zeros(len(relative), np.bool_), np.zeros(len(relative))
+    stretch = variance_inflation_of_others(relative)
+    often, cost = frequently_last(relative, alike, CHANCE_OF_POSSIBLE / len(relative), stretch)
+    _, usual = usual_excess(relative, alike, chips)
+    often &= ~usual & (cost > 2 * SMALLEST_EFFECT)
+    return often, cost
+
+
 def straggler_ranks(
     relative: Floats, alike: Ints, blame: WaitAttribution | None = None, chips: float = 0.0
 ) -> tuple[Bools, Floats]:  # fmt: skip
@@ -263,8 +281,6 @@ def straggler_ranks(
     most = max(1, MAX_STRAGGLER_SHARE * len(relative))
     whole = False
     for number, part in enumerate(time_segments(relative.shape[1])):
-        if whole and number > 1:
-            break
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
             continue

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from ingero_analyze.diagnose import dcgm, inspector, kineto
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, rank_of
 from ingero_contract.json_values import whole
 from ingero_fleet.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import interleaved
 
 RANKS, STEPS, LATE = 4, 40, 2
 STEP_US, LAG_US = 10_000.0, 600.0
@@ -196,6 +201,51 @@ def traced(folder: Path, packed: bool = False, **more: Any) -> None:
         data = json.dumps(trace(rank, **more)).encode()
         name = f"worker{rank}.1700000000000.pt.trace.json"
         (folder / (name + ".gz" if packed else name)).write_bytes(gzip.compress(data) if packed else data)
+
+
+def pipeline_traces(folder: Path, told: bool, **more: Any) -> None:
+    """Traces of a pipeline of three stages, each with two replicas; with `told`, events of sends name the peer."""
+    columns = interleaved(np.random.default_rng(2), 3, 2, parts=3, steps=10, **more).arrays()
+    events: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(6)}
+    names = ("start", "rank", "op", "kind", "duration", "step", "group", "seq")
+    for start, rank, op, kind, duration, step, group, seq in sorted(
+        zip(*(columns[name].tolist() for name in names), strict=True)
+    ):
+        event = {"ph": "X", "cat": "kernel", "name": op, "ts": start * 1e6, "dur": duration * 1e6}
+        if kind == "collective":
+            members = [rank % 2, rank % 2 + 2, rank % 2 + 4]
+            args: dict[str, Any] = {"Collective name": "coalesced", "Process Group Name": str(rank % 2)}
+            if op == "grads-sync":
+                members = [rank // 2 * 2, rank // 2 * 2 + 1]
+                args = {"Collective name": "allreduce", "Process Group Name": f"stage {rank // 2}", "Seq": int(seq)}
+            elif told:
+                lower = int(group.removeprefix("back").removeprefix("forth").partition("-")[0])
+                args |= {
+                    "Collective name": op,
+                    {"send": "Dst Rank", "recv": "Src Rank"}[op]: 2 * lower + 1 - rank // 2,
+                }
+            event |= {"name": f"ncclDevKernel_{'AllReduce' if op == 'grads-sync' else 'SendRecv'}",
+                      "args": {**args, "Process Group Ranks": str(members)}}  # fmt: skip
+        if not events[rank] or events[rank][-1]["step"] != step:
+            events[rank].append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "dur": 1e5,
+                                 "ts": start * 1e6 - 1, "step": step})  # fmt: skip
+        events[rank].append({**event, "step": step})
+    for rank, own in events.items():
+        content = {"distributedInfo": {"rank": rank, "world_size": 6}, "traceEvents": own}
+        (folder / f"rank{rank}.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["with peers", "in batches"])
+@pytest.mark.parametrize(("stall", "ranks"), [(0.03, [3]), (0.0, [])])
+def test_traces_of_a_pipeline_show_who_pauses_by_its_sends_and_receives(
+    tmp_path: Path, told: bool, stall: float, ranks: list[int]
+) -> None:
+    pipeline_traces(tmp_path, told, culprit=3, stall=stall)
+
+    found, _, status = ask("--kineto", str(tmp_path))
+
+    assert (status, found["ranks"]) == (0, ranks)
+    assert "left_out" not in found["evidence"]
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -289,6 +289,39 @@ def test_a_rank_that_is_slow_in_a_third_of_the_steps_is_named_wherever_they_are(
         assert diagnose(as_timeline(Table({name: [column] for name, column in columns.items()}))).ranks == (5,)
 
 
+def test_a_rank_that_grows_slow_is_named_beside_one_that_always_is() -> None:
+    relative = 1 + 0.01 * np.random.default_rng(3).normal(size=(16, 40))
+    relative[2] += 0.2
+    relative[9, 25:] += 0.15
+
+    flagged, _ = straggler_ranks(relative, np.zeros(16, np.int64))
+
+    assert np.flatnonzero(flagged).tolist() == [2, 9]
+
+
+@pytest.mark.parametrize(("late", "named"), [(0.1, (2,)), (0.0, ())])
+def test_rows_that_are_lost_anywhere_neither_hide_a_rank_nor_accuse_one(late: float, named: tuple[int, ...]) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        columns = layered(rng, 1, 4, steps=12, slower=late, culprit=2, jitter=0.005).arrays()
+        kept = rng.random(len(columns["rank"])) > 0.1
+
+        found = diagnose(as_timeline(Table({name: [values[kept]] for name, values in columns.items()})))
+
+        assert (found.ranks, found.evidence["steps"]) == (named, 12)
+
+
+def test_a_rank_that_is_last_in_all_of_few_steps_is_possible_where_its_times_vary_too_much_to_prove_it() -> None:
+    rng = np.random.default_rng(7)
+    compute = 0.8 + 0.005 * rng.normal(size=(4, 8))
+    compute[1] += 0.15 + 0.03 * rng.normal(size=8)
+
+    found = diagnose(as_timeline(one_barrier({"forward": compute}, np.full(4, -1))))
+
+    assert (found.cause, found.ranks) == ("unknown", ())
+    assert (found.evidence["by"], found.evidence["possible"]) == ("few_steps", [1])
+
+
 def test_ranks_that_wander_for_several_steps_are_not_named() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)

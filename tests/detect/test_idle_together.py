@@ -207,3 +207,16 @@ def test_where_only_collectives_are_recorded_the_rest_is_no_pause() -> None:
         kept = columns["kind"] == "collective"
 
         assert not diagnose(as_timeline(Table({name: [column[kept]] for name, column in columns.items()}))).ranks
+
+
+def test_a_rank_that_stands_still_is_named_beside_one_that_computes_longer() -> None:
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        idle, slower = np.zeros((RANKS, 30)), np.ones((RANKS, 30))
+        idle[2] = 0.02 + rng.exponential(0.01, 30)
+        slower[9] = 1.3
+
+        found = pipeline(rng, idle, slower)
+
+        assert (found.cause, sorted(found.ranks)) == ("node", [2, 9])
+        assert [other["by"] for other in found.evidence["also"]] in (["idle"], ["compute"])

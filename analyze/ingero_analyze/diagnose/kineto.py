@@ -1,7 +1,8 @@
 """Reads PyTorch profiler traces (Kineto, Chrome format) of several ranks. All but `read_events` is pure.
 
 A NCCL kernel waits on the GPU for the last rank, so the late rank's kernel is the shortest; the time of the other
-kernels in a step is the rank's own work. In a job on CPUs, gloo's operations and the rest of the step show the same.
+kernels in a step is the rank's own work. Sends and receives show the stages of a pipeline. In a job on CPUs, gloo's
+operations and the rest of the step show the same.
 """
 
 import re
@@ -42,6 +43,13 @@ _STEP: Final = re.compile(r"ProfilerStep#(\d{1,12})$")
 _NCCL: Final = re.compile(r"^(?:nccl|rccl)(?:Dev)?Kernel_?([A-Za-z]+)|nccl|rccl")
 _RANKS: Final = re.compile(r"\[\d{1,7}(, ?\d{1,7}){0,9999}\]")
 _PAIRS: Final = ("send", "recv", "sendrecv")
+"""Operations of two ranks each, or several of them in one kernel."""
+
+_BATCH: Final = "coalesced"
+"""What PyTorch calls several operations in one kernel, of whatever kind."""
+
+_PEERS: Final = {"send": "Dst Rank", "recv": "Src Rank"}
+"""Where a kernel's event has the other rank, by its place in the group."""
 
 WORK: Final = "compute"
 """The operation of own work where kernels are not told apart."""
@@ -67,6 +75,8 @@ class KinetoTrace:
     work: list[tuple[float, float, str]] = field(default_factory=list)
     """Start, duration, and kernel without the parameters of its template."""
     left_out: Counter[str] = field(default_factory=Counter)
+    exchanges: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many sends and receives of a kind were read, by operation and group."""
     world: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -167,10 +177,8 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
     if not shape and not named:
         trace.work.append((start, duration, text(re.split(r"[<(]", name.removeprefix("void "))[0], 80) or WORK))
         return
-    op = named or (shape[1] if shape and shape[1] else "collective")
-    if op.lower() in _PAIRS:
-        trace.left_out["point to point"] += 1
-        return
+    of_kernel = shape[1] if shape and shape[1] else "collective"
+    op = of_kernel if named.lower() in ("", _BATCH) else named
     group = text(args.get("Process Group Name"), 100)
     if group:
         ranks = str(args.get("Process Group Ranks", ""))
@@ -180,7 +188,24 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
             if _RANKS.fullmatch(ranks):
                 trace.members[group] = tuple(int(rank) for rank in re.findall(r"\d+", ranks))
     seq = whole(args.get("Seq"))
+    if op.lower() in _PAIRS:
+        if not named or not group:
+            # An exchange of all ranks has the same kernel.
+            trace.left_out["point to point"] += 1
+            return
+        group = _between(trace, op.lower(), group, whole(args.get(_PEERS.get(op.lower(), ""))))
+        seq = trace.exchanges[op, group]
+        trace.exchanges[op, group] += 1
     trace.collectives.append((op, group, -1 if seq is None else seq, start, duration))
+
+
+def _between(trace: KinetoTrace, op: str, group: str, peer: int | None) -> str:
+    """The name of what goes from one rank to another within a group, as far as the event tells them."""
+    members = trace.members.get(group, ())
+    if peer is None or not 0 <= peer < len(members) or trace.rank not in members:
+        return group
+    source, target = (trace.rank, members[peer]) if op == "send" else (members[peer], trace.rank)
+    return f"{group} {source}->{target}"
 
 
 def _rest_of_steps(

@@ -20,6 +20,7 @@ SENTENCES: Final = {
     "network": "no rank is the cause: collectives last longer after their last rank has arrived",
     "unknown": "the job is delayed, but whether by a rank or by its data is not certain; possible: rank {possible}",
     "few_stalls": "rank {possible} alone holds the others up in some steps, too few to prove that it is the cause",
+    "few_steps": "rank {possible} is the last in nearly all steps, too few to prove that it is the cause",
     "late_together": "rank {possible} often come last together, too seldom to prove that they are the cause",
     "slower_part": "rank {possible} are slower than all others; by a fault, other hardware or more work, that is not "
     "known",
@@ -47,6 +48,7 @@ NEXT: Final = {
     "place_in_ring": "cut sequences so that all parts are equal work under the causal mask (zigzag)",
     "network": "look at the error counters and the speed of what is named (ibstat, nvidia-smi nvlink -s)",
     "few_stalls": "record more steps: more stalls of the same rank prove it",
+    "few_steps": "record more steps: some dozen prove it; meanwhile compare its GPU with those of its peers (--dcgm)",
     "late_together": "record more steps, and look at what these ranks share, such as their host and its data loader",
     "slower_part": "compare hardware, clocks (--dcgm) and work of these ranks with those of the others, and look at "
     "what they share, such as their host and its data loader",
