@@ -17,6 +17,9 @@ NUMBERS: Final = frozenset(("id", "index", "number"))
 MACHINES: Final = frozenset(("node", "host", "server", "machine"))
 """Names in objects of a list that say nothing without the name of the list, and lists whose objects have a `name`."""
 
+MEMBERS: Final = frozenset(("ranks", "nodes", "hosts", "gpus", "devices", "workers", "machines", "servers"))
+"""Names of lists of objects in a line each of which is a row."""
+
 MOST_BYTES: Final = 512 << 20
 """Bytes of a document, which is parsed at once; objects of a line each may be more together."""
 
@@ -112,7 +115,8 @@ def _lines(
                 yield from ((number, _flat(each)) for each in points)
             else:
                 spread = with_lists(found)
-                rows = _unnested([spread]) if is_value is None and spread != found else _unfolded(spread, is_value)
+                listed = spread != found or not MEMBERS.isdisjoint(spread)
+                rows = _unnested([spread]) if is_value is None and listed else _unfolded(spread, is_value)
                 yield from ((number, _flat(each if is_value is None else _with_brackets(each))) for each in rows)
 
 
@@ -228,7 +232,12 @@ def _unnested(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ):
         return found
     return [
-        {**{other: each[other] for other in each if other != name}, **row} for each in found for row in each[name]
+        {
+            **{other: each[other] for other in each if other != name},
+            **(_of_list(name, row) if name in MEMBERS else row),
+        }
+        for each in found
+        for row in each[name]
     ]
 
 

@@ -453,6 +453,33 @@ def test_starts_may_be_times_since_the_begin_of_each_step(
     assert "starts" not in expected["read"]
 
 
+@pytest.mark.parametrize("unit", ["", "ms", " us"], ids=["no unit", "ms", "us"])
+def test_operations_of_a_step_without_starts_follow_one_another(tmp_path: Path, unit: str) -> None:
+    columns = job()
+    del columns["start"]
+    if unit:
+        columns["duration"] = [
+            f"{seconds * {'ms': 1e3, ' us': 1e6}[unit]:.4f}{unit}" for seconds in columns["duration"]
+        ]
+    found = answer(csv(tmp_path, columns))
+    assert (found["kind"], found["ranks"]) == ("node", [CULPRIT])
+    assert found["read"]["starts"] == "one after another"
+    assert found["evidence"]["step_seconds"] == pytest.approx(
+        answer(csv(tmp_path, job()))["evidence"]["step_seconds"], rel=0.05
+    )
+
+
+def test_ranks_may_be_a_list_in_each_line(tmp_path: Path) -> None:
+    header, *rows = (row.split(",") for row in logged_steps())
+    steps: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        cells = dict(zip(header, row, strict=True))
+        steps.setdefault(cells.pop("iteration"), []).append(cells)
+    lines = [json.dumps({"iteration": step, "ranks": ranks}) for step, ranks in steps.items()]
+    (tmp_path / "job.jsonl").write_text("\n".join(lines))
+    assert answer(tmp_path / "job.jsonl")["ranks"] == [CULPRIT]
+
+
 def test_parts_of_iterations_that_are_called_steps_are_on_one_clock(tmp_path: Path) -> None:
     columns = job()
 

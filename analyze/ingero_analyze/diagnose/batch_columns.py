@@ -18,6 +18,7 @@ from ingero_analyze.diagnose.columns import (
     kind_of_type,
     recognised,
 )
+from ingero_analyze.diagnose.missing_starts import BEGIN
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.diagnose.step_times import STEP
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, WORK
@@ -47,6 +48,13 @@ class FileReading:
             self.rank = None
         return self.columns.used(by_file=self.rank is not None)
 
+    def tell_seconds(self, names: Sequence[str]) -> None:
+        """Columns whose cells have units, and are now seconds."""
+        roles = {"start": self.columns.length, **self.columns.roles}
+        told = {role: "s" for role in TIMES if roles.get(role) in names}
+        if told:
+            self.columns = replace(self.columns, units={**self.columns.units, **told})
+
 
 def columns_of(
     batch: TableBatch, reading: FileReading, vocabulary: dict[str, dict[str, int]], problems: Problems
@@ -57,6 +65,8 @@ def columns_of(
     roles = reading.columns.roles
     if reading.columns.operations:
         roles = {"step": STEP, **roles, "op": "op", "start": "start", "duration": "duration"}
+    elif "start" not in roles:
+        roles = {**roles, "start": BEGIN}
 
     def lose(bad: Bools, name: str, text: str, value: Callable[[int], Any] = str) -> None:
         new = np.flatnonzero(bad & ~lost)

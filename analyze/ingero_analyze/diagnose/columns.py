@@ -185,7 +185,8 @@ def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = 
         process = _best(_PROCESSES, [name for name in names if name not in roles.values()], "rank")
         roles |= {"rank": process} if process else {}
     found = TimelineColumns(roles, _units(roles), roles.get("start") == "ts" and roles.get("duration") == "dur")
-    missing = [role for role in ("op", "start") if role not in roles]
+    in_order = {"op", "step", "duration"} <= set(roles)
+    missing = [role for role in ("op", "start") if role not in roles and not (role == "start" and in_order)]
     missing += [] if "duration" in roles or "end" in roles else ["duration"]
     _refuse(names, found, missing, by_file)
     return found
@@ -245,7 +246,8 @@ def _best(known: Sequence[str], names: Sequence[str], role: str) -> str | None:
 
 def _units(roles: Mapping[str, str]) -> dict[str, str]:
     """Units that the names of times say; a name that is that of the role says none."""
-    units = {role: split_unit(roles[role])[1] for role in TIMES if role in roles}
+    lasting = {"start": roles["duration"]} if "start" not in roles and "duration" in roles else {}
+    units = {role: split_unit(name)[1] for role, name in {**roles, **lasting}.items() if role in TIMES}
     return {role: _SHORT[SECONDS[unit]] for role, unit in units.items() if SECONDS.get(unit, 0.0) in _SHORT}
 
 

@@ -10,8 +10,10 @@ import numpy as np
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
 from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
+from ingero_analyze.diagnose.missing_starts import with_starts
 from ingero_analyze.diagnose.sources import Problems, rank_of
 from ingero_analyze.diagnose.step_times import as_operations
+from ingero_analyze.diagnose.timed_cells import in_seconds
 from ingero_analyze.diagnose.timeline_files import (
     OPTIONAL,
     REQUIRED,
@@ -87,6 +89,7 @@ class _Table:
     readings: list[FileReading] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     ended: dict[int, tuple[float, int]] = field(default_factory=dict)
+    ended_in_step: dict[tuple[int, int], float] = field(default_factory=dict)
     rows: int = 0
     ragged: int = 0
 
@@ -97,10 +100,16 @@ class _Table:
 
     def add(self, batch: TableBatch, reading: FileReading) -> None:
         """Add rows."""
-        batch = with_points(batch, reading.columns.numbers())
+        batch, timed = in_seconds(with_points(batch, reading.columns.numbers()), reading.columns.numbers())
+        reading.tell_seconds(timed)
         if reading.columns.operations:
             ranks = ranks_of(batch, reading, self.vocabulary)
             batch = as_operations(batch, reading.columns.operations, ranks, self.unit, self.ended)
+        elif "start" not in reading.columns.roles:
+            ranks = ranks_of(batch, reading, self.vocabulary)
+            steps = batch.codes(reading.columns.roles["step"], self.vocabulary["step"])
+            duration = batch.numbers_or_nan(reading.columns.length)
+            batch = with_starts(batch, ranks, steps, duration, self.ended_in_step)
         if not batch.rows:
             return
         columns, lost = columns_of(batch, reading, self.vocabulary, self.problems)
@@ -249,7 +258,7 @@ def _how_read(reading: FileReading, units: tuple[str, str], found: RecordedTimel
     columns = reading.columns
     told: dict[str, Any] = {"columns": dict(columns.roles), "units": {"start": units[0], "duration": units[1]}}
     if again:
-        told["starts"] = "since the begin of each step"
+        told["starts"] = "since the begin of each step" if "start" in columns.roles else "one after another"
     if columns.operations:
         told = {"columns": dict(columns.roles), "operations": dict(columns.operations)}
     if "kind" in columns.roles:
