@@ -122,9 +122,9 @@ def command(
 
     FILE is CSV (any delimiter), JSON, JSON lines or Parquet, what nccl-tests, gpu-burn, HPL, nvbandwidth, dcgmi diag,
     LAMMPS or MLPerf training print, all also packed (gzip, bzip2, xz, zstd, ZIP), or a folder of such; `-` is
-    standard input. A row is one result: a GPU or a node, and a value; optional run or time, cluster, model, benchmark, unit, group (rack), clock, power and
-    temperature. Columns are recognised by their names, with units in them; others are named and left out. Clusters,
-    models and benchmarks are judged apart.
+    standard input. A row is one result: a GPU or a node, and a value; optional run or time, cluster, model,
+    benchmark, unit, group (rack), clock, power and temperature. Columns are recognised by their names, with units in
+    them; others are named and left out. Clusters, models and benchmarks are judged apart.
 
     A chip is slow if it is an outlier among all chips of its model over its runs. A node most of whose chips are slow
     is one finding. Populations that are too small are refused with the reason.
