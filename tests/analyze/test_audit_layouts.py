@@ -16,6 +16,7 @@ from ingero_analyze.audit.chips import Coded, places
 from ingero_analyze.audit.columns import parameters_of, recognised
 from ingero_analyze.audit.joint_rows import nodes_of, of_single_members
 from ingero_analyze.audit.measurements import Measurements, ReadingOptions
+from ingero_analyze.audit.value_lists import of_single_values
 from ingero_analyze.audit.wide import unpivoted
 from ingero_detect.audit import audit
 from ingero_testing.audit_tables import answer, run, short, written
@@ -578,3 +579,10 @@ def test_lists_of_runs_of_a_node(tmp_path: Path) -> None:
     assert names(tmp_path, text) == {"n5"}
     assert names(tmp_path, keyed) == {"n5"}
     assert names(tmp_path, json.dumps([{"node": f"n{node}", "ms": its[0]} for node, its in values.items()])) == {"n5"}
+
+
+def test_a_list_of_gpus_beside_the_value_is_no_list_of_values() -> None:
+    row = {"node": "n1", "gpu_ids": "[0, 1, 2, 3]", "tflops": "51.2"}
+    (columns, rows), note = of_single_values(list(row), iter([(1, row)]), ())
+
+    assert (columns, list(rows), note) == (list(row), [(1, row)], "")

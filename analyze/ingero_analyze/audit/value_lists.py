@@ -20,6 +20,9 @@ TAKEN_FOR: Final = (
     "column runs, or write a row a run"
 )
 
+NAMES: Final = ("values", "results", "runs", "samples", "measurements", "times", "rates", "data", "history")
+"""Names of lists of values, where no column has the name of a value; others are of anything, such as `gpu_ids`."""
+
 _NUMBER: Final = r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
 _DECIMAL: Final = r"[-+]?\d+\.\d+(?:[eE][-+]?\d+)?"
 _LIST: Final = re.compile(
@@ -45,7 +48,9 @@ def of_single_values(
     rows = chain(first, rows)
     lists = [name for name in columns if _are_lists([row.get(name, "") for _, row in first])]
     roles = {role for role in ("gpu", "run") for name in columns if words_of(name) in ROLES[role]}
-    values = [name for name in lists if name in chosen or is_value(name)] or lists[:1]
+    values = [name for name in lists if name in chosen or is_value(name)]
+    if not any(map(is_value, columns)):
+        values = values or [name for name in lists if words_of(name) in NAMES][:1]
     if not values or not any(words_of(name) in ROLES["node"] for name in columns):
         return (list(columns), rows), ""
     sizes = {len(_EACH.findall(row.get(values[0], ""))) for _, row in first} - {0}
