@@ -14,7 +14,7 @@ import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.idle_together import LEAST_STALL, idle_seconds
-from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, residuals_by_step
+from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, min_last_count, residuals_by_step
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
 
@@ -34,6 +34,9 @@ MOST_STEPS: Final = MOST_CHORES / SHORTEST_PERIOD
 
 MOST_OTHERS: Final = 0.25
 """Share of the late steps of the first rank that may have another cause, and of its chores that may be a step off."""
+
+CHANCE: Final = 0.05
+"""Chance with which late steps at random are taken for a chore."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +181,8 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
                 count, all_times = int(left[times].sum()), int(known[times].sum())
                 if count > best[0] and count >= (1 - MOST_OTHERS) * all_times and near[times].all():
                     best = count, distance, first
-        _, distance, first = best
-        if not distance:
+        count, distance, first = best
+        if not distance or count < _needed(left, len(known[first::distance])):
             break
         at = np.zeros_like(late)
         at[first::distance] = True
@@ -187,6 +190,15 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
         found |= late & _with_neighbours(at)
         left &= ~found
     return (every, found) if left.sum() <= MOST_OTHERS * late.sum() else ([], np.zeros_like(late))
+
+
+def _needed(late: Bools, times: int) -> int:
+    """How many of so many steps at equal distances must be late so that late steps at random hardly are.
+
+    All distances and first steps are tried.
+    """
+    tries = sum(range(SHORTEST_PERIOD, len(late) // FEWEST_TIMES + 1))
+    return min_last_count(times, 1 / float(late.mean()), CHANCE / tries)
 
 
 def _with_neighbours(steps: Bools) -> Bools:

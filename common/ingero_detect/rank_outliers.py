@@ -34,6 +34,13 @@ CHIP_VALUES: Final = 4
 """Usual deviation between the computing of healthy chips, and how many values it is worth beside those of ranks: a
 few that happen to be alike do not show that chips differ by nothing."""
 
+TAIL: Final = 1 / 8
+FEWEST_OF_TAIL: Final = 3
+"""Share of ranks that shows how far the slowest of them may be, and how many of them are needed."""
+
+CHANCE_OF_TAIL: Final = 0.05
+"""Chance that the slowest healthy rank is further out."""
+
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
 
@@ -197,7 +204,22 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int, c
     usual, count = spread, len(spreads)
     if chips:
         usual = max(usual, float(np.sqrt((count * spread**2 + CHIP_VALUES * chips**2) / (count + CHIP_VALUES))))
-    return _Excess(share, error, freedom, spread, MIN_SPREADS * usual)
+    most = MIN_SPREADS * usual
+    return _Excess(share, error, freedom, spread, max(most, _end_of_tail(share, most)) if chips else most)
+
+
+def _end_of_tail(share: Floats, most: float) -> float:
+    """The largest excess that healthy ranks reach whose chips differ as those below `most` do; 0 for few ranks.
+
+    Chips that differ in more than one way have a longer tail than normal values. It is taken for exponential, and
+    known by the mean excess of the slowest eighth over the next one: the slowest of all is that much further out.
+    """
+    rest = np.sort(share[share <= most])[::-1]
+    count = int(TAIL * len(rest))
+    if count < FEWEST_OF_TAIL:
+        return 0.0
+    further = count * (CHANCE_OF_TAIL ** (-1 / count) - 1)
+    return float(rest[0] + further * (rest[:count].mean() - rest[count]))
 
 
 def time_segments(steps: int) -> list[slice]:

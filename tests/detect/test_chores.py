@@ -114,3 +114,12 @@ def test_stalls_of_the_first_rank_without_a_rhythm_or_in_nearly_every_step_are_n
             found = job(pauses_of(0, steps), rng)
 
             assert found.ranks == (0,) and "chores" not in found.evidence
+
+
+@pytest.mark.parametrize("seed", [51, 87, 206])
+def test_steps_at_equal_distances_among_many_at_random_are_no_chore(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    found = job(pauses_of(0, np.flatnonzero(rng.random(STEPS) < 0.3).tolist()), rng)
+
+    assert found.ranks == (0,) and "chores" not in found.evidence
