@@ -117,6 +117,20 @@ def test_a_table_with_a_column_for_each_node_is_read_as_what_it_holds(
     assert "say what these hold with --wide rate" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        (PLAIN, "tokens_per_sec.csv"),
+        (["Time", *(f"{node}_tokens_per_sec" for node in NODES)], "history.csv"),
+        (["Time", *(f"{node} - train/tps" for node in NODES)], "history.csv"),
+    ],
+)
+def test_what_a_wide_table_holds_is_told_by_its_name_or_by_those_of_its_columns(
+    tmp_path: Path, header: list[str], name: str
+) -> None:
+    assert named(written(tmp_path, wide(header), name)) == ("gpu-2", 120)
+
+
 def test_a_wide_table_of_runs_and_steps_leaves_out_minima_and_asks_for_one_metric(tmp_path: Path) -> None:
     metrics = ("tps", "tps__MIN", "tps__MAX", "loss")
     header = ["Step", *(f"{node} - train/{metric}" for node in NODES for metric in metrics)]

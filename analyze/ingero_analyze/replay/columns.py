@@ -183,6 +183,10 @@ class MetricOpenError(ValueError):
         self.column, self.value = column, value
 
 
+class WideOpenError(ValueError):
+    """Nodes seem to have a column each, and nothing says what these hold."""
+
+
 def recognised(
     names: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str] = LABELS,
     metric: str | None = None, by_file: bool = False,
@@ -216,7 +220,7 @@ def recognised(
     if by_file and measured and "node" not in chosen and not matching["node"]:
         roles["node"] = (FILE,)
     if "node" not in roles and _is_wide(names, matching):
-        raise ValueError(
+        raise WideOpenError(
             f"there is no column 'node' ({_there_are(names)}): where each node has a column of its own, say what "
             "these hold with --wide rate (or step_seconds, score, counter); else choose one with --column node=COLUMN"
         )
@@ -343,8 +347,8 @@ def _later_nodes(names: Sequence[str], gpus: Sequence[str]) -> list[str]:
 
 
 def _is_wide(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> bool:
-    """Whether no column but the time has a name that is known, and several have none."""
-    known = {name for role, found in matching.items() for name in found if role != "time"}
+    """Whether no column but the time has a name that is known, as `run - metric` is none, and several have none."""
+    known = {name for role, found in matching.items() for name in found if role != "time" and " - " not in name}
     others = [name for name in names if name and name not in matching["time"]]
     return bool(matching["time"]) and not known and len(others) > 1
 
@@ -425,6 +429,12 @@ def _leaf(name: str) -> str:
 
 def _measures_of(metric: str) -> list[str]:
     return [role for role in MEASURES if _is(role, metric)]
+
+
+def measure_named(text: str) -> str | None:
+    """What values with this name are; `None` if that is not certain."""
+    found = _measures_of(text)
+    return found[0] if len(found) == 1 else None
 
 
 def _is(role: str, name: str) -> bool:

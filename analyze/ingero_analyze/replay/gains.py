@@ -33,7 +33,8 @@ APART: Final = 2
 """Blocks between the first and the last of these gains, at least: what nodes gain at once is one event."""
 
 AS_MUCH: Final = 2 / 3
-"""Share of a loss, log units, that `FEWEST` nodes gain at least where it tells nothing."""
+"""Share of a loss, log units, that one of them gains at least where it tells nothing: where work changes both ways, a
+loss is no larger than the largest gain half of the time, and hardly ever by so much."""
 
 MOST_LEVELS: Final = 4_000_000
 """Nodes times blocks up to which levels are kept, 4 bytes each."""
@@ -55,7 +56,7 @@ class CohortGains:
         gainers = len(np.unique(self.node[others]))
         if gainers < max(FEWEST, SHARE * self.nodes) or int(np.ptp(self.block[others])) < APART:
             return False
-        return len(np.unique(self.node[others & (self.size >= AS_MUCH * lost)])) >= FEWEST
+        return float(self.size[others].max()) >= AS_MUCH * lost
 
 
 class Gains:

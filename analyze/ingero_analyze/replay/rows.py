@@ -14,6 +14,7 @@ from ingero_analyze.replay.columns import (
     FILE,
     Columns,
     MetricOpenError,
+    WideOpenError,
     date_of,
     is_gpu_of_host,
     metrics_with_meaning,
@@ -25,7 +26,7 @@ from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
-from ingero_analyze.replay.wide import ColumnsOfMembers, WideTable, columns_of_members, wide_table
+from ingero_analyze.replay.wide import ColumnsOfMembers, WideTable, columns_of_members, wide_measure, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
 from ingero_analyze.terminal import listed
@@ -119,15 +120,18 @@ class RowReader:
         date: list[str] = []
 
         def choose(names: Sequence[str]) -> Sequence[str]:
-            if self._wide:
+            chosen = chain.from_iterable(self._chosen.values())
+            of_members = None if self._wide else columns_of_members(names, chosen)
+            if of_members:
+                members.append(of_members)
+                names = of_members.long_names
+            columns = None if self._wide else self._recognised(file, names)
+            if columns is None and self._wide:
                 wide.append(wide_table(names, time_of(names, self._chosen), self._metric))
                 found.append(wide[0].columns(self._wide))
                 date.extend(date_of(names, wide[0].time))
                 return [wide[0].time, *date, *(one.column for one in wide[0].series)]
-            if of_members := columns_of_members(names, chain.from_iterable(self._chosen.values())):
-                members.append(of_members)
-                names = of_members.long_names
-            columns = self._recognised(file, names)
+            assert columns is not None, "a file has columns of its own, or one for each node"
             found.append(columns)
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             used = [name for name in used if name in names]
@@ -182,12 +186,18 @@ class RowReader:
         if metric is not None:
             metric.finish()
 
-    def _recognised(self, file: str, names: Sequence[str]) -> Columns:
-        """The columns of a file. Where it is open whose values they hold, the only metric whose name says what its
-        values are, or the only one at all, is judged."""
+    def _recognised(self, file: str, names: Sequence[str]) -> Columns | None:
+        """The columns of a file; `None` where each node has one, and it is known what these hold. Where it is open
+        whose values they hold, the metric that says most about work, or the only one at all, is judged."""
         some = len(self._files) > 1
         try:
             return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
+        except WideOpenError:
+            self._wide = wide_measure(names, time_of(names, self._chosen), short_names([file])[0])
+            if self._wide is None:
+                raise
+            self.reading.note(f"each column is a node, whose cells are {self._wide}")
+            return None
         except MetricOpenError as error:
             if file == "-":
                 raise

@@ -14,6 +14,7 @@ from ingero_analyze.replay.columns import (
     date_of,
     is_gpu,
     is_node,
+    measure_named,
     metrics_with_meaning,
     time_column,
     unit_of,
@@ -30,6 +31,12 @@ FEWEST_NODES: Final = 3
 _BETWEEN: Final = re.compile(r"[\s_.:/|-]+")
 _NODE: Final = re.compile(r"(?!p\d)\S*[A-Za-z.]\S*\d")
 """A name of a node in that of a column: with a number at its end, and no percentile."""
+
+_NO_NODE: Final = re.compile(
+    r"p\d+|min|max|mean|avg|median|std|first|last|total|train(?:ing)?|eval|val(?:id)?|test|forward|backward|optimizer|data",
+    re.IGNORECASE,
+)
+"""Names of statistics, phases and parts of steps before that of a value."""
 
 _DIGITS: Final = re.compile(r"\d+")
 
@@ -54,9 +61,11 @@ class Series:
 
 def series_of(names: Sequence[str]) -> list[Series]:
     """Columns as nodes and metrics: `node`, `metric{label="node"}`, `metric:rank` where ranks are counted from 0, or
-    `node - metric`, of which the columns with minimum and maximum of W&B are none."""
+    `node - metric`, of which the columns with minimum and maximum of W&B are none; also `node_metric` where all have
+    the same metric."""
     found = []
     ranked = _ranked(names)
+    shared = _shared_end(names)
     for name in names:
         labelled = _LABELLED.fullmatch(name)
         run, dash, metric = name.rpartition(" - ")
@@ -67,6 +76,8 @@ def series_of(names: Sequence[str]) -> list[Series]:
         elif name in ranked:
             metric, _, rank = name.rpartition(":")
             found.append(Series(name, rank, metric, {}))
+        elif shared and not dash:
+            found.append(Series(name, name.removesuffix(shared), shared[1:], {}))
         elif not name.endswith(_STATISTICS) and not (dash and metric.startswith("_")):
             found.append(Series(name, run if dash else name, metric if dash else "", {}))
     differ = {
@@ -79,6 +90,21 @@ def series_of(names: Sequence[str]) -> list[Series]:
         replace(one, node="/".join(text for key, text in one.labels.items() if key in differ) or one.node)
         if one.labels else one for one in found
     ]  # fmt: skip
+
+
+def _shared_end(names: Sequence[str]) -> str:
+    """The end of all names, with what separates it, where it says what values are."""
+    first = names[0] if names else ""
+    ends = (first[place:] for place, letter in enumerate(first) if place and letter in " _-./")
+    shared = (end for end in ends if all(name.endswith(end) and name != end for name in names))
+    shared = (end for end in shared if not any(_NO_NODE.fullmatch(name.removesuffix(end)) for name in names))
+    return next((end for end in shared if measure_named(end[1:])), "")
+
+
+def wide_measure(names: Sequence[str], time: str, file: str) -> str | None:
+    """What the columns of nodes hold, by their metric or the name of the file; `None` if neither says it."""
+    metrics = {one.metric for one in series_of(_of_nodes(names, time))}
+    return measure_named(metrics.pop() if len(metrics) == 1 and "" not in metrics else file)
 
 
 def _ranked(names: Sequence[str]) -> set[str]:
@@ -207,10 +233,15 @@ def _node_and_held(name: str) -> tuple[str, str] | None:
     return max(found, key=lambda one: len(one[1]), default=None)
 
 
+def _of_nodes(names: Sequence[str], time: str) -> list[str]:
+    """The columns of nodes."""
+    no_nodes = {*_NO_NODES, *date_of(names, time)}
+    return [name for name in names if name != time and {name, name.strip().lower()}.isdisjoint(no_nodes)]
+
+
 def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable:
     """The columns of a table whose columns but the time are nodes. `ValueError` if that is not certain."""
-    no_nodes = {*_NO_NODES, *date_of(names, time)}
-    others = [name for name in names if name != time and {name, name.strip().lower()}.isdisjoint(no_nodes)]
+    others = _of_nodes(names, time)
     doubled = [name for name in (time, *others) if names.count(name) > 1]
     if doubled:
         raise ValueError(f"the column {doubled[0]} is there twice")
