@@ -469,6 +469,20 @@ def test_operations_of_a_step_without_starts_follow_one_another(tmp_path: Path, 
     )
 
 
+@pytest.mark.parametrize("form", ["rank{0}_{1}", "{1}.rank-{0}"])
+def test_ranks_may_have_columns_of_their_own(tmp_path: Path, form: str) -> None:
+    header, *rows = (row.split(",") for row in logged_steps())
+    steps: dict[str, dict[str, str]] = {}
+    for row in rows:
+        cells = dict(zip(header, row, strict=True))
+        rank, step = cells.pop("rank"), cells.pop("iteration")
+        steps.setdefault(step, {}).update({form.format(rank, name): cell for name, cell in cells.items()})
+    names = list(next(iter(steps.values())))
+    lines = [",".join((step, *(cells[name] for name in names))) for step, cells in steps.items()]
+    (tmp_path / "job.csv").write_text("\n".join([",".join(("iteration", *names)), *lines]))
+    assert answer(tmp_path / "job.csv")["ranks"] == [CULPRIT]
+
+
 def test_ranks_may_be_a_list_in_each_line(tmp_path: Path) -> None:
     header, *rows = (row.split(",") for row in logged_steps())
     steps: dict[str, list[dict[str, str]]] = {}

@@ -19,10 +19,12 @@ from ingero_analyze.diagnose.columns import (
     recognised,
 )
 from ingero_analyze.diagnose.missing_starts import BEGIN
+from ingero_analyze.diagnose.rank_columns import columns_of_ranks
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.diagnose.step_times import STEP
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, WORK
 from ingero_analyze.diagnose.timeline_rows import Columns
+from ingero_analyze.member_columns import ColumnsOfMembers
 from ingero_analyze.tables import TableBatch
 from ingero_detect.grouped import Bools, Ints
 
@@ -40,13 +42,21 @@ class FileReading:
         self.rank = rank
         self.columns = TimelineColumns({}, {}, traced=False)
         self._chosen = chosen
+        self._members: ColumnsOfMembers | None = None
 
     def choose(self, names: Sequence[str]) -> Sequence[str]:
         """The columns to read."""
+        self._members = columns_of_ranks(names)
+        names = self._members.long_names if self._members else names
         self.columns = recognised(names, self._chosen, by_file=self.rank is not None)
         if "rank" in self.columns.roles:
             self.rank = None
-        return self.columns.used(by_file=self.rank is not None)
+        used = self.columns.used(by_file=self.rank is not None)
+        return self._members.needed(used) if self._members else used
+
+    def long(self, batch: TableBatch) -> TableBatch:
+        """The batch with a row for each rank, if ranks have columns of their own."""
+        return self._members.long(batch) if self._members else batch
 
     def tell_seconds(self, names: Sequence[str]) -> None:
         """Columns whose cells have units, and are now seconds."""

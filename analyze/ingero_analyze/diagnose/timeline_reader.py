@@ -100,6 +100,7 @@ class _Table:
 
     def add(self, batch: TableBatch, reading: FileReading) -> None:
         """Add rows."""
+        batch = reading.long(batch)
         batch, timed = in_seconds(with_points(batch, reading.columns.numbers()), reading.columns.numbers())
         reading.tell_seconds(timed)
         if reading.columns.operations:

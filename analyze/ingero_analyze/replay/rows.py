@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
+from ingero_analyze.member_columns import ColumnsOfMembers
 from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
 from ingero_analyze.replay.columns import (
     FILE,
@@ -26,7 +27,7 @@ from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
-from ingero_analyze.replay.wide import ColumnsOfMembers, WideTable, columns_of_members, wide_measure, wide_table
+from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
 from ingero_analyze.terminal import listed

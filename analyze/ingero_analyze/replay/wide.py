@@ -5,10 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from ingero_analyze.audit.wide import cells_of_gpus
+from ingero_analyze.member_columns import ColumnsOfMembers, as_array, is_whole, spread
 from ingero_analyze.replay.columns import (
     Columns,
     date_of,
@@ -39,8 +37,6 @@ _NO_NODE: Final = re.compile(
 """Names of statistics, phases and parts of steps before that of a value."""
 
 _DIGITS: Final = re.compile(r"\d+")
-
-Ints = npt.NDArray[np.int64]
 
 _LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
 _RANKED: Final = re.compile(r"(?P<metric>[^:{}]+):(?P<rank>\d{1,3})")
@@ -129,13 +125,11 @@ class WideTable:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        width = len(self.series)
-        rows, order = _spread(batch.rows, width)
-        values = pa.concat_arrays([_array(batch.columns[one.column]) for one in self.series])
-        nodes = pa.array([one.node for one in self.series], pa.string())
+        rows, order = spread(batch.rows, len(self.series))
+        values = pa.concat_arrays([as_array(batch.columns[one.column]) for one in self.series])
         columns: dict[str, Any] = {
             "time": pc.take(batch.columns[self.time], pa.array(rows)),
-            "node": pc.take(nodes, pa.array(np.tile(np.arange(width), batch.rows))),
+            "node": pa.array([one.node for one in self.series] * batch.rows, pa.string()),
             measure: pc.take(values, pa.array(order)),
         }
         places = rows if batch.places is None else batch.places[rows]
@@ -149,47 +143,6 @@ class WideTable:
             {"time": ("time",), "node": ("node",), measure: (measure,)}, measure, unit_of(metric) or 1.0, per_second,
             (), recorded=False, steps=steps,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ColumnsOfMembers:
-    """A table with columns for each GPU of a host, such as `gpu3_tokens_per_s`, beside those of the host, or for each
-    node. `role`: `gpu` or `node`, the name of its column in the long table. `cells`: the number of the GPU or node
-    and the name of what the column holds, by column."""
-
-    role: str
-    names: Sequence[str]
-    cells: Mapping[str, tuple[str, str]]
-
-    @property
-    def long_names(self) -> list[str]:
-        """The columns of the table with a row for each GPU or node."""
-        rest = [name for name in self.names if name not in self.cells]
-        return list(dict.fromkeys([*rest, self.role, *(held for _, held in self.cells.values())]))
-
-    def needed(self, wanted: Sequence[str]) -> list[str]:
-        """The columns from which those of the long table come that are wanted."""
-        return [name for name in self.names if self.cells.get(name, ("", name))[1] in wanted]
-
-    def long(self, batch: TableBatch) -> TableBatch:
-        """A row for each GPU or node and row of a batch, in the order of its rows."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        members = list(dict.fromkeys(number for number, _ in self.cells.values()))
-        rows, order = _spread(batch.rows, len(members))
-        columns: dict[str, Any] = {self.role: pa.array(members * batch.rows, pa.string())}
-        held: dict[str, list[Any]] = {}
-        for name, column in batch.columns.items():
-            if name in self.cells:
-                held.setdefault(self.cells[name][1], []).append((members.index(self.cells[name][0]), _array(column)))
-            else:
-                columns[name] = pc.take(column, pa.array(rows))
-        for name, its in held.items():
-            values = pa.concat_arrays([column for _, column in sorted(its, key=lambda one: one[0])])
-            columns[name] = pc.take(values, pa.array(order))
-        places = rows if batch.places is None else batch.places[rows]
-        return replace(batch, columns=columns, rows=len(rows), places=places)
 
 
 def columns_of_members(names: Sequence[str], chosen: Iterable[str]) -> ColumnsOfMembers | None:
@@ -216,10 +169,9 @@ def _cells_of_nodes(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     if any(is_node(name) or is_gpu(name) for name in names):
         return {}
     cells = {name: found for name in names if (found := _node_and_held(name))}
-    nodes, held = ({one[place] for one in cells.values()} for place in (0, 1))
+    nodes = {node for node, _ in cells.values()}
     alike = len({_DIGITS.sub("0", node) for node in nodes}) == 1
-    whole = len(set(cells.values())) == len(nodes) * len(held) == len(cells)
-    return cells if alike and whole and len(nodes) >= FEWEST_NODES else {}
+    return cells if alike and is_whole(cells) and len(nodes) >= FEWEST_NODES else {}
 
 
 def _node_and_held(name: str) -> tuple[str, str] | None:
@@ -258,15 +210,3 @@ def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable
     if not series:
         raise ValueError("no column but the time is that of a node")
     return WideTable(time, series)
-
-
-def _spread(rows: int, width: int) -> tuple[Ints, Ints]:
-    """Of a row for each of so many columns and rows: the row that it comes from, and the place of its value where the
-    columns are behind each other."""
-    return np.repeat(np.arange(rows), width), np.arange(rows * width).reshape(width, rows).T.ravel()
-
-
-def _array(column: Any) -> Any:
-    import pyarrow as pa
-
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
