@@ -190,12 +190,10 @@ class RecordedHistory:
         if self._tick_given or self.reading.recorded or "-" in self.files:
             return None
         tick = tick_grid.shorter(self.tick_seconds, self._interval, ticks)
-        if not tick:
+        if tick is None:
             return None
         files, _, progress, chosen, labels, metric, wide, _ = self._given
-        return RecordedHistory(
-            files, tick, progress, chosen, labels, metric, wide, tick_given=True, in_order=self._in_order
-        )
+        return RecordedHistory(files, tick, progress, chosen, labels, metric, wide, True, in_order=self._in_order)
 
     def with_groups(self) -> "RecordedHistory | None":
         """The same files, read again the same way, with a cohort for each group of nodes that no column tells;
