@@ -184,7 +184,9 @@ def diagnose(line: Timeline) -> Diagnosis:
     ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
     ideal = max(period - worst.seconds_lost_per_step, period / MOST_TIMES)
-    return Diagnosis(worst.cause, _of_like_cost(worst, found), float(period / ideal), worst.seconds_lost_per_step, evidence)
+    return Diagnosis(
+        worst.cause, _of_like_cost(worst, found), float(period / ideal), worst.seconds_lost_per_step, evidence
+    )
 
 
 def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: float) -> Diagnosis | None:
