@@ -1,8 +1,8 @@
 """Finds groups of nodes whose load changes apart from the others', as that of jobs or models of GPU that no column
 tells. Pure.
 
-A group of faulty nodes loses and recovers. One that does something else also gains, or follows what all do by another
-amount every time; and where several groups changed, each against all others, they do something else, too.
+A group of faulty nodes loses and recovers. One that does something else also gains on the others, or follows what all
+do by another amount every time; and where several groups changed, each against all others, they do something else.
 """
 
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def _split(levels: Floats) -> Bools | None:
     if min(np.count_nonzero(side), np.count_nonzero(~side)) < FEWEST:
         return None
     two = _Two.of(apart, side)
-    own_work = two.gain_alone(common) or two.gain_and_lose() or two.follow_differently(common)
+    own_work = two.gain_and_lose() or two.follow_differently(common)
     return side if two.apart() and own_work else None
 
 
@@ -214,16 +214,6 @@ class _Two:
         """Whether the groups are anywhere apart."""
         difference = self._difference[np.isfinite(self._difference)]
         return len(difference) > FIRST and float(np.ptp(difference)) > self._least
-
-    def gain_alone(self, common: Floats) -> bool:
-        """Whether one group gained at once and for a while, and the other one did not lose instead."""
-        change = np.nan_to_num(self._difference - self.first)
-        moves = [_moves(level + common) for level in (self.one, self.other)]
-        return any(
-            _lasts(self.clear & (way > self._least))
-            and bool(((up > self._least) & (np.abs(still) < up / 2) & (way > self._least)).any())
-            for way, up, still in ((change, *moves), (-change, *moves[::-1]))
-        )
 
     def gain_and_lose(self) -> bool:
         """Whether one group was ahead of the other by more than at first, and behind it by more as well."""
