@@ -255,13 +255,10 @@ def test_a_log_of_nvidia_smi_has_the_number_and_the_model_of_each_gpu(tmp_path: 
             for time, gpu, rate in (row.split(",") for row in rows)
         ]
         file.write_text("\n".join(("timestamp, name, index, clocks.current.sm [MHz]", *lines)))
-    command = ["replay", *map(str, files), "--json", "--tick", "60"]
 
-    refused = CliRunner().invoke(main, command)
-    found = CliRunner().invoke(main, [*command, "--column", "rate=clocks.current.sm [MHz]"])
+    found = CliRunner().invoke(main, ["replay", *map(str, files), "--json", "--tick", "60"])
 
-    assert (refused.exit_code, found.exit_code) == (2, 0)
-    assert "choose one with --column rate=COLUMN" in refused.stderr
+    assert found.exit_code == 0, found.stderr
     assert [(one["cluster"], one["node"], one["cohort"]) for one in json.loads(found.stdout)["episodes"]] == [
         ("", "gpu-node-02/1", "NVIDIA H100 80GB HBM3")
     ]
