@@ -168,6 +168,14 @@ def test_columns_for_each_gpu_of_a_host_are_rows(tmp_path: Path) -> None:
     assert named(written(tmp_path, "\n".join(lines) + "\n"))[0] == "n0/2"
 
 
+def test_wide_tables_of_two_values_are_not_one_history(tmp_path: Path) -> None:
+    text = wide(["Time", *NODES])
+    files = [written(tmp_path, text, name) for name in ("tokens_per_sec.csv", "step_time.csv")]
+    done = run(*files)
+    assert done.exit_code == 2
+    assert "the column step_seconds cannot be compared with rate of another file" in done.stderr
+
+
 def test_columns_of_percentiles_are_no_nodes(tmp_path: Path) -> None:
     done = run(written(tmp_path, wide(["Time", *(f"p9{number}_step_time" for number in range(6))])))
     assert done.exit_code == 2

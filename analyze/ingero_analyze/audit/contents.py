@@ -41,8 +41,10 @@ def know_gpu_by_content(first: Sequence[tuple[int, Row]], roles: dict[str, str],
 
 def know_value_by_content(first: Sequence[tuple[int, Row]], roles: dict[str, str], unused: list[str]) -> None:
     """Where no column has the name of a value, the only one whose cells have units of times or rates is it."""
+    if "value" in roles:
+        return
     found = [name for name in unused if (cells := _cells(first, name)) and all(map(_is_result, cells))]
-    if "value" not in roles and len(found) == 1:
+    if len(found) == 1:
         roles["value"] = found[0]
         unused.remove(found[0])
 

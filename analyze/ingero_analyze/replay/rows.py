@@ -126,13 +126,12 @@ class RowReader:
             if of_members:
                 members.append(of_members)
                 names = of_members.long_names
-            columns = None if self._wide else self._recognised(file, names)
-            if columns is None and self._wide:
+            columns = self._wide or self._recognised(file, names)
+            if isinstance(columns, str):
                 wide.append(wide_table(names, time_of(names, self._chosen), self._metric))
-                found.append(wide[0].columns(self._wide))
+                found.append(wide[0].columns(columns))
                 date.extend(date_of(names, wide[0].time))
                 return [wide[0].time, *date, *(one.column for one in wide[0].series)]
-            assert columns is not None, "a file has columns of its own, or one for each node"
             found.append(columns)
             used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
             used = [name for name in used if name in names]
@@ -187,18 +186,18 @@ class RowReader:
         if metric is not None:
             metric.finish()
 
-    def _recognised(self, file: str, names: Sequence[str]) -> Columns | None:
-        """The columns of a file; `None` where each node has one, and it is known what these hold. Where it is open
-        whose values they hold, the metric that says most about work, or the only one at all, is judged."""
+    def _recognised(self, file: str, names: Sequence[str]) -> Columns | str:
+        """The columns of a file; what they hold where each node has one, and this is known. Where it is open whose
+        values they hold, the metric that says most about work, or the only one at all, is judged."""
         some = len(self._files) > 1
         try:
             return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
         except WideOpenError:
-            self._wide = wide_measure(names, time_of(names, self._chosen), short_names([file])[0])
-            if self._wide is None:
+            measure = wide_measure(names, time_of(names, self._chosen), short_names([file])[0])
+            if measure is None:
                 raise
-            self.reading.note(f"each column is a node, whose cells are {self._wide}")
-            return None
+            self.reading.note(f"each column is a node, whose cells are {measure}")
+            return measure
         except MetricOpenError as error:
             if file == "-":
                 raise
