@@ -305,10 +305,12 @@ COLLECTIVES = (
     "all_reduce", "AllReduce", "nccl:all_gather", "ncclDevKernel_AllGather_RING_LL", "reduce-scatter", "alltoall",
     "all_to_all_single", "broadcast", "forward-send", "recv_backward", "irecv", "params-all-gather", "grads_sync",
     "barrier", "_allgather_base", "reduce_scatter_tensor_coalesced", "gather",
+    "optimizer-clip-main-grad", "optimizer-unscale-and-check-inf",
 )  # fmt: skip
 COMPUTE = (
     "forward-compute", "backward", "optimizer", "gemm", "reduce_kernel", "aten::gather", "layer_norm", "dataloader",
     "index_select", "embedding", "attention", "synchronize", "scatter_add", "adam",
+    "clip_grad", "optimizer-copy-to-main-grad",
 )  # fmt: skip
 
 

@@ -100,8 +100,11 @@ _OPERATIONS: Final = frozenset(("op", "ops", "operation", "kernel", "call"))
 
 _EXCHANGES: Final = re.compile(
     r"\b(?:all ?(?:reduce|gather|to ?all)\w*|reduce ?scatter\w*|alltoall\w*|broadcast|bcast|barrier|i?send|i?recv|"
-    r"receive|sendrecv|p2p|a2a|sync|comm|collective|allgather\w*|nccl\w*|rccl\w*)\b"
+    r"receive|sendrecv|p2p|a2a|sync|comm|collective|allgather\w*|nccl\w*|rccl\w*|"
+    r"clip main grad|unscale and check inf)\b"
 )
+"""Names of collectives; the last two are timers of Megatron-LM around a norm and a flag of all ranks."""
+
 _WHOLE: Final = frozenset(("gather", "scatter", "reduce"))
 """Names of collectives that within a longer name are those of kernels."""
 
