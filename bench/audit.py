@@ -22,6 +22,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
+from audit_bound import table_of_bounds
 from ingero_detect.audit import audit
 from ingero_detect.audit_tiers import AuditLevel
 from ingero_detect.discoveries import adjusted_chances
@@ -200,8 +201,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rows and fleets")
     parser.add_argument("--family", default="", help="only rows whose name contains this")
     parser.add_argument("--fleets", type=int, default=0, help="fleets of a row")
+    parser.add_argument("--bound", action="store_true", help="what any test can find that does not know the shape")
     asked = parser.parse_args()
     fleets = asked.fleets or (40 if asked.quick else 200)
+    if asked.bound:
+        Console(width=None if sys.stdout.isatty() else 150).print(table_of_bounds(fleets))
+        return 0
     chosen = [row for row in rows(asked.quick) if asked.family in row[0]]
     table = Table(title=f"audit at a false-discovery rate of {FDR:g}, {fleets} fleets a row")
     names = ("fleets with a false finding", "false discoveries", "of the oracle", "power", "bound", "oracle")

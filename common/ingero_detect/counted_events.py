@@ -24,8 +24,9 @@ _LEAST_SPREAD: Final = 0.7 / MOST_EVENTS**0.5
 """Spread of a cohort below which its rates are no small counts."""
 
 _LEAST_DISPERSION: Final = 0.35
-"""Robust variance of the counts of a tick relative to their mean (about 1 for Poisson's) below which they do not look
-like chance. That of steps which every node does alike is far less."""
+"""Robust variance of the counts of a tick, and that of a node's counts around what is expected of it, relative to
+their mean (about 1 for Poisson's) below which they do not look like chance. That of steps which every node does alike
+is far less, and so may be that of whole percents, though nodes with different work differ by more."""
 
 _ANSCOMBE: Final = 0.375
 
@@ -51,7 +52,9 @@ def follow_units(memory: ColumnStore, ticks: int, group: Ints, logs: Floats) -> 
         mean = float(values.mean()) / own if own > 0 and len(values) >= 3 else 0.0
         if not FEWEST_EVENTS <= mean <= MOST_EVENTS:
             continue
-        fits = whole_multiples(values, own) and (known or dispersion(values / own) >= _LEAST_DISPERSION)
+        by_chance = mean * float(spread[number]) ** 2 >= _LEAST_DISPERSION
+        by_chance &= known or dispersion(values / own) >= _LEAST_DISPERSION
+        fits = by_chance and whole_multiples(values, own)
         counted[number] += np.float32(_GAIN) * (fits - counted[number])
         if fits and not known:
             unit[number] = own if counted[number] <= 2 * _GAIN else min(own, float(unit[number]))

@@ -43,11 +43,17 @@ _FORGET_TICKS: Final = 64
 
 
 class Detector:
-    """Judges every node at every tick. Ticks come in order; rows sorted by (cluster, node) make runs comparable."""
+    """Judges every node at every tick. Ticks come in order; rows sorted by (cluster, node) make runs comparable.
 
-    def __init__(self, parameters: Parameters | None = None, mergeable: Sequence[int] = ()) -> None:
+    `counts`: values may be numbers of events; shares and clocks in whole units are none, and only look like them.
+    """
+
+    def __init__(
+        self, parameters: Parameters | None = None, mergeable: Sequence[int] = (), *, counts: bool = True
+    ) -> None:
         self.parameters = parameters or Parameters()
         self.mergeable = tuple(mergeable)
+        self._counts = counts
         self.memory = self._fresh()
         self.ticks = 0
         self.node_hours = 0.0
@@ -103,7 +109,8 @@ class Detector:
         group = memory.node("group")
         if not self._groups.still(group, len(memory.groups)):
             self._groups = Groups(group, len(memory.groups))
-        counted_events.follow_units(memory, self.ticks, group[index], logs[index])
+        if self._counts:
+            counted_events.follow_units(memory, self.ticks, group[index], logs[index])
         nodes = residuals.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference

@@ -152,3 +152,16 @@ def test_a_tag_that_does_not_tell_rows_of_a_node_apart_is_no_metric(tmp_path: Pa
     )
 
     assert [episode["node"] for episode in judged(file, "--column", "rate=value")["episodes"]] == ["n2"]
+
+
+@pytest.mark.parametrize(("column", "kind"), [("gpu_util", "stopped"), ("throughput", "collapse")])
+def test_shares_in_whole_percent_are_no_numbers_of_events(tmp_path: Path, column: str, kind: str) -> None:
+    """They differ like counts, of which one may be 0 by chance; a GPU that is not used has stopped."""
+    random = np.random.default_rng(2)
+    values = random.poisson(30, (120, 8))
+    values[80:, 3] = 0
+    rows = [f"{60 * tick},n{node},{values[tick, node]}" for tick in range(120) for node in range(8)]
+    file = tmp_path / "use.csv"
+    file.write_text("\n".join((f"time,node,{column}", *rows)))
+
+    assert [(one["node"], one["kind"]) for one in judged(file)["episodes"]] == [("n3", kind)]

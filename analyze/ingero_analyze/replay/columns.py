@@ -135,6 +135,8 @@ _UTILISATION: Final = re.compile(
 )
 """Names of rates that say less about work than others."""
 
+_SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -420,6 +422,13 @@ def _preference(role: str, name: str) -> int:
         kinds = {6: _UTILISATION, 5: _CLOCK, 3: _USE}
         return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
     return 4
+
+
+def is_level(name: str) -> bool:
+    """Whether values with this name are clocks or shares: whole ones are rounded, and no numbers of events."""
+    text, leaf = words_of(name), words_of(_leaf(name))
+    kinds = (_UTILISATION, _CLOCK, _USE, _SHARE)
+    return any(kind.fullmatch(one) for kind in kinds for one in (text, leaf, split_unit(name)[0]))
 
 
 def _leaf(name: str) -> str:

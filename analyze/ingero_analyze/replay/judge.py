@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.columns import is_level
 from ingero_analyze.replay.costs import HOUR, Presence, Presences
 from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.first_work import FirstWork
@@ -112,8 +113,8 @@ class Watch:
 class DetectorJudge:
     """The detector that Fleet runs."""
 
-    def __init__(self, parameters: Parameters, mergeable: tuple[int, ...]) -> None:
-        self.detector = Detector(parameters, mergeable)
+    def __init__(self, parameters: Parameters, mergeable: tuple[int, ...], counts: bool = True) -> None:
+        self.detector = Detector(parameters, mergeable, counts=counts)
         self.digest = ""
         self.states = RecordedStates()
         self.jobs: dict[tuple[str, ...], JobSlow] = {}
@@ -360,15 +361,16 @@ def _replay(
     for moment in history.ticks():
         if judge is None:
             if rule == "ingero":
+                counts = not any(map(is_level, history.reading.used.get("rate", ())))
                 judge = DetectorJudge(
-                    replace(parameters, tick_seconds=history.tick_seconds), history.reading.mergeable
+                    replace(parameters, tick_seconds=history.tick_seconds), history.reading.mergeable, counts
                 )
                 judge.states = RecordedStates.read(history.files)
                 if not live and not history.reading.recorded:
                     first_work = FirstWork(parameters.warmup, history.tick_seconds)
                     slow_hosts = SlowHosts(
                         judge.detector.parameters, history.reading.mergeable, history.subjects.host_of, silences,
-                        first_work,
+                        first_work, counts,
                     )  # fmt: skip
             else:
                 judge = PublishedRuleJudge(history.reading.measure, history.tick_seconds, parameters.warmup)

@@ -30,10 +30,11 @@ class SlowHosts:
 
     def __init__(
         self, parameters: Parameters, mergeable: tuple[int, ...], hosts: Mapping[NodeKey, NodeKey],
-        silences: Silences, first_work: FirstWork,
+        silences: Silences, first_work: FirstWork, counts: bool,
     ) -> None:  # fmt: skip
-        """`hosts`: by node that is judged its host, growing; `silences` and `first_work`: those of these nodes."""
-        self._detector = Detector(parameters, mergeable)
+        """`hosts`: by node that is judged its host, growing; `silences` and `first_work`: those of these nodes;
+        `counts`: values may be numbers of events."""
+        self._detector = Detector(parameters, mergeable, counts=counts)
         self._hosts, self._first_work = hosts, first_work
         self._presences = Presences(silences, parameters.tick_seconds)
         self._episodes = Episodes()
