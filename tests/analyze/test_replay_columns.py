@@ -439,6 +439,8 @@ def test_objects_that_hold_the_same_are_told_apart_by_nobody() -> None:
     ("names", "value"),
     [
         (["compute_time_ms"], "compute_time_ms"),
+        (["forward_ms", "backward_ms", "total_ms"], "forward_ms"),
+        (["backward_ms", "total_ms"], "total_ms"),
         (["step_time", "compute_time", "tokens_per_sec"], "compute_time"),
         (["step time", "mfu", "tokens/s", "samples/s"], "tokens/s"),
         (["gpu_util", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_TEMP"], "DCGM_FI_DEV_SM_CLOCK"),

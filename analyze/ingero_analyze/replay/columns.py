@@ -115,15 +115,20 @@ _SLASH: Final = re.compile(
 _NAMESPACED: Final = ("rate", "step_seconds")
 """What may stand behind the name of a group, as trackers of experiments write it: train/step_time."""
 
-_STEPS: Final = ("step", "iteration", "iter", "batch")
+_STEPS: Final = ("step", "iteration", "iter", "batch", "total", "forward backward")
+"""What a time is that of a step, where its name has a unit."""
 
 _NESTED: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", *LABELS)
 """What may be known by the part of its name behind a point."""
 
 _COMPUTE_TIMES: Final = (
-    "compute time", "computation time", "compute duration", "computation duration", "rechenzeit",
+    "compute time", "computation time", "compute duration", "computation duration", "rechenzeit", "forward time",
+    "forward pass time",
 )  # fmt: skip
 """Names of times of a step without what it waits for others: in a synchronised job they alone tell who is slow."""
+
+_PASSES: Final = ("compute", "forward", "forward pass", "fwd")
+"""What a time is one of computing alone, where its name has a unit: the backward pass meets the other ranks."""
 
 _USE: Final = re.compile(r"(?:mfu|hfu|[kmgtp]?flops?.*)")
 _CLOCK: Final = re.compile(
@@ -415,7 +420,7 @@ def _preference(role: str, name: str) -> int:
     """How much a value says about the work of a node: the least says most."""
     texts = [split_unit(text)[0] for text in (name, _leaf(name))]
     if role == "step_seconds":
-        return 0 if _head(_leaf(name)) in _COMPUTE_TIMES else 2
+        return 0 if _head(_leaf(name)) in (*_COMPUTE_TIMES, *_PASSES) else 2
     if role == "rate":
         kinds = {6: _UTILISATION, 5: _CLOCK, 3: _USE}
         return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
@@ -454,7 +459,7 @@ def _is(role: str, name: str) -> bool:
         per_step = _PER_STEP.fullmatch(whole)
         return (
             head in _COMPUTE_TIMES
-            or (head in (*known, *_STEPS) and unit in _UNITS)
+            or (head in (*known, *_STEPS, *_PASSES) and unit in _UNITS)
             or bool(per_step and per_step.group(1) in _UNITS)
         )
     return False

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.companions import Companions
 from ingero_analyze.replay.costs import HOUR, Presence, Presences
 from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.first_work import FirstWork
@@ -211,6 +212,8 @@ class Replay:
     """The only accusations of their nodes, of losses that ended by themselves within a few ticks."""
     job_end: list[Episode] = field(default_factory=list)
     """Accusations of nodes that stopped together, or one after another as most do, where no column tells jobs."""
+    together: list[Episode] = field(default_factory=list)
+    """Accusations of nodes that lost together with many others of their cohort, where no column tells jobs."""
     slow_hosts: SlowHosts | None = None
     of_hosts: list[Episode] = field(default_factory=list)
     """The episodes that are of GPUs of slow hosts."""
@@ -259,6 +262,7 @@ class Replay:
             "routine": [_excused(episode) for episode in self.routine],
             "pause": [_excused(episode) for episode in self.pause],
             "job_end": [_excused(episode) for episode in self.job_end],
+            "together": [_excused(episode) for episode in self.together],
             "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
@@ -353,7 +357,7 @@ def _replay(
     slow_hosts: SlowHosts | None = None
     first_work: FirstWork | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
-    starts, shared = Starts(parameters.silent_ticks), SharedLosses()
+    starts, shared, companions = Starts(parameters.silent_ticks), SharedLosses(), Companions()
     slowdowns, other_jobs = Slowdowns(parameters.tick_seconds), OtherJobs(parameters.tick_seconds)
     presences, grace = Presences(silences, parameters.tick_seconds), Grace(parameters.tick_seconds)
     ticks, last = 0, 0.0
@@ -386,6 +390,7 @@ def _replay(
         other_jobs.note(moment.now, moment.seen)
         if isinstance(judge, DetectorJudge):
             shared.note(moment.now, judge.detector.memory, edges)
+            companions.note(moment.now, judge.detector.memory, edges)
             slowdowns.note(moment.now, judge.detector.memory, edges)
             grace.note(moment.now, judge.detector.memory, edges)
             starts.judged(moment.now, judge.detector.memory, parameters.own_band)
@@ -410,7 +415,8 @@ def _replay(
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
     jobs_known = live or not JOBS.isdisjoint(history.reading.used)
-    together = set() if jobs_known else ends_of_jobs(episodes.all(), history.subjects.host_of, last, tick)
+    hosts = history.subjects.host_of
+    ended = set() if jobs_known else ends_of_jobs(episodes.all(), hosts, last, tick)
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:
@@ -436,8 +442,10 @@ def _replay(
             done.shared.append(episode)
         elif (node, episode.first.since) in brief:
             done.pause.append(episode)
-        elif (node, episode.first.since) in together:
+        elif (node, episode.first.since) in ended:
             done.job_end.append(episode)
+        elif not jobs_known and companions.together(episode, hosts, tick):
+            done.together.append(episode)
         else:
             kept.append(episode if live or history.reading.recorded else _begun(episode, grace, presences))
     if slow_hosts:
