@@ -32,6 +32,14 @@ class Episode:
         """The largest known loss, log units; at most that of a node that does 1 % of what is expected."""
         return -log1p(-min(max(self.first.severity, self.last.severity), 0.99))
 
+    @property
+    def lasting(self) -> float:
+        """The smaller loss of those at the accusation and at last, also in the last tick where it goes on, log units:
+        a stop at either end is not lasting."""
+        loss = -log1p(-min(self.first.severity, self.last.severity, 0.99))
+        now = None if self.ended else self.last.residual
+        return loss if now is None else min(loss, max(0.0, -now))
+
     def to_json(self) -> dict[str, Any]:
         """The episode as `replay` prints it."""
         evidence = self.first.to_json()

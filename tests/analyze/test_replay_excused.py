@@ -356,3 +356,12 @@ def test_a_loss_as_large_as_gains_of_peers_tells_nothing(tmp_path: Path, how: st
     else:
         assert "n9" in named(found)
         assert found["summary"]["other_job"] == [] or how == "an update taken back"
+
+
+def test_jobs_of_single_nodes_are_told_by_gains_in_a_short_history_too(tmp_path: Path) -> None:
+    rates = healthy(90)
+    for node, start, level in ((0, 40, 1.3), (3, 52, 1.2), (6, 45, 0.8), (9, 60, 0.6)):
+        rates[start:, node] *= level
+    rates[45:48, 6] = 0
+
+    assert named(judged(tmp_path, rates)) == ["n9"]

@@ -28,11 +28,11 @@ the loss is significant at its accusation, hardly a node does that by chance."""
 SHARE: Final = 0.35
 SHARE_FOR_A_WHILE: Final = 0.3
 FEWEST_HOSTS: Final = 3
-"""Share of a cohort, or, where they are soon well again, so many, and hosts, that lose together when no node is the
-cause: fewer may be a rack."""
+"""Share of a cohort, or, where they are soon well again or the history soon ends, so many, and hosts, that lose
+together when no node is the cause: fewer may be a rack."""
 
 WHILE_TICKS: Final = 60
-"""Ticks within which they soon are."""
+"""Ticks that are soon."""
 
 MOST_NODES: Final = 20_000
 """Nodes up to which residuals are kept."""
@@ -70,11 +70,12 @@ class Companions:
                 names = [self._numbers.names[one] for one in place[inside][alike].tolist()]
                 self._found[node, since] = names, int(np.count_nonzero(known))
 
-    def together(self, episode: Episode, hosts: Mapping[NodeKey, NodeKey], tick_seconds: float) -> bool:
-        """Whether an accused node lost together with so many others. `hosts`: by node that is a GPU its host."""
+    def together(self, episode: Episode, hosts: Mapping[NodeKey, NodeKey], last: float, tick_seconds: float) -> bool:
+        """Whether an accused node lost together with so many others. `hosts`: by node that is a GPU its host; `last`:
+        the time of the last tick, seconds."""
         first, since = episode.first, episode.first.since or 0.0
         names, size = self._found.get((node_key(first.cluster, first.node), since), ([], 0))
-        brief = episode.end is not None and episode.end - since <= WHILE_TICKS * tick_seconds
+        brief = (episode.end or last) - since <= WHILE_TICKS * tick_seconds
         share = SHARE_FOR_A_WHILE if brief else SHARE
         return len({hosts.get(name, name) for name in names}) >= FEWEST_HOSTS and len(names) >= share * size
 

@@ -13,6 +13,7 @@ from ingero_analyze.replay.companions import Companions
 from ingero_analyze.replay.costs import HOUR, Presence, Presences
 from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.first_work import FirstWork
+from ingero_analyze.replay.gains import Gains
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
@@ -357,7 +358,8 @@ def _replay(
     slow_hosts: SlowHosts | None = None
     first_work: FirstWork | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
-    starts, shared, companions = Starts(parameters.silent_ticks), SharedLosses(), Companions()
+    starts, shared = Starts(parameters.silent_ticks), SharedLosses()
+    companions, gains = Companions(), Gains()
     slowdowns, other_jobs = Slowdowns(parameters.tick_seconds), OtherJobs(parameters.tick_seconds)
     presences, grace = Presences(silences, parameters.tick_seconds), Grace(parameters.tick_seconds)
     ticks, last = 0, 0.0
@@ -391,6 +393,7 @@ def _replay(
         if isinstance(judge, DetectorJudge):
             shared.note(moment.now, judge.detector.memory, edges)
             companions.note(moment.now, judge.detector.memory, edges)
+            gains.note(judge.detector.memory)
             slowdowns.note(moment.now, judge.detector.memory, edges)
             grace.note(moment.now, judge.detector.memory, edges)
             starts.judged(moment.now, judge.detector.memory, parameters.own_band)
@@ -410,7 +413,6 @@ def _replay(
     kept: list[Episode] = []
     done = Replay(history, judge, kept, ticks, nodes, last, silences, presences, watch)
     done.different_work = sorted(different_work)
-    gains = {} if live else history.gains()
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
@@ -429,9 +431,7 @@ def _replay(
             done.uneven.append(episode)
         elif other_jobs.explained(episode):
             done.other_job.append(episode)
-        elif (of_cohort := gains.get((episode.first.cluster, episode.first.cohort))) and of_cohort.excuse(
-            history.subjects.nodes[node], episode.lost
-        ):
+        elif not live and gains.excuse(episode):
             done.other_job.append(episode)
             history.reading.doubt(OTHER_WORK)
         elif (rollout := rollouts.get(node)) and rollout.explains(episode, tick):
@@ -444,7 +444,7 @@ def _replay(
             done.pause.append(episode)
         elif (node, episode.first.since) in ended:
             done.job_end.append(episode)
-        elif not jobs_known and companions.together(episode, hosts, tick):
+        elif not jobs_known and companions.together(episode, hosts, last, tick):
             done.together.append(episode)
         else:
             kept.append(episode if live or history.reading.recorded else _begun(episode, grace, presences))
