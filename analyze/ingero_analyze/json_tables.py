@@ -264,7 +264,9 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
     if isinstance(names, list) and isinstance(data, list) and all(isinstance(row, list) for row in data):
         return [dict(zip(map(str, names), row, strict=False)) for row in data]
     if len(lists) == 1 and any(isinstance(each, dict) for each in lists[0]):
-        return lists[0]
+        name = next(name for name, cell in whole.items() if cell is lists[0])
+        member = name in MEMBERS
+        return [_of_list(name, each) if member and isinstance(each, dict) else each for each in lists[0]]
     if lists and len(lists) == len(cells) and all(map(_RANK.fullmatch, whole)) and all(map(_are_objects, lists)):
         return [{"rank": name, **each} for name, rows in whole.items() for each in rows]
     if len(cells) > 1 and len(lists) == len(cells) and len({len(each) for each in lists}) == 1:

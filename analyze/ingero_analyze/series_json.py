@@ -18,6 +18,8 @@ _MEMBERS: Final = frozenset((*KEYED.values(), "hostname", "instance", "pod"))
 """Names of cells that say whose values an object holds."""
 
 _PER_RANK: Final = re.compile(r"[ _](?:per|by|of)[ _]ranks?$", re.IGNORECASE)
+_SEVERAL: Final = re.compile(r"(?<=time|tion)s(?![a-z])", re.IGNORECASE)
+_RANK: Final = re.compile(r"(?:rank[ _-]?)?\d{1,7}", re.IGNORECASE)
 
 Series = dict[str, list[Any]]
 
@@ -33,6 +35,8 @@ def rows_of_series(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
     if _are_tables(whole) or (_are_series(whole) and all(map(_are_pairs, whole.values()))):
         cells = {"": whole}
     around = {name: cell for name, cell in cells.items() if not isinstance(cell, dict | list)}
+    if len(whole) > 1 and all(map(_are_objects, whole.values())) and not all(map(_RANK.fullmatch, whole)):
+        return [{"node": node, **each} for node, rows in whole.items() for each in rows]
     tables = [cell for cell in cells.values() if _are_tables(cell)]
     if len(tables) == 1:
         return [around | {"node": node} | row for node, table in tables[0].items() for row in rows_of_columns(table)]
@@ -41,7 +45,7 @@ def rows_of_series(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
         return None
     found: list[dict[str, Any]] = []
     for name, lists in series.items():
-        metric = {} if name.lower() in _NO_METRICS | {""} else {"metric": name}
+        metric = {} if name.lower() in _NO_METRICS | {""} else {"metric": _column(name)}
         key = KEYED.get(name.lower()) or ("rank" if all(map(str.isdecimal, lists)) else "node")
         found += [around | metric | {key: node, **row} for node, row in _points(lists, whole)]
     return found
@@ -59,9 +63,14 @@ def rows_of_columns(found: dict[str, Any]) -> list[dict[str, Any]]:
         [(name, values)] = lists.items()
         if name.lower() in KEYED or not _are_values(values) or not _MEMBERS.isdisjoint(map(str.lower, around)):
             return [found]
-        return [around | {"rank": rank, _PER_RANK.sub("", name): value} for rank, value in enumerate(values)]
-    names = [_COLUMNS.get(name.lower(), name) for name in lists]
+        return [around | {"rank": rank, _column(name): value} for rank, value in enumerate(values)]
+    names = [_column(name) for name in lists]
     return [around | dict(zip(names, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def _column(name: str) -> str:
+    """How the column is called whose values are a list of this name, such as `step_times_per_rank`."""
+    return _COLUMNS.get(name.lower()) or _SEVERAL.sub("", _PER_RANK.sub("", name))
 
 
 def _points(lists: Series, whole: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -71,7 +80,7 @@ def _points(lists: Series, whole: dict[str, Any]) -> Iterator[tuple[str, dict[st
         return
     length = len(next(iter(lists.values())))
     beside = {
-        _COLUMNS.get(name.lower(), name): cell for name, cell in whole.items()
+        _column(name): cell for name, cell in whole.items()
         if _is_list(cell) and len(cell) == length and name.lower() not in KEYED
     }  # fmt: skip
     beside = beside or {"step": list(range(length))}
@@ -114,6 +123,10 @@ def _are_series(cell: Any) -> bool:
     if all(map(_are_pairs, cell.values())):
         return True
     return all(map(_are_values, cell.values())) and len(set(map(len, cell.values()))) == 1
+
+
+def _are_objects(cells: Any) -> bool:
+    return isinstance(cells, list) and bool(cells) and all(isinstance(cell, dict) for cell in cells)
 
 
 def _are_values(cells: list[Any]) -> bool:

@@ -37,6 +37,10 @@ PAIRS = {"n1": [[10, 5.0], [20, 6.0]], "n2": [[10, 7.0], [20, None]]}
             {"node": node, "t": 10 * tick, "mfu": value}
             for node, tick, value in (("n1", 1, 5), ("n1", 2, 6), ("n2", 1, 7), ("n2", 2, 8))
         ]),
+        ({"n1": [{"t": 10, "mfu": 5}], "n2": [{"t": 10, "mfu": 6}, {"t": 20, "mfu": 7}]}, [
+            {"node": "n1", "t": 10, "mfu": 5}, {"node": "n2", "t": 10, "mfu": 6}, {"node": "n2", "t": 20, "mfu": 7}
+        ]),
+        ({"0": [{"mfu": 5}], "1": [{"mfu": 6}]}, None),
         ({"time": [10, 20], "mfu": [5, 6]}, None),
         ({"mfu": {"0": 5, "1": 6}}, None),
         ({"n1": {"gpu0": 5}, "n2": {"gpu0": 6}}, None),
@@ -50,8 +54,8 @@ def test_lists_by_node_are_rows(whole: dict[str, Any], rows: list[dict[str, Any]
 @pytest.mark.parametrize(
     ("found", "rows"),
     [
-        ({"step": 4, "mfu_per_rank": [0.5, 0.4]}, [
-            {"step": 4, "rank": 0, "mfu": 0.5}, {"step": 4, "rank": 1, "mfu": 0.4}
+        ({"step": 4, "step_times_per_rank": [0.5, 0.4]}, [
+            {"step": 4, "rank": 0, "step_time": 0.5}, {"step": 4, "rank": 1, "step_time": 0.4}
         ]),
         ({"node": "n1", "times": [1, 2], "mfu": [5, 6]}, [
             {"node": "n1", "time": 1, "mfu": 5}, {"node": "n1", "time": 2, "mfu": 6}

@@ -84,9 +84,6 @@ MOST_FALSE: Final = 0.01
 
 LEAST_BUDGET: Final = 1e-9
 
-JOBS: Final = frozenset(("workload_type", "job_id"))
-"""Columns that tell which nodes work for one job."""
-
 RuleName = Literal["ingero", "mad"]
 """The detector, or the published rule."""
 
@@ -416,7 +413,7 @@ def _replay(
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
-    jobs_known = live or not JOBS.isdisjoint(history.reading.used)
+    jobs_known = live or history.reading.tells_jobs
     hosts = history.subjects.host_of
     ended = set() if jobs_known else ends_of_jobs(episodes.all(), hosts, last, tick)
     for episode in episodes.all():
