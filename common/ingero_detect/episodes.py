@@ -34,10 +34,11 @@ class Episode:
 
     @property
     def lasting(self) -> float:
-        """The smaller loss of those at the accusation and at last, also in the last tick where it goes on, log units:
-        a stop at either end is not lasting."""
-        loss = -log1p(-min(self.first.severity, self.last.severity, 0.99))
+        """What the node lost for long, log units: the smaller loss of those at the accusation and at its end, where
+        one may be a stop, or while it goes on of those at last and in the last tick."""
         now = None if self.ended else self.last.residual
+        earlier = self.first.severity if now is None else 1.0
+        loss = -log1p(-min(earlier, self.last.severity, 0.99))
         return loss if now is None else min(loss, max(0.0, -now))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,102 +1,122 @@
-"""Finds nodes that gain, each at a time of its own: jobs that no column tells apart. Pure.
+"""Finds nodes that gain for good, each at a time of its own: jobs that no column tells apart. Pure.
 
-A fault takes a node below its usual level, and a repair takes it back; a new kind of work takes it anywhere. So what
-nodes of a cohort gain shows what those that lost as much may have done. A gain is what the mirrored test finds, which
-knows nothing but that sign from the test that accuses (target-decoy competition; Barber and Candès 2015).
+A fault takes a node below its first level, and a repair takes it back; a new kind of work takes it anywhere. So what
+nodes of a cohort gain shows what those that lost as much may have done.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from ingero_analyze.replay.numbering import NodeNumbers, longer
-from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.codes import is_accused
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
-from ingero_detect.verdicts import Kind
+from ingero_analyze.replay.level_blocks import KeptLevels, LevelBlock
+from ingero_analyze.replay.numbering import CohortMembers
+from ingero_detect.grouped import Floats, Ints, row_medians
+from ingero_detect.threshold import MAD_TO_SIGMA
 
-LASTING: Final = 12
-"""Ticks that a gain lasts, at least: after a pause a node may do more for a moment."""
+LEAST: Final = 0.03
+ERRORS: Final = 5.0
+SPREADS: Final = 6.0
+"""What levels differ by at least: log units, standard errors, and standard deviations of what the levels of a cohort
+change by from block to block."""
+
+LASTING: Final = 2
+"""Blocks of a level, at least."""
 
 SHARE: Final = 0.1
 FEWEST: Final = 2
 """Share of the nodes of a cohort, and nodes, that gain where they do different work."""
 
-APART: Final = 5
-"""Ticks between the first and the last of these gains, at least: what nodes gain at once is one event."""
+APART: Final = 2
+"""Blocks between the first and the last of these gains, at least: what nodes gain at once is one event."""
 
 AS_MUCH: Final = 2 / 3
 """Share of a loss, log units, that one of them gains at least where it tells nothing: where work changes both ways, a
 loss is no larger than the largest gain half of the time, and hardly ever by so much."""
 
-MOST_NODES: Final = 20_000
-"""Nodes up to which gains are followed."""
-
-Cohort = tuple[str, str]
-"""Cluster, and cohort as verdicts write it."""
+MOST_LEVELS: Final = 4_000_000
+"""Nodes times blocks up to which levels are kept, 4 bytes each."""
 
 
-@dataclass
-class Gain:
-    """The largest gain of a node: the tick in which it began, and its mean, log units."""
+@dataclass(frozen=True)
+class CohortGains:
+    """What nodes of a cohort gained for good: the number of each, the block, the size, log units; and how many nodes
+    were there for long enough to gain."""
 
-    begun: int
-    size: float
+    node: Ints
+    block: Ints
+    size: Floats
+    nodes: int
+
+    def excuse(self, node: int, lost: float) -> bool:
+        """Whether nodes beside this one do different work, and have gained as much as it has lost, log units."""
+        others = self.node != node
+        gainers = len(np.unique(self.node[others]))
+        if gainers < max(FEWEST, SHARE * self.nodes) or int(np.ptp(self.block[others])) < APART:
+            return False
+        return float(self.size[others].max()) >= AS_MUCH * lost
 
 
 class Gains:
-    """By cohort what nodes gained, as far as the mirrored test reached the level of an alarm.
+    """Levels of nodes by block, log units."""
 
-    `_ticks`, `_total`: by node how long there has been evidence of a gain, and the sum of its residuals since then.
-    """
+    def __init__(self, members: CohortMembers) -> None:
+        self._members = members
+        self._levels, self._errors = (KeptLevels(members, MOST_LEVELS) for _ in range(2))
 
-    def __init__(self) -> None:
-        self._numbers = NodeNumbers()
-        self._tick = 0
-        self._ticks, self._sure = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._total = np.zeros(0)
-        self._found: dict[Cohort, dict[NodeKey, Gain]] = {}
+    def note(self, block: LevelBlock) -> None:
+        """Add a block."""
+        self._levels.add(block.level)
+        self._errors.add(block.error)
 
-    def note(self, memory: ColumnStore) -> None:
-        """Add a tick that the detector has judged."""
-        if len(memory.names) > MOST_NODES:
-            return
-        self._tick += 1
-        place, group = self._numbers.of(memory.roster()), memory.node("group")
-        nodes = len(self._numbers)
-        self._ticks, self._sure = longer(self._ticks, nodes, 0), longer(self._sure, nodes, 0)
-        self._total = longer(self._total, nodes, 0.0)
-        judged = memory.node("learned") & (memory.node("absent") == 0) & (group >= 0)
-        gaining = judged & (memory.node("fast") > 0) & ~is_accused(memory.node("state"))
-        still = place[judged & ~gaining]
-        self._ticks[still], self._sure[still], self._total[still] = 0, 0, 0.0
-        rows = np.flatnonzero(gaining)
-        here = place[rows]
-        self._ticks[here] += 1
-        self._total[here] += memory.node("residual")[rows]
-        self._sure[here] |= memory.node("fast")[rows] > memory.group("alarm")[group[rows]]
-        for row in rows[(self._sure[here] > 0) & (self._ticks[here] >= LASTING)].tolist():
-            self._enter(memory, row, int(place[row]))
+    def found(self) -> Mapping[int, CohortGains]:
+        """By number of a cohort what its nodes gained; only of cohorts where some did."""
+        pairs = self._members.pairs
+        levels, errors = self._levels.table(), self._errors.table()
+        found: dict[int, CohortGains] = {}
+        for cohort in np.unique(pairs[:, 1]).tolist() if len(levels) else ():
+            inside = np.flatnonzero(pairs[:, 1] == cohort)
+            row, block, size = gains(levels[:, inside], errors[:, inside])
+            if len(row):
+                long = np.isfinite(levels[:, inside]).sum(axis=0) >= 2 * LASTING
+                found[cohort] = CohortGains(pairs[inside[row], 0], block, size, int(np.count_nonzero(long)))
+        return found
 
-    def excuse(self, episode: Episode) -> bool:
-        """Whether nodes beside the accused one do different work, and have gained as much as it has lost, or it only
-        did nothing for a while, as between two jobs."""
-        first = episode.first
-        gains = dict(self._found.get((first.cluster, first.cohort), {}))
-        gains.pop(node_key(first.cluster, first.node), None)
-        begun = [gain.begun for gain in gains.values()]
-        if len(gains) < max(FEWEST, SHARE * first.cohort_size) or max(begun) - min(begun) < APART:
-            return False
-        if first.kind is Kind.STOPPED and episode.ended:
-            return True
-        return max(gain.size for gain in gains.values()) >= AS_MUCH * episode.lasting
 
-    def _enter(self, memory: ColumnStore, row: int, node: int) -> None:
-        cluster, *parts = memory.groups[int(memory.node("group")[row])]
-        of_cohort = self._found.setdefault((cluster, "/".join(filter(None, parts))), {})
-        ticks, size = int(self._ticks[node]), float(self._total[node] / self._ticks[node])
-        known = of_cohort.get(self._numbers.names[node])
-        if known is None or size > known.size:
-            of_cohort[self._numbers.names[node]] = Gain(self._tick - ticks, size)
+def gains(levels: Floats, errors: Floats) -> tuple[Ints, Ints, Floats]:
+    """Nodes, blocks and sizes of lasting gains to above the first level of a node. Levels by block and node, log
+    units, and their standard errors; NaN where there is none."""
+    change = np.diff(levels, axis=0, prepend=np.nan)
+    usual = np.nan_to_num(row_medians(change))
+    own = levels - np.cumsum(usual)[:, None]
+    off = np.abs(change - usual[:, None])
+    off = off[np.isfinite(off)]
+    least = max(LEAST, SPREADS * MAD_TO_SIGMA * float(np.median(off))) if len(off) else np.inf
+    found = [
+        (row, block, size)
+        for row, (node, error) in enumerate(zip(own.T, errors.T, strict=True))
+        for block, size in _of_node(node, error, least)
+    ]
+    return (
+        np.array([row for row, _, _ in found], np.int64), np.array([block for _, block, _ in found], np.int64),
+        np.array([size for _, _, size in found], np.float64),
+    )  # fmt: skip
+
+
+def _of_node(level: Floats, error: Floats, least: float) -> list[tuple[int, float]]:
+    """Blocks and sizes of the gains of a node."""
+    blocks = np.flatnonzero(np.isfinite(level))
+    level, error = level[blocks], error[blocks]
+    jumps = np.abs(np.diff(level)) > np.maximum(least, ERRORS * np.hypot(error[1:], error[:-1]))
+    edges = [0, *(np.flatnonzero(jumps) + 1).tolist(), len(level)]
+    lasting = [
+        (int(blocks[start]), float(np.median(level[start:stop])))
+        for start, stop in pairwise(edges) if stop - start >= LASTING
+    ]  # fmt: skip
+    return [
+        (block, now - before)
+        for (_, before), (block, now) in pairwise(lasting)
+        if min(now - before, now - lasting[0][1]) > least
+    ]

@@ -13,8 +13,8 @@ from ingero_analyze.replay.companions import Companions
 from ingero_analyze.replay.costs import HOUR, Presence, Presences
 from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.first_work import FirstWork
-from ingero_analyze.replay.gains import Gains
 from ingero_analyze.replay.grace import Grace
+from ingero_analyze.replay.mirrored_gains import MirroredGains
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, OTHER_WORK
@@ -356,7 +356,7 @@ def _replay(
     first_work: FirstWork | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
     starts, shared = Starts(parameters.silent_ticks), SharedLosses()
-    companions, gains = Companions(), Gains()
+    companions, mirrored = Companions(), MirroredGains()
     slowdowns, other_jobs = Slowdowns(parameters.tick_seconds), OtherJobs(parameters.tick_seconds)
     presences, grace = Presences(silences, parameters.tick_seconds), Grace(parameters.tick_seconds)
     ticks, last = 0, 0.0
@@ -390,7 +390,7 @@ def _replay(
         if isinstance(judge, DetectorJudge):
             shared.note(moment.now, judge.detector.memory, edges)
             companions.note(moment.now, judge.detector.memory, edges)
-            gains.note(judge.detector.memory)
+            mirrored.note(judge.detector.memory)
             slowdowns.note(moment.now, judge.detector.memory, edges)
             grace.note(moment.now, judge.detector.memory, edges)
             starts.judged(moment.now, judge.detector.memory, parameters.own_band)
@@ -410,6 +410,7 @@ def _replay(
     kept: list[Episode] = []
     done = Replay(history, judge, kept, ticks, nodes, last, silences, presences, watch)
     done.different_work = sorted(different_work)
+    gains = {} if live else history.gains()
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
@@ -428,7 +429,13 @@ def _replay(
             done.uneven.append(episode)
         elif other_jobs.explained(episode):
             done.other_job.append(episode)
-        elif not live and gains.excuse(episode):
+        elif not live and (
+            mirrored.excuse(episode)
+            or (
+                (of_cohort := gains.get((episode.first.cluster, episode.first.cohort)))
+                and of_cohort.excuse(history.subjects.nodes[node], episode.lasting)
+            )
+        ):
             done.other_job.append(episode)
             history.reading.doubt(OTHER_WORK)
         elif (rollout := rollouts.get(node)) and rollout.explains(episode, tick):

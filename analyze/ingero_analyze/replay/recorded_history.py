@@ -15,6 +15,7 @@ from ingero_analyze.replay.columns import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
+from ingero_analyze.replay.gains import CohortGains, Gains
 from ingero_analyze.replay.hidden_groups import NodeLevels
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.level_blocks import LevelBlocks
@@ -127,7 +128,7 @@ class RecordedHistory:
         self._drifts: Drifts | None = None
         self._members = CohortMembers()
         self._blocks, self._levels = LevelBlocks(self._members), NodeLevels(self._members)
-        self._work = DifferentWork(self._members)
+        self._work, self._gains = DifferentWork(self._members), Gains(self._members)
         self._rollouts = Rollouts(self._members)
 
     @property
@@ -154,6 +155,14 @@ class RecordedHistory:
         """Nodes of cohorts that do different work at different times."""
         names = list(self.subjects.nodes)
         return {names[node] for node in self._work.found()}
+
+    def gains(self) -> dict[tuple[str, str], CohortGains]:
+        """By cluster and cohort what nodes gained for good, where some did."""
+        cohorts = list(self.subjects.cohorts)
+        return {
+            (cohorts[number][0], "/".join(filter(None, cohorts[number][1:]))): gains
+            for number, gains in self._gains.found().items()
+        }
 
     def rollouts(self) -> dict[NodeKey, Rollout]:
         """By node the change that its cohort made alike, one node after another."""
@@ -324,6 +333,7 @@ class RecordedHistory:
         self._drifts.note(now, worked)
         if (block := self._blocks.add(worked)) is not None:
             self._work.note(block)
+            self._gains.note(block)
             self._rollouts.note(now, block)
         self._levels.note(worked)
         key = node.tobytes()
