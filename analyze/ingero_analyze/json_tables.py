@@ -12,6 +12,7 @@ from ingero_analyze import chrome_tables
 from ingero_analyze.keyed_json import rows_by_host, rows_by_name, with_lists
 from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
+from ingero_analyze.series_json import rows_of_columns, rows_of_series
 
 NUMBERS: Final = frozenset(("id", "index", "number"))
 MACHINES: Final = frozenset(("node", "host", "server", "machine"))
@@ -116,8 +117,16 @@ def _lines(
             else:
                 spread = with_lists(found)
                 listed = spread != found or not MEMBERS.isdisjoint(spread)
-                rows = _unnested([spread]) if is_value is None and listed else _unfolded(spread, is_value)
-                yield from ((number, _flat(each if is_value is None else _with_brackets(each))) for each in rows)
+                if is_value is None:
+                    rows = _values_of(_unnested([spread]) if listed else [spread])
+                else:
+                    rows = map(_with_brackets, _unfolded(spread, is_value))
+                yield from ((number, _flat(each)) for each in rows)
+
+
+def _values_of(found: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A row for each value of objects that hold lists of these."""
+    return chain.from_iterable(map(rows_of_columns, found))
 
 
 def object_of(text: bytes) -> Row | None:
@@ -161,14 +170,15 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
         return
     if isinstance(whole, dict) and (keyed := rows_by_host(whole)) is not None:
         whole = keyed
-    elif isinstance(whole, dict) and is_value is not None and (named := rows_by_name(whole)) is not None:
-        whole = named
+    elif isinstance(whole, dict):
+        named = rows_of_series(whole) if is_value is None else rows_by_name(whole)
+        whole = whole if named is None else named
     if isinstance(whole, dict):
         rows = _unfolded(whole, is_value, alone=True)
         whole = rows if rows != [whole] or _values(whole, is_value) else _of_columns(whole)
     found = [with_lists(each) for each in whole if isinstance(each, dict)]
     if is_value is None:
-        yield from map(_flat, _unnested(found))
+        yield from map(_flat, _values_of(_unnested(found)))
         return
     yield from (_flat(_with_brackets(row)) for each in found for row in _unfolded(each, is_value))
 
@@ -254,7 +264,9 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
     if isinstance(names, list) and isinstance(data, list) and all(isinstance(row, list) for row in data):
         return [dict(zip(map(str, names), row, strict=False)) for row in data]
     if len(lists) == 1 and any(isinstance(each, dict) for each in lists[0]):
-        return lists[0]
+        name = next(name for name, cell in whole.items() if cell is lists[0])
+        member = name in MEMBERS
+        return [_of_list(name, each) if member and isinstance(each, dict) else each for each in lists[0]]
     if lists and len(lists) == len(cells) and all(map(_RANK.fullmatch, whole)) and all(map(_are_objects, lists)):
         return [{"rank": name, **each} for name, rows in whole.items() for each in rows]
     if len(cells) > 1 and len(lists) == len(cells) and len({len(each) for each in lists}) == 1:

@@ -32,6 +32,15 @@ class Episode:
         """The largest known loss, log units; at most that of a node that does 1 % of what is expected."""
         return -log1p(-min(max(self.first.severity, self.last.severity), 0.99))
 
+    @property
+    def lasting(self) -> float:
+        """What the node lost for long, log units: the smaller loss of those at the accusation and at its end, where
+        one may be a stop, or while it goes on of those at last and in the last tick."""
+        now = None if self.ended else self.last.residual
+        earlier = self.first.severity if now is None else 1.0
+        loss = -log1p(-min(earlier, self.last.severity, 0.99))
+        return loss if now is None else min(loss, max(0.0, -now))
+
     def to_json(self) -> dict[str, Any]:
         """The episode as `replay` prints it."""
         evidence = self.first.to_json()

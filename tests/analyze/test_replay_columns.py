@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from ingero_analyze.replay.columns import recognised
 from ingero_analyze.replay.judge import replay
+from ingero_analyze.replay.reading import Reading
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_contract.identifiers import node_key
 from ingero_detect.detector import Detector
@@ -439,6 +440,13 @@ def test_objects_that_hold_the_same_are_told_apart_by_nobody() -> None:
     ("names", "value"),
     [
         (["compute_time_ms"], "compute_time_ms"),
+        (["forward_ms", "backward_ms", "total_ms"], "forward_ms"),
+        (["backward_ms", "total_ms"], "total_ms"),
+        (["fwd_time", "bwd_time"], "fwd_time"),
+        (["duration_ms", "loss"], "duration_ms"),
+        (["train_step_seconds", "loss"], "train_step_seconds"),
+        (["tokens_total", "gpu_temp"], "tokens_total"),
+        (["tokens_total", "tokens_per_sec"], "tokens_per_sec"),
         (["step_time", "compute_time", "tokens_per_sec"], "compute_time"),
         (["step time", "mfu", "tokens/s", "samples/s"], "tokens/s"),
         (["gpu_util", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_TEMP"], "DCGM_FI_DEV_SM_CLOCK"),
@@ -449,6 +457,26 @@ def test_objects_that_hold_the_same_are_told_apart_by_nobody() -> None:
 )
 def test_of_several_values_the_one_that_says_most_about_work_is_judged(names: list[str], value: str) -> None:
     assert recognised(["Zeit", "Knoten", *names], {}).value == value
+
+
+@pytest.mark.parametrize(("name", "per_second"), [("epoch_ms", 1000.0), ("relative_s", 1.0)])
+def test_names_of_times(name: str, per_second: float) -> None:
+    found = recognised([name, "node", "rate"], {})
+
+    assert (found.roles["time"], found.per_second) == ((name,), per_second)
+
+
+@pytest.mark.parametrize(
+    ("used", "told"),
+    [
+        ({"job_id": ["job"]}, True),
+        ({"job_id": ["slurm_job_id"], "metric": ["__name__"]}, True),
+        ({"job_id": ["job"], "metric": ["__name__"]}, False),
+        ({"gpu_model": ["model"]}, False),
+    ],
+)
+def test_the_label_of_a_scrape_tells_no_jobs(used: dict[str, list[str]], told: bool) -> None:
+    assert Reading(used=used).tells_jobs is told
 
 
 @pytest.mark.parametrize("words", [("running", "checkpoint"), ("1", "0"), ("training", "idle")])

@@ -24,7 +24,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": (
         "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
         "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time", "zeit",
-        "zeitstempel", "zeitpunkt",
+        "zeitstempel", "zeitpunkt", "epoch s", "epoch seconds", "epoch ms", "epoch us", "epoch ns",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
@@ -72,7 +72,7 @@ _LATER_NODES: Final = (
 _SCRAPED: Final = "instance"
 """Name of the address that Prometheus asks, which is an exporter's where another column is the host."""
 
-_RELATIVE: Final = ("runtime", "relative time", "elapsed time", "elapsed", "relative time process", "t")
+_RELATIVE: Final = ("runtime", "relative time", "relative", "elapsed time", "elapsed", "relative time process", "t")
 """Names of times since a start, where there is no other time."""
 
 _DATES: Final = ("date", "day", "calendar date", "datum")
@@ -108,6 +108,9 @@ _PER_SECOND: Final = re.compile(
     rf"(?:train(?:ing)? )?(?:throughput|(?:throughput )?(?:{_COUNTED} (?:s|sec)|{_WORK} per (?:s|secs?|seconds?))"
     r"|[kmgtp]?flops?(?: per s| per second)?)(?: per (?:gpu|device|chip|node|replica))?"
 )
+_TOTAL: Final = re.compile(rf"{_COUNTED} (?:processed |generated |consumed )?total")
+"""Names of counts that only rise."""
+
 _PER_STEP: Final = re.compile(r"(\w+) per (?:step|it|iter|iteration|batch)")
 _SLASH: Final = re.compile(
     r"\s*/\s*(?=(?:s|secs?|seconds?|it|iter|iteration|step|batch|gpu|device|chip|node|replica)\b)", re.IGNORECASE
@@ -115,15 +118,20 @@ _SLASH: Final = re.compile(
 _NAMESPACED: Final = ("rate", "step_seconds")
 """What may stand behind the name of a group, as trackers of experiments write it: train/step_time."""
 
-_STEPS: Final = ("step", "iteration", "iter", "batch")
+_STEPS: Final = ("step", "iteration", "iter", "batch", "total", "duration", "forward backward")
+"""What a time is that of a step, where its name has a unit."""
 
 _NESTED: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", *LABELS)
 """What may be known by the part of its name behind a point."""
 
 _COMPUTE_TIMES: Final = (
-    "compute time", "computation time", "compute duration", "computation duration", "rechenzeit",
+    "compute time", "computation time", "compute duration", "computation duration", "rechenzeit", "forward time",
+    "forward pass time", "fwd time",
 )  # fmt: skip
 """Names of times of a step without what it waits for others: in a synchronised job they alone tell who is slow."""
+
+_PASSES: Final = ("compute", "forward", "forward pass", "fwd")
+"""What a time is one of computing alone, where its name has a unit: the backward pass meets the other ranks."""
 
 _USE: Final = re.compile(r"(?:mfu|hfu|[kmgtp]?flops?.*)")
 _CLOCK: Final = re.compile(
@@ -417,7 +425,7 @@ def _preference(role: str, name: str) -> int:
     """How much a value says about the work of a node: the least says most."""
     texts = [split_unit(text)[0] for text in (name, _leaf(name))]
     if role == "step_seconds":
-        return 0 if _head(_leaf(name)) in _COMPUTE_TIMES else 2
+        return 0 if _head(_leaf(name)) in (*_COMPUTE_TIMES, *_PASSES) else 2
     if role == "rate":
         kinds = {6: _UTILISATION, 5: _CLOCK, 3: _USE}
         return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
@@ -459,11 +467,15 @@ def _is(role: str, name: str) -> bool:
     if role == "rate":
         patterns = (_PER_SECOND, _CLOCK, _UTILISATION)
         return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
+    if role == "counter":
+        return bool(_TOTAL.fullmatch(whole))
     if role == "step_seconds":
+        whole, head = (re.sub("^train(?:ing)? ", "", text) for text in (whole, head))
         per_step = _PER_STEP.fullmatch(whole)
         return (
-            head in _COMPUTE_TIMES
-            or (head in (*known, *_STEPS) and unit in _UNITS)
+            whole in known
+            or head in _COMPUTE_TIMES
+            or (head in (*known, *_STEPS, *_PASSES) and unit in _UNITS)
             or bool(per_step and per_step.group(1) in _UNITS)
         )
     return False

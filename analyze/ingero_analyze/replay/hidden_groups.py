@@ -128,7 +128,18 @@ def _several(levels: Floats) -> list[Ints]:
             return []
         else:
             found.append(part)
-    return found if len(found) >= FEWEST_GROUPS and not len(waiting) else []
+    enough = len(found) >= FEWEST_GROUPS and not len(waiting)
+    return found if enough and not _fail(levels, found, least) else []
+
+
+def _fail(levels: Floats, groups: list[Ints], least: float) -> bool:
+    """Whether half of the nodes are of one group, and no other one ever gained on that: racks that fail one after
+    another do that, too."""
+    largest = max(groups, key=len)
+    if 2 * len(largest) < levels.shape[1]:
+        return False
+    gains = (_level(levels, group) - _level(levels, largest) for group in groups if group is not largest)
+    return not any(_lasts(gain - np.nanmedian(gain[:FIRST]) > least) for gain in gains)
 
 
 def _level(levels: Floats, nodes: Ints) -> Floats:

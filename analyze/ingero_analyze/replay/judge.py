@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.columns import is_level
+from ingero_analyze.replay.companions import Companions
 from ingero_analyze.replay.costs import HOUR, Presence, Presences
 from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
+from ingero_analyze.replay.mirrored_gains import MirroredGains
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, OTHER_WORK
@@ -82,9 +84,6 @@ MOST_FALSE: Final = 0.01
 """False accusations that are allowed for a whole history, unless a budget is given."""
 
 LEAST_BUDGET: Final = 1e-9
-
-JOBS: Final = frozenset(("workload_type", "job_id"))
-"""Columns that tell which nodes work for one job."""
 
 RuleName = Literal["ingero", "mad"]
 """The detector, or the published rule."""
@@ -212,6 +211,8 @@ class Replay:
     """The only accusations of their nodes, of losses that ended by themselves within a few ticks."""
     job_end: list[Episode] = field(default_factory=list)
     """Accusations of nodes that stopped together, or one after another as most do, where no column tells jobs."""
+    together: list[Episode] = field(default_factory=list)
+    """Accusations of nodes that lost together with many others of their cohort, where no column tells jobs."""
     slow_hosts: SlowHosts | None = None
     of_hosts: list[Episode] = field(default_factory=list)
     """The episodes that are of GPUs of slow hosts."""
@@ -260,6 +261,7 @@ class Replay:
             "routine": [_excused(episode) for episode in self.routine],
             "pause": [_excused(episode) for episode in self.pause],
             "job_end": [_excused(episode) for episode in self.job_end],
+            "together": [_excused(episode) for episode in self.together],
             "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
@@ -355,6 +357,7 @@ def _replay(
     first_work: FirstWork | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
     starts, shared = Starts(parameters.silent_ticks), SharedLosses()
+    companions, mirrored = Companions(), MirroredGains()
     slowdowns, other_jobs = Slowdowns(parameters.tick_seconds), OtherJobs(parameters.tick_seconds)
     presences, grace = Presences(silences, parameters.tick_seconds), Grace(parameters.tick_seconds)
     ticks, last = 0, 0.0
@@ -388,6 +391,8 @@ def _replay(
         other_jobs.note(moment.now, moment.seen)
         if isinstance(judge, DetectorJudge):
             shared.note(moment.now, judge.detector.memory, edges)
+            companions.note(moment.now, judge.detector.memory, edges)
+            mirrored.note(judge.detector.memory)
             slowdowns.note(moment.now, judge.detector.memory, edges)
             grace.note(moment.now, judge.detector.memory, edges)
             starts.judged(moment.now, judge.detector.memory, parameters.own_band)
@@ -411,8 +416,9 @@ def _replay(
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
-    jobs_known = live or not JOBS.isdisjoint(history.reading.used)
-    together = set() if jobs_known else ends_of_jobs(episodes.all(), history.subjects.host_of, last, tick)
+    jobs_known = live or history.reading.tells_jobs
+    hosts = history.subjects.host_of
+    ended = set() if jobs_known else ends_of_jobs(episodes.all(), hosts, last, tick)
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:
@@ -425,8 +431,12 @@ def _replay(
             done.uneven.append(episode)
         elif other_jobs.explained(episode):
             done.other_job.append(episode)
-        elif (of_cohort := gains.get((episode.first.cluster, episode.first.cohort))) and of_cohort.excuse(
-            history.subjects.nodes[node], episode.lost
+        elif not live and (
+            mirrored.excuse(episode)
+            or (
+                (of_cohort := gains.get((episode.first.cluster, episode.first.cohort)))
+                and of_cohort.excuse(history.subjects.nodes[node], episode.lasting)
+            )
         ):
             done.other_job.append(episode)
             history.reading.doubt(OTHER_WORK)
@@ -438,8 +448,10 @@ def _replay(
             done.shared.append(episode)
         elif (node, episode.first.since) in brief:
             done.pause.append(episode)
-        elif (node, episode.first.since) in together:
+        elif (node, episode.first.since) in ended:
             done.job_end.append(episode)
+        elif not jobs_known and companions.together(episode, hosts, last, tick):
+            done.together.append(episode)
         else:
             kept.append(episode if live or history.reading.recorded else _begun(episode, grace, presences))
     if slow_hosts:

@@ -94,6 +94,12 @@ class Reading:
         """The columns that form cohorts."""
         return [name for role in LABELS for name in self.used.get(role, ())]
 
+    @property
+    def tells_jobs(self) -> bool:
+        """Whether columns tell which nodes work for one job; the label `job` of Prometheus is what scrapes them."""
+        scraped = self.used.get("metric") == ["__name__"] and self.used.get("job_id") == ["job"]
+        return "workload_type" in self.used or ("job_id" in self.used and not scraped)
+
     def note(self, text: str) -> None:
         """Remember a sentence once."""
         if text not in self.notes:

@@ -18,7 +18,7 @@ from ingero_kit.clock import rfc3339
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
 SILENCE_TIMES: Final = ("last_report", "since", "until")
-EXCUSED: Final = ("came_up", "uneven", "shared", "other_job", "rollout", "routine", "pause", "job_end")
+EXCUSED: Final = ("came_up", "uneven", "shared", "other_job", "rollout", "routine", "pause", "job_end", "together")
 MEASURED: Final = ("named", "lasted", "lost")
 """Columns of the table that are numbers, besides the cost."""
 EVIDENCE: Final = "value / expected when named; evidence / level"

@@ -52,6 +52,11 @@ JOB_END: Final = (
     "which is how jobs end that no column tells: Fleet names it"
 )
 
+TOGETHER: Final = (
+    "a node lost since the same time as much as others, a third of its cohort or more, which is no fault of a node: "
+    "nodes of a job do that which no column tells (job_id): Fleet names it"
+)
+
 
 def below(done: Replay) -> Iterator[str]:
     """The sentences, in order."""
@@ -85,6 +90,7 @@ def below(done: Replay) -> Iterator[str]:
     yield from _excused(about["routine"], ROUTINE, calendar)
     yield from _excused(about["pause"], PAUSE, calendar)
     yield from _excused(about["job_end"], JOB_END, calendar)
+    yield from _excused(about["together"], TOGETHER, calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)

@@ -1,0 +1,98 @@
+"""Tells nodes that lost together with many others of their cohort, as those of a job that no column tells, from
+stragglers. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_analyze.replay.numbering import NodeNumbers, longer
+from ingero_contract.identifiers import NodeKey, node_key
+from ingero_detect.column_store import ColumnStore
+from ingero_detect.episodes import Episode
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.observation import Edge
+from ingero_detect.verdicts import Axis
+
+KEPT: Final = 128
+"""Last ticks of which residuals are kept, 4 bytes for each node: a longer accusation is judged by these."""
+
+BEFORE: Final = 20
+"""Ticks before the onset of a loss that say what a node did until then."""
+
+ALIKE: Final = 0.5
+"""Share of a loss, log units, by which that of a companion differs at most: halfway to a node that lost nothing. As
+the loss is significant at its accusation, hardly a node does that by chance."""
+
+SHARE: Final = 0.35
+SHARE_FOR_A_WHILE: Final = 0.3
+FEWEST_HOSTS: Final = 3
+"""Share of a cohort, or, where they are soon well again or the history soon ends, so many, and hosts, that lose
+together when no node is the cause: fewer may be a rack."""
+
+WHILE_TICKS: Final = 60
+"""Ticks that are soon."""
+
+MOST_NODES: Final = 20_000
+"""Nodes up to which residuals are kept."""
+
+
+class Companions:
+    """The residuals of all nodes in the last ticks, log units, and who lost together with an accused node."""
+
+    def __init__(self) -> None:
+        self._numbers = NodeNumbers()
+        self._past: npt.NDArray[np.float32] = np.zeros((0, KEPT), np.float32)
+        self._when = np.full(KEPT, -np.inf)
+        self._tick = 0
+        self._found: dict[tuple[NodeKey, float], tuple[list[NodeKey], int]] = {}
+
+    def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
+        """Add a tick that the detector has judged."""
+        if len(memory.names) > MOST_NODES:
+            return
+        place = self._numbers.of(memory.roster())
+        self._past = longer(self._past, len(self._numbers), np.nan, axis=0)
+        judged = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("group") >= 0)
+        column = self._tick % KEPT
+        self._past[:, column], self._when[column] = np.nan, now
+        self._past[place[judged], column] = memory.node("residual")[judged]
+        self._tick += 1
+        for edge in edges:
+            verdict = edge.verdict
+            node = node_key(verdict.cluster, verdict.node)
+            slot = memory.slot(node)
+            if edge.what == "accused" and slot is not None and verdict.axis in (Axis.OWN, Axis.STATE):
+                since = now if verdict.since is None else verdict.since
+                inside = np.flatnonzero(memory.node("group") == memory.node("group")[slot])
+                alike, known = self._alike(place[inside], int(np.searchsorted(inside, slot)), since)
+                names = [self._numbers.names[one] for one in place[inside][alike].tolist()]
+                self._found[node, since] = names, int(np.count_nonzero(known))
+
+    def together(self, episode: Episode, hosts: Mapping[NodeKey, NodeKey], last: float, tick_seconds: float) -> bool:
+        """Whether an accused node lost together with so many others. `hosts`: by node that is a GPU its host; `last`:
+        the time of the last tick, seconds."""
+        first, since = episode.first, episode.first.since or 0.0
+        names, size = self._found.get((node_key(first.cluster, first.node), since), ([], 0))
+        brief = (episode.end or last) - since <= WHILE_TICKS * tick_seconds
+        share = SHARE_FOR_A_WHILE if brief else SHARE
+        return len({hosts.get(name, name) for name in names}) >= FEWEST_HOSTS and len(names) >= share * size
+
+    def _alike(self, places: Ints, node: int, since: float) -> tuple[Bools, Bools]:
+        """Which nodes are as low as one of them since its loss began, and came there from a level like its own, as
+        far as that is known; and which were judged since then."""
+        during = self._when >= since
+        before = (self._when < since) & (np.argsort(np.argsort(-self._when)) < np.count_nonzero(during) + BEFORE)
+        low, level = (_means(self._past[places][:, ticks]) for ticks in (during, before))
+        loss, change = -low[node], low - level
+        alike: Bools = (low <= -ALIKE * loss) & ~(np.abs(change - change[node]) > ALIKE * loss)
+        return alike & (low < 0), np.isfinite(low)
+
+
+def _means(residuals: npt.NDArray[np.float32]) -> Floats:
+    """By node; NaN where there is none."""
+    known = np.isfinite(residuals)
+    with np.errstate(invalid="ignore"):
+        means: Floats = np.where(known, residuals, 0.0).sum(axis=1) / known.sum(axis=1)
+    return means

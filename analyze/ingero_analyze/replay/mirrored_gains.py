@@ -1,0 +1,95 @@
+"""Finds nodes that gain, each at a time of its own, by the mirrored test, which knows nothing but the sign from the
+test that accuses (target-decoy competition; Barber and Candès 2015). Pure.
+
+It sees a gain as soon as an accusation could come, also in a short history, but not for long: nodes that gain learn
+that. `gains` has what lasts.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_analyze.replay.gains import AS_MUCH, FEWEST, SHARE
+from ingero_analyze.replay.numbering import NodeNumbers, longer
+from ingero_contract.identifiers import NodeKey, node_key
+from ingero_detect.codes import is_accused
+from ingero_detect.column_store import ColumnStore
+from ingero_detect.episodes import Episode
+from ingero_detect.verdicts import Kind
+
+LASTING: Final = 12
+"""Ticks that a gain lasts, at least: after a pause a node may do more for a moment."""
+
+APART: Final = 5
+"""Ticks between the first and the last of these gains, at least: what nodes gain at once is one event."""
+
+MOST_NODES: Final = 20_000
+"""Nodes up to which gains are followed."""
+
+Cohort = tuple[str, str]
+"""Cluster, and cohort as verdicts write it."""
+
+
+@dataclass
+class Gain:
+    """The largest gain of a node: the tick in which it began, and its mean, log units."""
+
+    begun: int
+    size: float
+
+
+class MirroredGains:
+    """By cohort what nodes gained, as far as the mirrored test reached the level of an alarm.
+
+    `_ticks`, `_total`: by node how long there has been evidence of a gain, and the sum of its residuals since then.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = NodeNumbers()
+        self._tick = 0
+        self._ticks, self._sure = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._total = np.zeros(0)
+        self._found: dict[Cohort, dict[NodeKey, Gain]] = {}
+
+    def note(self, memory: ColumnStore) -> None:
+        """Add a tick that the detector has judged."""
+        if len(memory.names) > MOST_NODES:
+            return
+        self._tick += 1
+        place, group = self._numbers.of(memory.roster()), memory.node("group")
+        nodes = len(self._numbers)
+        self._ticks, self._sure = longer(self._ticks, nodes, 0), longer(self._sure, nodes, 0)
+        self._total = longer(self._total, nodes, 0.0)
+        judged = memory.node("learned") & (memory.node("absent") == 0) & (group >= 0)
+        gaining = judged & (memory.node("fast") > 0) & ~is_accused(memory.node("state"))
+        still = place[judged & ~gaining]
+        self._ticks[still], self._sure[still], self._total[still] = 0, 0, 0.0
+        rows = np.flatnonzero(gaining)
+        here = place[rows]
+        self._ticks[here] += 1
+        self._total[here] += memory.node("residual")[rows]
+        self._sure[here] |= memory.node("fast")[rows] > memory.group("alarm")[group[rows]]
+        for row in rows[(self._sure[here] > 0) & (self._ticks[here] >= LASTING)].tolist():
+            self._enter(memory, row, int(place[row]))
+
+    def excuse(self, episode: Episode) -> bool:
+        """Whether nodes beside the accused one do different work, and have gained as much as it has lost, or it only
+        did nothing for a while, as between two jobs."""
+        first = episode.first
+        gains = dict(self._found.get((first.cluster, first.cohort), {}))
+        gains.pop(node_key(first.cluster, first.node), None)
+        begun = [gain.begun for gain in gains.values()]
+        if len(gains) < max(FEWEST, SHARE * first.cohort_size) or max(begun) - min(begun) < APART:
+            return False
+        if first.kind is Kind.STOPPED and episode.ended:
+            return True
+        return max(gain.size for gain in gains.values()) >= AS_MUCH * episode.lasting
+
+    def _enter(self, memory: ColumnStore, row: int, node: int) -> None:
+        cluster, *parts = memory.groups[int(memory.node("group")[row])]
+        of_cohort = self._found.setdefault((cluster, "/".join(filter(None, parts))), {})
+        ticks, size = int(self._ticks[node]), float(self._total[node] / self._ticks[node])
+        known = of_cohort.get(self._numbers.names[node])
+        if known is None or size > known.size:
+            of_cohort[self._numbers.names[node]] = Gain(self._tick - ticks, size)
