@@ -111,11 +111,15 @@ def test_a_straggler_in_a_slowdown_of_all_is_accused(tmp_path: Path, how: str) -
 
 
 @pytest.mark.parametrize(
-    ("nodes", "ticks", "job"), [(5, 40, True), (5, 70, True), (4, 40, True), (4, 70, False), (3, 40, False)]
-)
-def test_what_many_nodes_lose_together_is_their_jobs(tmp_path: Path, nodes: int, ticks: int, job: bool) -> None:
+    ("nodes", "ticks", "rate", "job"),
+    [(5, 40, 0.8, True), (4, 40, 0.8, True), (3, 40, 0.8, False), (5, 70, 0.8, False), (6, 40, 0.33, False),
+     (7, 100, 0.33, False)],
+)  # fmt: skip
+def test_what_many_nodes_lose_for_a_while_together_is_their_jobs(
+    tmp_path: Path, nodes: int, ticks: int, rate: float, job: bool
+) -> None:
     rates = healthy(180)
-    rates[80 : 80 + ticks, :nodes] *= 0.8
+    rates[80 : 80 + ticks, :nodes] *= rate
     rates[60:, 11] *= 0.8
 
     found = judged(tmp_path, rates)

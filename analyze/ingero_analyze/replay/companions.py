@@ -25,14 +25,14 @@ ALIKE: Final = 0.5
 """Share of a loss, log units, by which that of a companion differs at most: halfway to a node that lost nothing. As
 the loss is significant at its accusation, hardly a node does that by chance."""
 
-SHARE: Final = 0.35
-SHARE_FOR_A_WHILE: Final = 0.3
+SHARE: Final = 0.3
 FEWEST_HOSTS: Final = 3
-"""Share of a cohort, or, where they are soon well again or the history soon ends, so many, and hosts, that lose
-together when no node is the cause: fewer may be a rack."""
+"""Share of a cohort, and hosts, that lose together when no node is the cause: fewer may be a rack."""
 
 WHILE_TICKS: Final = 60
-"""Ticks that are soon."""
+MOST: Final = float(np.log(2))
+"""Ticks until such a loss has ended, and what it is at most, log units: what jobs lose to each other for a while.
+What lasts, or takes more, is named, however many nodes have it."""
 
 MOST_NODES: Final = 20_000
 """Nodes up to which residuals are kept."""
@@ -70,14 +70,14 @@ class Companions:
                 names = [self._numbers.names[one] for one in place[inside][alike].tolist()]
                 self._found[node, since] = names, int(np.count_nonzero(known))
 
-    def together(self, episode: Episode, hosts: Mapping[NodeKey, NodeKey], last: float, tick_seconds: float) -> bool:
-        """Whether an accused node lost together with so many others. `hosts`: by node that is a GPU its host; `last`:
-        the time of the last tick, seconds."""
+    def together(self, episode: Episode, hosts: Mapping[NodeKey, NodeKey], tick_seconds: float) -> bool:
+        """Whether an accused node lost some of its rate for a while, together with so many others. `hosts`: by node
+        that is a GPU its host."""
         first, since = episode.first, episode.first.since or 0.0
+        if episode.end is None or episode.end - since > WHILE_TICKS * tick_seconds or episode.lost > MOST:
+            return False
         names, size = self._found.get((node_key(first.cluster, first.node), since), ([], 0))
-        brief = (episode.end or last) - since <= WHILE_TICKS * tick_seconds
-        share = SHARE_FOR_A_WHILE if brief else SHARE
-        return len({hosts.get(name, name) for name in names}) >= FEWEST_HOSTS and len(names) >= share * size
+        return len({hosts.get(name, name) for name in names}) >= FEWEST_HOSTS and len(names) >= SHARE * size
 
     def _alike(self, places: Ints, node: int, since: float) -> tuple[Bools, Bools]:
         """Which nodes are as low as one of them since its loss began, and came there from a level like its own, as

@@ -53,8 +53,8 @@ JOB_END: Final = (
 )
 
 TOGETHER: Final = (
-    "a node lost since the same time as much as others, a third of its cohort or more, which is no fault of a node: "
-    "nodes of a job do that which no column tells (job_id): Fleet names it"
+    "a node lost for a while what others did since the same time, three tenths of its cohort or more: nodes of a job "
+    "do that which no column tells (job_id): Fleet names it"
 )
 
 

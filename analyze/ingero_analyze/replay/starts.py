@@ -26,15 +26,19 @@ UP_TICKS: Final = 4
 
 Ints = npt.NDArray[np.int64]
 
+Rest = tuple[NodeKey, float, float]
+"""A node that did nothing from one time to another, seconds."""
+
 
 @dataclass
 class Start:
     """A node did nothing from `stopped`, and has worked since `resumed`, seconds. `silent`: it reported nothing;
-    `up`: when it had come up, if that was seen."""
+    `cohort`: the number of the one for which it works; `up`: when it had come up, if that was seen."""
 
     stopped: float
     resumed: float
     silent: bool
+    cohort: int
     up: float = np.inf
 
 
@@ -59,13 +63,14 @@ class Starts:
             return
         self._tick += 1
         places = self._places(seen.names)
-        works = places[reported & (state == ACTIVE) & (value > 0)]
+        working = reported & (state == ACTIVE) & (value > 0)
+        works, cohort = places[working], np.asarray(seen.cohort)[working]
         idle = self._tick - 1 - self._worked
         stood = self._reported > self._worked
         begins = (idle > self._ticks) | (stood & (idle >= FEWEST_TICKS))
-        for place in works[begins[works]].tolist():
+        for place, number in zip(works[begins[works]].tolist(), cohort[begins[works]].tolist(), strict=True):
             name = self._numbers.names[place]
-            start = self._starting[name] = Start(float(self._stopped[place]), now, not stood[place])
+            start = self._starting[name] = Start(float(self._stopped[place]), now, not stood[place], number)
             self._by_node.setdefault(name, []).append(start)
             self._usual[place] = 0
         self._stopped[self._worked == self._tick - 1] = now
@@ -90,6 +95,15 @@ class Starts:
             if self._usual[place] >= UP_TICKS:
                 start.up = now
                 del self._starting[name]
+
+    def rests(self) -> dict[int, list[Rest]]:
+        """By number of a cohort when its nodes did nothing after they had worked, and worked again."""
+        found: dict[int, list[Rest]] = {}
+        for node, starts in self._by_node.items():
+            for one in starts:
+                if np.isfinite(one.stopped):
+                    found.setdefault(one.cohort, []).append((node, one.stopped, one.resumed))
+        return found
 
     def came_up(self, episode: Episode, tick_seconds: float) -> Start | None:
         """The start that explains an episode: the node did nothing before it fell behind, and soon was well.

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.starts import Rest
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Floats
@@ -50,28 +51,35 @@ def pauses(episodes: Sequence[Episode], tick_seconds: float) -> set[tuple[NodeKe
 
 
 def ends_of_jobs(
-    episodes: Sequence[Episode], hosts: Mapping[NodeKey, NodeKey], last: float, tick_seconds: float
-) -> set[tuple[NodeKey, float]]:
+    episodes: Sequence[Episode], rests: Mapping[tuple[str, str], Sequence[Rest]],
+    hosts: Mapping[NodeKey, NodeKey], last: float, tick_seconds: float,
+) -> set[tuple[NodeKey, float]]:  # fmt: skip
     """Node and onset of accusations of nodes that did nothing any more since the same time as those of other hosts of
     their cohort, or for a while as half of these did as well, each at its own time, and are not slow in what they do
-    now. `hosts`: by node that is a GPU its host. `last`: the time of the last tick, seconds."""
+    now. `rests`: by cluster and cohort when nodes did nothing for a while. `hosts`: by node that is a GPU its host.
+    `last`: the time of the last tick, seconds."""
     cohorts: dict[tuple[str, str], list[Episode]] = {}
     for episode in episodes:
         if episode.first.kind is Kind.STOPPED and episode.first.since is not None:
             cohorts.setdefault((episode.first.cluster, episode.first.cohort), []).append(episode)
     found: set[tuple[NodeKey, float]] = set()
-    for stops in cohorts.values():
-        names = [_node(episode) for episode in stops]
+    for cohort, stops in cohorts.items():
+        names, of_cohort = [_node(episode) for episode in stops], rests.get(cohort, ())
         numbers: dict[NodeKey, int] = {}
-        host = np.array([numbers.setdefault(hosts.get(name, name), len(numbers)) for name in names])
+        host, resting = (
+            np.array([numbers.setdefault(hosts.get(name, name), len(numbers)) for name in nodes], np.int64)
+            for nodes in (names, [node for node, _, _ in of_cohort])
+        )
+        begun = np.array([start for _, start, _ in of_cohort], np.float64)
+        rest = np.array([stop for _, _, stop in of_cohort], np.float64) - begun
         since = np.array([episode.first.since for episode in stops], np.float64)
         end = np.array([episode.end or np.nan for episode in stops], np.float64)
         length = np.where(np.isfinite(end), end, last) - since
         many = max(FEWEST_HOSTS, SHARE * max(episode.first.cohort_size for episode in stops))
         for number, episode in enumerate(stops):
             together = np.abs(since - since[number]) <= TOGETHER * tick_seconds
-            usual = np.isfinite(end) & (end - since >= AS_LONG * length[number]) & (host != host[number])
-            often = min(len(np.unique(host[usual])), _times(since[usual], TOGETHER * tick_seconds)) + 1 >= many
+            usual = (rest >= AS_LONG * length[number]) & (resting != host[number])
+            often = min(len(np.unique(resting[usual])), _times(begun[usual], TOGETHER * tick_seconds)) + 1 >= many
             if not _works_slowly(episode) and (often or len(np.unique(host[together])) >= FEWEST_HOSTS):
                 found.add((names[number], float(since[number])))
     return found
