@@ -247,8 +247,9 @@ def fit_tail(
     count, unseen = len(peaks), np.broadcast_to(unseen, len(peaks))
     if not budget:
         return _fit_tail(peaks, steps, hours, unseen, np.zeros(count, np.bool_))
-    twice = (np.concatenate((values, values)) for values in (peaks, steps, hours, unseen))
-    cautious, close = _fit_tail(*twice, plain=np.arange(2 * count) >= count).parts(2)
+    twice = np.arange(2 * count) % count
+    both = _fit_tail(peaks[twice], steps[twice], hours[twice], unseen[twice], np.arange(2 * count) >= count)
+    cautious, close = both.parts(2)
     plain = is_plain(steps, unseen, close.level_for(budget)) & steady
     pairs = zip(vars(close).values(), vars(cautious).values(), strict=True)
     return Tail(*(np.where(plain, one, other) for one, other in pairs))
