@@ -19,9 +19,9 @@ def healthy(ticks: int = 300, nodes: int = 12, seed: int = 1) -> Rates:
 
 
 def judged(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = None) -> dict[str, Any]:
-    """Rows a minute apart of nodes n0, n1, ...; without a number there is no row."""
+    """Rows half a minute apart of nodes n0, n1, ...; without a number there is no row."""
     lines = [
-        f"{60 * tick},n{node},{rates[tick, node]:.4f}" + ("" if jobs is None else f",{jobs[tick, node]}") + "\n"
+        f"{30 * tick},n{node},{rates[tick, node]:.4f}" + ("" if jobs is None else f",{jobs[tick, node]}") + "\n"
         for tick, node in np.argwhere(np.isfinite(rates)).tolist()
     ]
     head = "time,node,rate" + ("" if jobs is None else ",job_id")
@@ -69,7 +69,7 @@ def test_a_node_that_is_no_late_starter_is_accused(tmp_path: Path, how: str) -> 
     elif how == "is slow after the restart":
         rates[165:, 3] *= 0.7
     else:
-        rates = restarted(220)
+        rates = restarted(240)
 
     assert named(judged(tmp_path, rates)) == ["n3"]
 
