@@ -47,9 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Serial tests are a separate group, and the last ones where there is only one process.
 
     Tests that load programs into the kernel are serial too: they count calls while a budget of processor time holds.
+    Those that only load or compile them say `counts=False`.
     """
     for item in items:
-        if item.get_closest_marker("ebpf"):
+        ebpf = item.get_closest_marker("ebpf")
+        if ebpf and ebpf.kwargs.get("counts", True):
             item.add_marker(SERIAL)
         if item.get_closest_marker(SERIAL):
             item.add_marker(pytest.mark.xdist_group(SERIAL))
