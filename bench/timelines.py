@@ -17,15 +17,28 @@ class Table:
     """Rows of a timeline by column, ready for a CSV file."""
 
     columns: dict[str, list[npt.NDArray[np.generic]]] = field(default_factory=dict)
+    _single: dict[str, list[Any]] = field(default_factory=dict)
+    """The last rows, which were added one by one: as an array each, they would take most of a simulation's time."""
 
     def add(self, **values: npt.ArrayLike) -> None:
         """Add rows; a single value applies to all of them."""
+        if not any(isinstance(value, np.ndarray | list | tuple) for value in values.values()):
+            for name, value in values.items():
+                self._single.setdefault(name, []).append(value)
+            return
+        self._join()
         arrays = np.broadcast_arrays(*(np.asarray(value) for value in values.values()))
         for name, array in zip(values, arrays, strict=True):
             self.columns.setdefault(name, []).append(array.ravel())
 
+    def _join(self) -> None:
+        for name, cells in self._single.items():
+            self.columns.setdefault(name, []).append(np.array(cells))
+        self._single = {}
+
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """The complete columns."""
+        self._join()
         return {name: np.concatenate(parts) for name, parts in self.columns.items()}
 
     def csv(self) -> str:

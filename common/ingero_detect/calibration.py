@@ -69,13 +69,13 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, nodes:
         peaks, steps = (
             [memory.group(f"{table}_{side}")[part] for side in ("slow", "fast")] for table in ("peaks", "steps")
         )
-        unseen, steady = nodes.past.left[part], _steady(memory)[part]
-        tails = [
-            false_alarm_budget.fit_tail(*pair, hours, unseen, parameters.budget, steady)
-            for pair in zip(peaks, steps, strict=True)
-        ]
+        twice = ([each, each] for each in (hours, nodes.past.left[part], _steady(memory)[part]))
+        of_both, unseen, steady = (np.concatenate(each) for each in twice)
+        fitted = false_alarm_budget.fit_tail(
+            np.concatenate(peaks), np.concatenate(steps), of_both, unseen, parameters.budget, steady
+        )
         judged = hours / parameters.tick_hours
-        alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first[part])
+        alarm[part] = false_alarm_budget.calibrated_levels(fitted.parts(2), judged, parameters.budget, first[part])
         runs, by_chance = memory.group("runs")[part], memory.group("chance_runs")[part]
         allowed = parameters.budget * hours
         memory.group("confirm")[part] = false_alarm_budget.confirming_ticks(runs, by_chance, allowed)

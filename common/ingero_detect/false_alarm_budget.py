@@ -63,8 +63,8 @@ STEPS: Final = LOWEST_STEP + STEP_BIN * (np.arange(STEP_BINS) + 0.5)
 TAIL_DEPTHS: Final = (30.0, 100.0, 500.0)
 """Numbers of highest peaks to which an exponential tail is fitted; the most pessimistic fit counts."""
 
-PLAIN_DEPTHS: Final = (30.0,)
-"""The same for plain noise (see `is_plain`), whose tail the highest peaks describe best."""
+PLAIN_DEPTH: Final = TAIL_DEPTHS[0]
+"""The only one of them for plain noise (see `is_plain`), whose tail the highest peaks describe best."""
 
 HIGHEST_STEPS: Final = 20.0
 """Number of largest steps of plain noise whose mean excess tells how far beyond the largest one the next may be."""
@@ -155,7 +155,7 @@ def _mean_excess(steps: Histogram) -> Floats:
     return mean
 
 
-def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0, plain: bool = False) -> Floats:
+def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0, plain: Bools | bool = False) -> Floats:
     """The rate at which the chance of high evidence decays, by cohort, from histograms (cohorts, STEP_BINS) of steps.
 
     It is the positive root of E[exp(theta step)] = 1 (the Cramer-Lundberg equation of a reflected random walk). An
@@ -166,7 +166,7 @@ def tail_exponent(steps: Histogram, unseen: Floats | float = 1.0, plain: bool = 
     Newton's method starts to the right of the root; the result is limited to 0.05 to 20.
     """
     counts = steps.astype(np.float64)
-    beyond = np.rint(_mean_excess(steps)).astype(np.int64) if plain else UNSEEN_BEYOND
+    beyond = np.where(plain, np.rint(_mean_excess(steps)).astype(np.int64), UNSEEN_BEYOND)
     place = clipped(_largest(steps) + beyond, LEAST_UNSEEN, STEP_BINS - 1)
     counts[np.arange(len(counts)), place] += unseen
     share = counts / counts.sum(axis=1, keepdims=True)
@@ -205,6 +205,10 @@ class Tail:
     seen_log_rate: Floats
     seen_exponent: Floats
 
+    def parts(self, number: int) -> "list[Tail]":
+        """So many tails, each of as many cohorts."""
+        return [Tail(*part) for part in zip(*(np.split(each, number) for each in vars(self).values()), strict=True)]
+
     def level_for(self, budget: float) -> Floats:
         """The level that chance exceeds `budget` times per node-hour."""
         wanted = math.log(budget)
@@ -240,16 +244,18 @@ def fit_tail(
     Where noise is plain at the level for `budget`, the fit is to the largest steps and highest peaks alone, and takes
     their mean excess as it is; other noise adds its standard error. Noise that is not `steady` is not plain.
     """
-    cautious = _fit_tail(peaks, steps, hours, unseen, plain=False)
+    count, unseen = len(peaks), np.broadcast_to(unseen, len(peaks))
     if not budget:
-        return cautious
-    close = _fit_tail(peaks, steps, hours, unseen, plain=True)
+        return _fit_tail(peaks, steps, hours, unseen, np.zeros(count, np.bool_))
+    twice = np.arange(2 * count) % count
+    both = _fit_tail(peaks[twice], steps[twice], hours[twice], unseen[twice], np.arange(2 * count) >= count)
+    cautious, close = both.parts(2)
     plain = is_plain(steps, unseen, close.level_for(budget)) & steady
     pairs = zip(vars(close).values(), vars(cautious).values(), strict=True)
     return Tail(*(np.where(plain, one, other) for one, other in pairs))
 
 
-def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats | float, plain: bool) -> Tail:
+def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats, plain: Bools) -> Tail:
     exponent = tail_exponent(steps, unseen, plain)
     above = _from_each_bin(peaks).astype(np.float64)
     total = above[:, 0]
@@ -262,12 +268,12 @@ def _fit_tail(peaks: Histogram, steps: Histogram, hours: Floats, unseen: Floats 
     rows = np.arange(len(peaks))
     seen_rate, seen_exponent = log_rate.copy(), exponent.copy()
     probe = EDGES[-1] / 4
-    for chosen, bins in _highest(peaks, above, *(PLAIN_DEPTHS if plain else TAIL_DEPTHS)):
-        usable = chosen >= 0
+    prior = np.where(plain, TAIL_DEPTHS[0], 10.0)
+    for depth, (chosen, bins) in zip(TAIL_DEPTHS, _highest(peaks, above, *TAIL_DEPTHS), strict=True):
+        usable = (chosen >= 0) & (~plain | (depth == PLAIN_DEPTH))
         chosen = np.maximum(chosen, 0)
         count, start, excess = above[rows, chosen], EDGES[chosen], BIN * bins
-        prior = TAIL_DEPTHS[0] if plain else 10.0
-        caution = 0.0 if plain else 1 / np.sqrt(count + prior)
+        caution = np.where(plain, 0.0, 1 / np.sqrt(count + prior))
         mean = (excess + prior / exponent) / (count + prior) * (1 + caution)
         rate = rates[rows, chosen] + start / mean
         worse = usable & (rate - probe / mean > seen_rate - probe * seen_exponent)
@@ -291,9 +297,7 @@ def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first
 
 def initial_levels(ticks: float, drift: Floats, largest_step: float) -> Floats:
     """The level of every cohort without data, from its reference value."""
-    values, place = np.unique(drift, return_inverse=True)
-    levels = np.array([_initial_level(ticks, round(one, 2), largest_step) for one in values.tolist()])
-    return levels[place]
+    return np.array([_initial_level(ticks, round(one, 2), largest_step) for one in drift.tolist()], np.float64)
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 MAX_AUTOCORRELATION: Final = 0.97
@@ -50,7 +50,7 @@ def median_by_step(values: Floats) -> Floats:
     """Median over rows by step; NaN for a step without values."""
     found = np.full(values.shape[1], np.nan)
     known = np.isfinite(values).any(axis=0)
-    found[known] = np.nanmedian(values[:, known], axis=0)
+    found[known] = row_medians(values[:, known].T)
     return found
 
 

@@ -13,12 +13,11 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.group_families import families
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.last_arrival import frequently_far
 from ingero_detect.rank_outliers import (
     SIGNIFICANCE,
     moderated_errors,
-    row_medians,
     time_segments,
     trimmed_mean,
     upper_quantile,

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.last_arrival import (
     frequently_among_last,
     frequently_far,
@@ -109,12 +109,6 @@ def _centred(values: Floats) -> tuple[Floats, Floats]:
     """Values minus the median of their row, 0 where a value is missing, and the robust spread of each row."""
     apart = values - row_medians(values)[:, None]
     return np.where(np.isfinite(apart), apart, 0.0), MAD_TO_SIGMA * row_medians(np.abs(apart))
-
-
-def row_medians(values: Floats) -> Floats:
-    """Medians of rows without missing values. NumPy is many times faster where none is missing."""
-    found: Floats = np.nanmedian(values, axis=1) if np.isnan(values).any() else np.median(values, axis=1)
-    return found
 
 
 def _lag_products(values: Floats) -> tuple[Floats, Floats]:

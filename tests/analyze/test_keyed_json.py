@@ -63,11 +63,11 @@ def test_a_history_by_node_is_judged(tmp_path: Path, ending: str) -> None:
         {
             "ts": 1_764_000_000 + 5 * tick,
             "nodes": {
-                f"n{node}": {"tokens_per_s": (60 if node == 2 and tick >= 120 else 100) + (tick + node) % 5}
+                f"n{node}": {"tokens_per_s": (60 if node == 2 and tick >= 60 else 100) + (tick + node) % 5}
                 for node in range(6)
             },
         }
-        for tick in range(200)
+        for tick in range(120)
     ]
     text = json.dumps(moments) if ending == "json" else "\n".join(map(json.dumps, moments))
     (tmp_path / f"history.{ending}").write_text(text)

@@ -49,14 +49,14 @@ def line_protocol(time: int, node: str, step: float) -> str:
 
 
 def lines(form: Callable[[int, str, float], str]) -> list[str]:
-    """Six nodes, a row every 5 s; n2 loses a third of its speed from tick 120 on."""
+    """Six nodes, a row every 5 s; n2 loses a third of its speed from tick 60 on."""
     return [
         form(
             START + 5 * tick,
             f"n{node}",
-            (1 + 0.001 * ((7 * tick + 3 * node) % 11)) * (1.5 if node == 2 and tick >= 120 else 1),
+            (1 + 0.001 * ((7 * tick + 3 * node) % 11)) * (1.5 if node == 2 and tick >= 60 else 1),
         )
-        for tick in range(200)
+        for tick in range(120)
         for node in range(6)
     ]
 
@@ -73,15 +73,15 @@ def judged(file: Path, *arguments: str) -> dict[str, Any]:
 def test_a_history_of_pairs_is_judged(tmp_path: Path, form: Callable[[int, str, float], str], others: int) -> None:
     given = lines(form)
     if others and form is not printed:
-        given = ["Starting on 6 nodes: see docs", *given[:600], "warning, the disk is slow", "", *given[600:]]
+        given = ["Starting on 6 nodes: see docs", *given[:400], "warning, the disk is slow", "", *given[400:]]
     (tmp_path / "run.log").write_text("\n".join(given) + "\n")
 
     found = judged(tmp_path / "run.log")
 
     (episode,) = found["episodes"]
     assert episode["node"] == "n2"
-    assert str(episode["start"]).startswith(("2025-11-24T16:10:0", f"{START + 600}"))
-    assert found["summary"]["rows"] == 1200
+    assert str(episode["start"]).startswith(("2025-11-24T16:05:0", f"{START + 300}"))
+    assert found["summary"]["rows"] == 720
     assert not found["summary"]["problems"]["count"]
 
 
@@ -126,8 +126,8 @@ def test_other_lines_are_not_those_of_pairs(line: str) -> None:
 def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -> None:
     table = ["time,labels,node,rate"]
     table += [
-        f"{START + 5 * tick},job=a zone=b,n{node},{(10 if node == 2 and tick >= 120 else 100) + (tick + node) % 5}"
-        for tick in range(200)
+        f"{START + 5 * tick},job=a zone=b,n{node},{(10 if node == 2 and tick >= 60 else 100) + (tick + node) % 5}"
+        for tick in range(120)
         for node in range(6)
     ]
     assert are_logs("\n".join(table))
@@ -163,8 +163,8 @@ def test_rows_of_series_have_their_labels(tmp_path: Path, named: str) -> None:
     table = ["Series;Time;Value"]
     table += [
         f'"{named}{{instance=""n{node}:9400"", zone=""b""}}";{START + 5 * tick};'
-        f"{(10 if node == 2 and tick >= 120 else 100) + (tick + node) % 5}"
-        for node in range(6) for tick in range(200)
+        f"{(10 if node == 2 and tick >= 60 else 100) + (tick + node) % 5}"
+        for node in range(6) for tick in range(120)
     ]  # fmt: skip
     (tmp_path / "table.csv").write_text("\n".join(table))
 

@@ -21,6 +21,7 @@ from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import read_batches
 from ingero_detect.parameters import Parameters
 from ingero_fleet.cli import main
+from ingero_testing.replays import shown_twice
 
 
 def rates(ticks: int = 120, nodes: int = 6) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -283,7 +284,7 @@ def test_all_rows_that_cannot_be_used_are_counted_and_twenty_described(tmp_path:
     bad = [f"{line.rsplit(',', 1)[0]},fast" if 100 <= place < 130 else line for place, line in enumerate(lines)]
 
     file = written(tmp_path, bad)
-    found, done = replay(file), run(file)
+    found, done = shown_twice(str(file))
 
     assert found["summary"]["problems"]["count"] == 30
     assert len(found["summary"]["problems"]["first"]) == len(done.stderr.splitlines()) == 20
@@ -300,7 +301,7 @@ def test_a_row_without_a_value_is_no_report_of_that_node(tmp_path: Path) -> None
     without = [line for place, line in enumerate(lines) if place not in places]
 
     file = written(tmp_path, gaps)
-    found, done = replay(file), run(file)
+    found, done = shown_twice(str(file))
 
     assert found["episodes"] == replay(written(tmp_path, without, "without.csv"))["episodes"]
     first = f"{file}, row 51, column rate"

@@ -1,15 +1,13 @@
 """Nodes that are slow in job after job, each of which is too small or too short to accuse them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from ingero_analyze.replay.behind import behind
-from ingero_fleet.cli import main
+from ingero_testing.replays import shown_twice
 
 
 def levels(lost: float, seed: int, first: int = 0, jobs: int = 6) -> list[Any]:
@@ -59,10 +57,8 @@ def test_a_history_of_small_jobs_says_who_is_slow_in_all_of_them(tmp_path: Path)
                 )
                 lines.append(f"{20 * (120 * job + tick)},n{node},j{job}-{place // 4},{rate:.2f}")
     (tmp_path / "history.csv").write_text("\n".join(lines) + "\n")
-    done = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv"), "--json"])
-    shown = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=300)
+    found, shown = shown_twice(str(tmp_path / "history.csv"))
 
-    found = json.loads(done.stdout)
     assert found["episodes"] == []
     ((node, jobs, since),) = [(one["node"], one["jobs"], one["since"]) for one in found["summary"]["behind"]]
     assert (node, jobs, since) == ("n7", 3, 4800)

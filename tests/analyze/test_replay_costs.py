@@ -9,13 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_fleet.cli import main
+from ingero_testing.replays import shown_twice
 
 MINUTE = 60
-SLOW_FROM = 200
+SLOW_FROM = 60
 
 
-def history(folder: Path, silent: range, who: str, after: float, ticks: int = 700, step: int = MINUTE) -> Path:
-    """Six nodes, a row every `step` seconds; n2 loses 20 % from tick 200 on, and `after` after the silence.
+def history(folder: Path, silent: range, who: str, after: float, ticks: int = 360, step: int = MINUTE) -> Path:
+    """Six nodes, a row every `step` seconds; n2 loses 20 % from tick 60 on, and `after` after the silence.
 
     In the `silent` ticks n2 ("one") or all nodes ("all") have no rows.
     """
@@ -42,27 +43,27 @@ def replayed(file: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("who", ["one", "all"])
 def test_silence_of_an_accused_node_costs_nothing(tmp_path: Path, who: str) -> None:
-    found = replayed(history(tmp_path, range(300, 600), who, after=0.2))
+    found = replayed(history(tmp_path, range(160, 260), who, after=0.2))
 
     assert {episode["node"] for episode in found["episodes"]} == {"n2"}
     assert found["summary"]["lost_node_hours"] == pytest.approx(0.2 * 200 / 60, rel=0.1)
 
 
 def test_an_accused_node_that_never_comes_back_costs_until_its_last_report(tmp_path: Path) -> None:
-    file = history(tmp_path, range(300, 700), "one", after=0.2)
+    file = history(tmp_path, range(160, 360), "one", after=0.2)
 
-    (episode,) = replayed(file)["episodes"]
-    text = CliRunner().invoke(main, ["replay", str(file)]).stdout
+    found, table = shown_twice(str(file))
+    (episode,) = found["episodes"]
     assert (episode["kind"], episode["end"]) == ("slow", None)
     assert episode["lost_node_hours"] == pytest.approx(0.2 * 100 / 60, rel=0.1)
-    assert "1:39:00, then silent" in text
+    assert "1:39:00, then silent" in table.stdout
 
 
 @pytest.mark.parametrize(("after", "kinds"), [(0.0, ["slow"]), (0.4, ["slow", "slow_from_start"])])
 def test_the_episode_of_a_node_that_was_away_for_more_than_a_day_is_kept(
     tmp_path: Path, after: float, kinds: list[str]
 ) -> None:
-    found = replayed(history(tmp_path, range(300, 700), "one", after, ticks=800, step=5 * MINUTE))
+    found = replayed(history(tmp_path, range(160, 520), "one", after, ticks=620, step=5 * MINUTE))
 
     first = found["episodes"][0]
     assert [episode["kind"] for episode in found["episodes"]] == kinds

@@ -15,19 +15,19 @@ LOSS: dict[str, list[float]] = {
     "without load at the end": [0.5, 0.1, 0.0, 0.0],
     "slow until dead": [0.7] * 40,
     "slow for a short time until dead": [0.6] * 10,
-    "slow for hours until hung": [0.7] * 300 + [0.1] * 3,
+    "slow for long until hung": [0.7] * 300 + [0.1] * 3,
 }
 """Shares of its usual rate that a node has in its last ticks."""
 
 
 def history(folder: Path, how: Sequence[str], back: bool) -> Path:
-    """Jobs of eight nodes in 900 ticks of 20 s; n3 of each goes after tick 500, each in another way."""
-    rates = 100 * np.exp(0.03 * np.random.default_rng(3).normal(size=(900, len(how), 8)))
+    """Jobs of eight nodes in 700 ticks of 5 s; n3 of each goes after tick 500, each in another way."""
+    rates = 100 * np.exp(0.03 * np.random.default_rng(3).normal(size=(700, len(how), 8)))
     for job, shares in enumerate(map(LOSS.__getitem__, how)):
         rates[500 - len(shares) : 500, job, 3] *= shares
     rates[500 : 600 if back else None, :, 3] = np.nan
     lines = [
-        f"{20 * tick},{how[job]}: n{node},{job},{rates[tick, job, node]:.3f}\n"
+        f"{5 * tick},{how[job]}: n{node},{job},{rates[tick, job, node]:.3f}\n"
         for tick, job, node in np.argwhere(np.isfinite(rates)).tolist()
     ]
     (folder / "history.csv").write_text("time,node,job,rate\n" + "".join(lines))
@@ -42,7 +42,7 @@ def test_a_node_that_is_drained_is_said_and_not_accused(tmp_path: Path, back: bo
 
     drained = ["drained", "without load at the end"]
     said = [(one["node"], one["last_report"]) for one in found["summary"]["drained"]]
-    assert sorted(said) == [(f"{how}: n3", 9980) for how in drained]
+    assert sorted(said) == [(f"{how}: n3", 2495) for how in drained]
     accused = sorted(one["node"] for one in found["episodes"])
     assert accused == sorted(f"{how}: n3" for how in LOSS if how not in drained)
 
@@ -53,6 +53,6 @@ def test_the_table_says_who_was_drained(tmp_path: Path) -> None:
 
     assert "nobody was accused" in done.stdout
     assert (
-        "as one that is drained does: Fleet names it while it falls, but it was no slow node: drained: n3 at 9980"
+        "as one that is drained does: Fleet names it while it falls, but it was no slow node: drained: n3 at 2495"
         in done.stdout
     )

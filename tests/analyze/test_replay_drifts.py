@@ -1,16 +1,14 @@
 """Nodes that fall behind their peers over days, too slowly for the detector, whose baseline follows them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from ingero_analyze.replay.drifts import MOST_BLOCKS, Drift, Drifts
 from ingero_analyze.replay.numbering import CohortMembers
-from ingero_fleet.cli import main
+from ingero_testing.replays import shown_twice
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -96,7 +94,7 @@ def test_what_all_nodes_lose_is_no_drift() -> None:
 
 def test_blocks_are_bounded_and_become_longer() -> None:
     rates = falling(fleet(1), 3, 0.2)
-    long = np.repeat(rates, 15, axis=0)
+    long = np.repeat(rates, 7, axis=0)
 
     (drift,) = drifts(long, tick_seconds=MINUTE * 60)
 
@@ -110,14 +108,12 @@ def test_a_drift_is_told_in_the_text_and_in_json_and_nobody_is_accused(tmp_path:
     lines = [f"{tick * 60},n{node},{rates[tick, node]:.4f}" for tick in range(0, 2400, 5) for node in range(12)]
     file.write_text("\n".join(["time,node,rate", *lines]))
 
-    answer = CliRunner().invoke(main, ["replay", str(file), "--json"])
-    text = CliRunner().invoke(main, ["replay", str(file)]).stdout
+    found, table = shown_twice(str(file))
 
-    found = json.loads(answer.stdout)
     (drift,) = found["summary"]["drifts"]
     assert found["episodes"] == []
     assert (drift["node"], drift["severity"]) == ("n3", pytest.approx(0.1, abs=0.02))
-    assert "n3 lost 10 % against its peers between" in text
+    assert "n3 lost 10 % against its peers between" in table.stdout
 
 
 def two_kinds(seed: int) -> Floats:

@@ -30,9 +30,9 @@ def replayed(folder: Path, seconds: Floats, jobs: int = 1) -> dict[str, Any]:
 
 
 def computed(random: np.random.Generator) -> Floats:
-    """Twelve ranks that compute for 0.8 s; rank 3 for a quarter longer from tick 200 on."""
-    found = 0.8 * np.exp(random.normal(0, 0.02, (300, 12)))
-    found[200:, 3] *= 1.25
+    """Twelve ranks that compute for 0.8 s; rank 3 for a quarter longer from tick 80 on."""
+    found = 0.8 * np.exp(random.normal(0, 0.02, (150, 12)))
+    found[80:, 3] *= 1.25
     return np.asarray(found)
 
 
@@ -55,9 +55,9 @@ def test_steps_of_a_synchronised_job_are_in_doubt_where_nobody_is_accused(
 @pytest.mark.parametrize("common", [0.0, 0.1])
 def test_independent_nodes_under_a_common_load_are_not(tmp_path: Path, seed: int, common: float) -> None:
     random = np.random.default_rng(seed)
-    load = np.exp(common * np.sin(np.arange(300) / 50))[:, None]
+    load = np.exp(common * np.sin(np.arange(150) / 25))[:, None]
 
-    found = replayed(tmp_path, 0.8 * load * np.exp(random.normal(0, 0.005, (300, 12))))
+    found = replayed(tmp_path, 0.8 * load * np.exp(random.normal(0, 0.005, (150, 12))))
 
     assert found["summary"]["doubts"] == []
 

@@ -23,12 +23,12 @@ def judged(*arguments: str | Path) -> dict[str, Any]:
 
 
 def metrics(folder: Path, column: str = "metric", value: str = "value", by_metric: bool = False) -> Path:
-    """Six nodes with three metrics each; n2 loses 40 % of its rate from tick 120 on, its power stays."""
+    """Six nodes with three metrics each; n2 loses 40 % of its rate from tick 60 on, its power stays."""
     random = np.random.default_rng(3)
     rows = []
-    for tick in range(200):
+    for tick in range(120):
         for node in range(6):
-            rate = 100 * np.exp(0.03 * random.normal()) * (0.6 if node == 2 and tick >= 120 else 1)
+            rate = 100 * np.exp(0.03 * random.normal()) * (0.6 if node == 2 and tick >= 60 else 1)
             for name, number in (
                 ("tokens_per_second", rate), ("step_time_ms", 1e5 / rate), ("power", 600 + random.normal()),
                 ("text", -1),
@@ -62,7 +62,7 @@ def test_the_name_of_a_chosen_metric_says_what_its_values_are(tmp_path: Path, co
     (episode,) = found["episodes"]
     assert (episode["node"], episode["severity"]) == ("n2", pytest.approx(0.4, abs=0.05))
     assert episode["evidence"]["expected"] == pytest.approx(100 if metric == "tokens_per_second" else 1, rel=0.1)
-    assert found["summary"]["rows"] == 1200
+    assert found["summary"]["rows"] == 720
 
 
 def test_a_metric_whose_name_says_nothing_needs_a_role(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from ingero_fleet.cli import main
 START = 1_767_225_600
 """2026-01-01, seconds."""
 
-RATES: np.ndarray[Any, np.dtype[np.float64]] = 100 * np.exp(0.02 * np.random.default_rng(7).normal(size=(200, 6)))
-RATES[120:, 2] *= 0.7
-"""By tick of 30 s and node; the third node loses 30 % from tick 120 on."""
+RATES: np.ndarray[Any, np.dtype[np.float64]] = 100 * np.exp(0.02 * np.random.default_rng(7).normal(size=(120, 6)))
+RATES[60:, 2] *= 0.7
+"""By tick of 30 s and node; the third node loses 30 % from tick 60 on."""
 
 NODES = [f"gpu-{number}" for number in range(6)]
 
@@ -43,7 +43,7 @@ def written(folder: Path, text: str, name: str = "history.csv") -> Path:
 def objects() -> list[dict[str, Any]]:
     return [
         {"timestamp": START + 30 * tick, "node": node, "tokens_per_second": RATES[tick, number], "at": {"rack": "1"}}
-        for tick in range(200) for number, node in enumerate(NODES)
+        for tick in range(120) for number, node in enumerate(NODES)
     ]  # fmt: skip
 
 
@@ -63,8 +63,8 @@ def test_json_objects_are_rows(tmp_path: Path, shape: str) -> None:
         objects(), indent=1 if shape == "pretty" else None
     )  # fmt: skip
 
-    assert named(written(tmp_path, text, "history.json")) == ("gpu-2", 120)
-    assert named("-", text=text) == ("gpu-2", 120)
+    assert named(written(tmp_path, text, "history.json")) == ("gpu-2", 60)
+    assert named("-", text=text) == ("gpu-2", 60)
 
 
 def test_lines_that_are_no_json_are_left_out_with_their_place(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_lines_that_are_no_json_are_left_out_with_their_place(tmp_path: Path) ->
 
     done = run(file)
 
-    assert named(file) == ("gpu-2", 120)
+    assert named(file) == ("gpu-2", 60)
     assert f"2 rows could not be used, first {file}, row 11: this line is no JSON object" in done.stdout
 
 
@@ -89,15 +89,15 @@ def test_the_answer_of_prometheus_to_a_range_query_is_read(tmp_path: Path) -> No
     series = [
         {
             "metric": {"__name__": metric, "instance": f"{node}:9100", "job": "train"},
-            "values": [[START + 30 * tick, f"{RATES[tick, number] * scale:.3f}"] for tick in range(200)],
+            "values": [[START + 30 * tick, f"{RATES[tick, number] * scale:.3f}"] for tick in range(120)],
         }
         for number, node in enumerate(NODES) for metric, scale in (("tokens_per_second", 1), ("gpu_power_watts", 6))
     ]  # fmt: skip
     answer = {"status": "success", "data": {"resultType": "matrix", "result": series}}
     file = written(tmp_path, json.dumps(answer), "range.json")
 
-    assert named(file, "--metric", "tokens_per_second") == ("gpu-2:9100", 120)
-    assert named(file) == ("gpu-2:9100", 120)
+    assert named(file, "--metric", "tokens_per_second") == ("gpu-2:9100", 60)
+    assert named(file) == ("gpu-2:9100", 60)
 
 
 GRAFANA = ["Time", *(f'{{instance="{node}:9100", job="train"}}' for node in NODES)]
@@ -112,7 +112,7 @@ def test_a_table_with_a_column_for_each_node_is_read_as_what_it_holds(
 
     refused = run(file)
 
-    assert named(file, "--wide", "rate") == (node, 120)
+    assert named(file, "--wide", "rate") == (node, 60)
     assert refused.exit_code == 2
     assert "say what these hold with --wide rate" in refused.stderr
 
@@ -128,7 +128,7 @@ def test_a_table_with_a_column_for_each_node_is_read_as_what_it_holds(
 def test_what_a_wide_table_holds_is_told_by_its_name_or_by_those_of_its_columns(
     tmp_path: Path, header: list[str], name: str
 ) -> None:
-    assert named(written(tmp_path, wide(header), name)) == ("gpu-2", 120)
+    assert named(written(tmp_path, wide(header), name)) == ("gpu-2", 60)
 
 
 def test_a_wide_table_of_runs_and_steps_leaves_out_minima_and_asks_for_one_metric(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_wide_table_of_runs_and_steps_leaves_out_minima_and_asks_for_one_metri
 
     refused = run(file, "--wide", "rate")
 
-    assert named(file, "--wide", "rate", "--metric", "train/tps") == ("gpu-2", 120)
+    assert named(file, "--wide", "rate", "--metric", "train/tps") == ("gpu-2", 60)
     assert refused.exit_code == 2
     assert "columns are of several metrics (there are: train/tps, train/loss): choose one" in refused.stderr
     assert "no column is of the metric 'x'" in run(file, "--wide", "rate", "--metric", "x").stderr
@@ -148,14 +148,14 @@ def test_columns_of_one_metric_that_are_counted_are_its_ranks(tmp_path: Path) ->
     header = ["time", *(f"{metric}:{rank}" for rank in range(len(NODES)) for metric in ("tps", "temp"))]
     file = written(tmp_path, wide(header))
 
-    assert named(file, "--wide", "rate", "--metric", "tps") == (str(NODES.index("gpu-2")), 120)
+    assert named(file, "--wide", "rate", "--metric", "tps") == (str(NODES.index("gpu-2")), 60)
 
 
 @pytest.mark.parametrize("name", ["{} tokens/s", "tokens_per_s.{}", "{}_mfu", "{} - throughput (samples/s)"])
 def test_columns_that_name_a_node_and_what_they_hold_need_no_flag(tmp_path: Path, name: str) -> None:
     text = wide(["Time", *map(name.format, NODES), "loss"])
     node, onset = named(written(tmp_path, text.replace("\n", ",0\n").replace('"loss",0', '"loss"')))
-    assert (node, onset) == ("gpu-2", pytest.approx(120, abs=4))
+    assert (node, onset) == ("gpu-2", pytest.approx(60, abs=4))
 
 
 def test_columns_for_each_gpu_of_a_host_are_rows(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_files_of_single_runs_are_nodes(tmp_path: Path) -> None:
     files = [
         written(
             tmp_path,
-            "Wall time,Step,Value\n" + "".join(f"{START + 30 * t}.25,{t},{RATES[t, number]}\n" for t in range(200)),
+            "Wall time,Step,Value\n" + "".join(f"{START + 30 * t}.25,{t},{RATES[t, number]}\n" for t in range(120)),
             f"{node}.csv",
         )
         for number, node in enumerate(NODES)
@@ -209,9 +209,9 @@ def test_files_of_single_runs_are_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("column", ["pod", "worker", "run_name", "uuid", "rank", "gpu"])
 def test_what_stands_for_a_node_is_judged_where_there_is_none(tmp_path: Path, column: str) -> None:
-    lines = [f"{START + 30 * t},{node},{RATES[t, number]}" for t in range(200) for number, node in enumerate(NODES)]
+    lines = [f"{START + 30 * t},{node},{RATES[t, number]}" for t in range(120) for number, node in enumerate(NODES)]
 
-    assert named(written(tmp_path, "\n".join([f"time,{column},rate", *lines]))) == ("gpu-2", 120)
+    assert named(written(tmp_path, "\n".join([f"time,{column},rate", *lines]))) == ("gpu-2", 60)
 
 
 @pytest.mark.parametrize(
@@ -225,15 +225,15 @@ def test_what_stands_for_a_node_is_judged_where_there_is_none(tmp_path: Path, co
 def test_comments_before_the_names_of_columns_are_left_out(
     tmp_path: Path, preface: str, names: str, row: int
 ) -> None:
-    lines = [f"{START + 30 * t},{node},{RATES[t, number]}" for t in range(200) for number, node in enumerate(NODES)]
+    lines = [f"{START + 30 * t},{node},{RATES[t, number]}" for t in range(120) for number, node in enumerate(NODES)]
     lines.insert(6, "now,gpu-0,1")
     file = written(tmp_path, preface + "\n".join([names, *lines]))
 
-    assert named(file) == ("gpu-2", 120)
+    assert named(file) == ("gpu-2", 60)
     assert f"first {file}, row {row}, column time: 'now'" in run(file).stdout
 
 
 def test_columns_may_be_separated_by_single_blanks(tmp_path: Path) -> None:
-    lines = [f"{START + 30 * t} {node} {RATES[t, number]}" for t in range(200) for number, node in enumerate(NODES)]
+    lines = [f"{START + 30 * t} {node} {RATES[t, number]}" for t in range(120) for number, node in enumerate(NODES)]
 
-    assert named(written(tmp_path, "\n".join(["time node rate", *lines]))) == ("gpu-2", 120)
+    assert named(written(tmp_path, "\n".join(["time node rate", *lines]))) == ("gpu-2", 60)

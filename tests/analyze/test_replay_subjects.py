@@ -25,7 +25,7 @@ def judged(*files: Path) -> dict[str, Any]:
     return found
 
 
-def rates(level: float, seed: int, nodes: int = 8, ticks: int = 300) -> Values:
+def rates(level: float, seed: int, nodes: int = 8, ticks: int = 150) -> Values:
     random = np.random.default_rng(seed)
     return np.asarray(level * np.exp(random.normal(0, 0.01, nodes) + random.normal(0, 0.02, (ticks, nodes))))
 
@@ -51,7 +51,7 @@ def blamed(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("level", [50.0, 1000.0])
 def test_what_a_node_does_at_one_time_is_judged_by_itself(tmp_path: Path, column: str, level: float) -> None:
     slow = rates(level, 2)
-    slow[200:, 3] *= 0.7
+    slow[100:, 3] *= 0.7
 
     found = judged(history(tmp_path / "history.csv", {"llama": rates(1000.0, 1), "qwen": slow}, column))
 
@@ -64,7 +64,7 @@ def test_what_a_node_does_at_one_time_is_judged_by_itself(tmp_path: Path, column
 
 def test_a_workload_that_is_moved_away_accuses_nobody(tmp_path: Path) -> None:
     moved = rates(1000.0, 1)
-    moved[200:, 5] = 0
+    moved[100:, 5] = 0
 
     found = judged(history(tmp_path / "history.csv", {"llama": moved, "qwen": rates(200.0, 2)}))
 
@@ -74,9 +74,9 @@ def test_a_workload_that_is_moved_away_accuses_nobody(tmp_path: Path) -> None:
 
 def test_only_nodes_with_several_workloads_get_longer_names(tmp_path: Path) -> None:
     both = rates(400.0, 2)
-    both[:, :4], both[200:, 6] = 0, 0.6 * both[200:, 6]
+    both[:, :4], both[100:, 6] = 0, 0.6 * both[100:, 6]
     alone = rates(1000.0, 1)
-    alone[200:, 1] *= 0.6
+    alone[100:, 1] *= 0.6
 
     found = judged(history(tmp_path / "history.csv", {"llama": alone, "qwen": both}))
 
@@ -87,8 +87,8 @@ def test_only_nodes_with_several_workloads_get_longer_names(tmp_path: Path) -> N
 def test_gpus_of_a_node_that_share_a_workload_and_gpus_that_do_not_are_told_apart(tmp_path: Path) -> None:
     lines = ["time,node,gpu,workload,rate"]
     shared, slow = rates(1000.0, 1), rates(300.0, 2)
-    slow[200:, 3] *= 0.6
-    for tick in range(300):
+    slow[100:, 3] *= 0.6
+    for tick in range(150):
         for unit in range(8):
             lines.append(f"{60 * tick},n{unit // 2},{unit % 2},llama,{shared[tick, unit]}")
             lines += [f"{60 * tick},n{unit // 2},{unit % 2},qwen,{slow[tick, unit]}"] if unit % 2 else []
@@ -101,9 +101,9 @@ def test_gpus_of_a_node_that_share_a_workload_and_gpus_that_do_not_are_told_apar
 
 
 def test_jobs_that_follow_one_another_leave_a_node_its_name(tmp_path: Path) -> None:
-    first, second = rates(1000.0, 1, ticks=150), rates(600.0, 2)
-    second[:145] = 0
-    second[250:, 3] *= 0.6
+    first, second = rates(1000.0, 1, ticks=75), rates(600.0, 2)
+    second[:72] = 0
+    second[125:, 3] *= 0.6
 
     found = judged(history(tmp_path / "history.csv", {"a": first, "b": second}, "job"))
 
@@ -114,9 +114,9 @@ def test_jobs_that_follow_one_another_leave_a_node_its_name(tmp_path: Path) -> N
 @pytest.mark.parametrize("column", ["rank", "global_rank", "gpu"])
 def test_a_rank_that_changes_when_the_job_starts_again_is_no_gpu(tmp_path: Path, column: str) -> None:
     lines, values = [f"time,node,{column},rate"], rates(1000.0, 1)
-    values[220:, 3] *= 0.7
+    values[110:, 3] *= 0.7
     for tick, row in enumerate(values):
-        lines += [f"{60 * tick},n{node},{(node + 3 * (tick // 200)) % 8},{value}" for node, value in enumerate(row)]
+        lines += [f"{60 * tick},n{node},{(node + 3 * (tick // 100)) % 8},{value}" for node, value in enumerate(row)]
     (tmp_path / "history.csv").write_text("\n".join(lines))
 
     found = judged(tmp_path / "history.csv")
@@ -127,7 +127,7 @@ def test_a_rank_that_changes_when_the_job_starts_again_is_no_gpu(tmp_path: Path,
 
 def test_rows_of_gpus_need_not_have_the_same_second(tmp_path: Path) -> None:
     lines, values = ["time,node,gpu,rate"], rates(1000.0, 1)
-    values[200:, 6] *= 0.7
+    values[100:, 6] *= 0.7
     for tick, row in enumerate(values):
         lines += [f"{60 * tick + 5 * (unit % 4)},n{unit // 4},{unit % 4},{value}" for unit, value in enumerate(row)]
     (tmp_path / "history.csv").write_text("\n".join(lines))
@@ -137,7 +137,7 @@ def test_rows_of_gpus_need_not_have_the_same_second(tmp_path: Path) -> None:
 
 def test_files_with_the_same_nodes_and_other_values_are_clusters(tmp_path: Path) -> None:
     slow = rates(50.0, 2)
-    slow[200:, 3] *= 0.7
+    slow[100:, 3] *= 0.7
     east = history(tmp_path / "east.csv", {"train": rates(1000.0, 1)})
     west = history(tmp_path / "west.csv.txt", {"train": slow})
 
@@ -163,7 +163,7 @@ def test_the_picture_has_the_clusters_of_nodes(tmp_path: Path) -> None:
 
 def test_a_file_for_every_rank_tells_the_ranks_of_a_node_apart(tmp_path: Path) -> None:
     values = [rates(1000.0, seed, nodes=2) for seed in range(4)]
-    values[2][200:, 1] *= 0.7
+    values[2][100:, 1] *= 0.7
     files = [history(tmp_path / f"rank{rank}.csv", {"": one}) for rank, one in enumerate(values)]
 
     found = judged(*files)
@@ -174,9 +174,9 @@ def test_a_file_for_every_rank_tells_the_ranks_of_a_node_apart(tmp_path: Path) -
 
 def test_files_that_overlap_hold_the_same_nodes(tmp_path: Path) -> None:
     values = rates(1000.0, 1)
-    values[250:, 3] *= 0.7
-    early = history(tmp_path / "early.csv", {"": values[:200]})
-    late = history(tmp_path / "late.csv", {"": values[150:]}, first=150)
+    values[125:, 3] *= 0.7
+    early = history(tmp_path / "early.csv", {"": values[:100]})
+    late = history(tmp_path / "late.csv", {"": values[75:]}, first=75)
 
     assert blamed(judged(early, late)) == [("", "n3", "")]
 
@@ -217,8 +217,8 @@ def clocks(folder: Path, hosts: int, samples: int = 1) -> list[Path]:
     for host in range(hosts):
         random = np.random.default_rng(host)
         lines = ["timestamp,gpu,rate"]
-        for sample, gpu in np.ndindex(300 * samples, 4):
-            held = (host, gpu) == (2, 1) and sample >= 200 * samples
+        for sample, gpu in np.ndindex(150 * samples, 4):
+            held = (host, gpu) == (2, 1) and sample >= 100 * samples
             clock = (1395 if held else 1980) - 15 * int(random.integers(0, 3))
             lines.append(f"{60 / samples * sample + 0.3 * host},{gpu},{clock}")
         files.append(folder / f"gpu-node-{host:02d}.csv")
@@ -268,8 +268,8 @@ def in_racks(file: Path, name_of: Callable[[int, int, int], str], column: str = 
     """Rows of three racks with six nodes each, named by rack, place and tick; the third one of the second is slow."""
     random = np.random.default_rng(1)
     lines = [f"time,{column},node,rate"]
-    for tick, rack, place in np.ndindex(300, 3, 6):
-        rate = random.normal(1000, 10) * (0.8 if (rack, place) == (1, 2) and tick >= 150 else 1)
+    for tick, rack, place in np.ndindex(150, 3, 6):
+        rate = random.normal(1000, 10) * (0.8 if (rack, place) == (1, 2) and tick >= 75 else 1)
         lines.append(f"{60 * tick},{name_of(rack, place, tick)},{rate}")
     file.write_text("\n".join(lines) + "\n")
     return file
@@ -285,7 +285,7 @@ def test_nodes_that_are_numbers_within_a_rack_are_judged_each(tmp_path: Path, co
 
 def test_racks_do_not_rename_nodes_that_have_names_of_their_own(tmp_path: Path) -> None:
     def name_of(rack: int, place: int, tick: int) -> str:
-        moved = place == 2 and tick >= 200
+        moved = place == 2 and tick >= 100
         return f"r{rack + moved},n{10 * rack + place}"
 
     found = judged(in_racks(tmp_path / "history.csv", name_of))
@@ -308,8 +308,8 @@ def test_an_exporter_s_address_gives_way_to_the_host_that_it_tells(tmp_path: Pat
     random = np.random.default_rng(3)
     series = []
     for host, gpu in np.ndindex(4, 2):
-        rate = random.normal(1000, 10, 300)
-        rate[200:] *= 0.7 if (host, gpu) == (1, 1) else 1
+        rate = random.normal(1000, 10, 150)
+        rate[100:] *= 0.7 if (host, gpu) == (1, 1) else 1
         labels = {"__name__": "throughput", "Hostname": f"node-{host}", "gpu": str(gpu), "job": "exporter"}
         values = [[60 * tick, str(value)] for tick, value in enumerate(rate.tolist())]
         series.append({"metric": labels | {"instance": f"10.0.0.{host}:9400"}, "values": values})

@@ -27,13 +27,13 @@ def judged(*arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-def history(folder: Path, moment: Callable[[int, float], float], name: str = "time", ticks: int = 300) -> Path:
-    """Eight nodes of which n2 loses 30 % from tick 200 on; `moment`: of a tick's number and a normal number."""
+def history(folder: Path, moment: Callable[[int, float], float], name: str = "time", ticks: int = 160) -> Path:
+    """Eight nodes of which n2 loses 30 % from tick 100 on; `moment`: of a tick's number and a normal number."""
     random = np.random.default_rng(7)
     rows = []
     for tick in range(ticks):
         for node in range(8):
-            rate = 100 * np.exp(0.02 * random.normal()) * (0.7 if node == 2 and tick >= 200 else 1)
+            rate = 100 * np.exp(0.02 * random.normal()) * (0.7 if node == 2 and tick >= 100 else 1)
             rows.append((moment(tick, random.normal()), f"n{node}", rate))
     rows.sort()
     file = folder / "history.csv"
@@ -49,8 +49,8 @@ def test_times_that_jitter_around_the_edge_of_a_tick_lose_no_node_hours(
     found = judged(history(tmp_path, lambda tick, normal: START + offset + 30 * tick + jitter * normal))
 
     (episode,) = found["episodes"]
-    assert found["summary"]["node_hours"] == pytest.approx(8 * 270 * 30 / 3600, rel=0.01)
-    assert episode["start"] == pytest.approx(START + offset + 200 * 30, abs=5 * jitter)
+    assert found["summary"]["node_hours"] == pytest.approx(8 * 130 * 30 / 3600, rel=0.01)
+    assert episode["start"] == pytest.approx(START + offset + 100 * 30, abs=5 * jitter)
     assert episode["detected"] - episode["start"] <= 30 + 6 * jitter
 
 
@@ -59,7 +59,7 @@ def test_a_tick_of_a_short_history_is_the_interval_between_rows(tmp_path: Path, 
     found = judged(history(tmp_path, lambda tick, normal: START + interval * tick))
 
     assert found["summary"]["parameters"]["tick_seconds"] == interval
-    assert found["summary"]["node_hours"] == pytest.approx(8 * 270 * interval / 3600, rel=0.01)
+    assert found["summary"]["node_hours"] == pytest.approx(8 * 130 * interval / 3600, rel=0.01)
     assert [episode["node"] for episode in found["episodes"]] == ["n2"]
 
 
@@ -82,11 +82,11 @@ def test_numbers_of_steps_are_ticks_where_there_is_no_time(tmp_path: Path, name:
     found, text = judged(file), run(file).stdout
 
     (episode,) = found["episodes"]
-    assert (episode["node"], episode["start"]) == ("n2", 200 * every)
+    assert (episode["node"], episode["start"]) == ("n2", 100 * every)
     assert found["summary"]["parameters"]["tick_seconds"] == every
     assert "times are numbers of steps" in text
-    assert f"300 ticks of {every} step" in text
-    assert f"{99 * every:,} steps and on" in text
+    assert f"160 ticks of {every} step" in text
+    assert f"{59 * every:,} steps and on" in text
     assert "node-hours" not in text
 
 

@@ -34,9 +34,9 @@ def written(folder: Path, lines: list[str]) -> Path:
 
 
 def slow_node(form: Callable[[float], str], delimiter: str = ",") -> list[str]:
-    """Rows of 8 nodes at about 1150 of which n3 loses 20 % from tick 120 on; `form` writes a value."""
-    values = 1150 * np.exp(0.02 * np.random.default_rng(1).normal(size=(200, 8)))
-    values[120:, 3] *= 0.8
+    """Rows of 8 nodes at about 1150 of which n3 loses 20 % from tick 60 on; `form` writes a value."""
+    values = 1150 * np.exp(0.02 * np.random.default_rng(1).normal(size=(120, 8)))
+    values[60:, 3] *= 0.8
     lines = [delimiter.join(("time", "node", "rate"))]
     for tick, row in enumerate(values):
         lines += [delimiter.join((f"{5 * tick}", f"n{node}", form(value))) for node, value in enumerate(row)]
@@ -97,7 +97,7 @@ def test_a_word_among_numbers_with_a_unit_costs_its_row_only(tmp_path: Path) -> 
     found = replay(written(tmp_path, slow_node(lambda value: f"{value:.1f}%" if next(count) % 50 else "broken")))
 
     assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n3", 0.2)]
-    assert found["summary"]["problems"]["count"] == 32
+    assert found["summary"]["problems"]["count"] == 20
 
 
 @pytest.mark.parametrize(("unit", "seconds"), [("ms", 1e-3), (" s", 1.0), ("s/it", 1.0)])
@@ -118,7 +118,7 @@ def test_words_of_tools_for_no_value_are_no_report(tmp_path: Path, word: str) ->
         "summary"
     ]
 
-    assert (summary["problems"]["count"], summary["without_value"]["count"]) == (0, 80)
+    assert (summary["problems"]["count"], summary["without_value"]["count"]) == (0, 48)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ DATES: dict[str, str] = {
 
 @pytest.mark.parametrize("name", DATES)
 def test_dates_as_tools_write_them_are_read(tmp_path: Path, name: str) -> None:
-    start = datetime(2026, 1, 31, 23, 50, tzinfo=UTC)
+    start = datetime(2026, 1, 31, 23, 55, tzinfo=UTC)
     lines = slow_node("{:.1f}".format)
     rows = [line.split(",") for line in lines[1:]]
     shown = [(start + timedelta(seconds=float(row[0]))).strftime(DATES[name]) for row in rows]
@@ -168,7 +168,7 @@ def test_dates_as_tools_write_them_are_read(tmp_path: Path, name: str) -> None:
         written(tmp_path, [lines[0], *(f'"{t}",{n},{v}' for t, (_, n, v) in zip(shown, rows, strict=True))])
     )["episodes"]
 
-    assert episode["start"][:19] == f"{start + timedelta(seconds=600):%Y-%m-%dT%H:%M:%S}"
+    assert episode["start"][:19] == f"{start + timedelta(seconds=300):%Y-%m-%dT%H:%M:%S}"
 
 
 @pytest.mark.parametrize("date", ["02/01/2026", "02-01-2026"])
@@ -188,7 +188,7 @@ def test_a_history_of_which_most_rows_cannot_be_used_is_refused(tmp_path: Path) 
     assert (done.exit_code, done.stdout) == (2, "")
     place = f"{file}, row 2, column rate: '"
     assert place in done.stderr
-    assert re.search(r"tok/s' is not a number: 1,\d\d\d of 1,600 rows cannot be used", done.stderr)
+    assert re.search(r"tok/s' is not a number: \d\d\d of 960 rows cannot be used", done.stderr)
 
 
 @pytest.mark.parametrize("name", ["german", "fixed", "rounded", "short", "quarters"])
@@ -206,17 +206,17 @@ def rows_of(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> list[st
 
 
 def counted() -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
-    """Rates of 8 nodes of which n3 loses 20 % from tick 120 on, and their counters, of which n5's begins anew."""
-    rate = 1000 * np.exp(0.02 * np.random.default_rng(1).normal(size=(200, 8)))
-    rate[120:, 3] *= 0.8
+    """Rates of 8 nodes of which n3 loses 20 % from tick 60 on, and their counters, of which n5's begins anew."""
+    rate = 1000 * np.exp(0.02 * np.random.default_rng(1).normal(size=(120, 8)))
+    rate[60:, 3] *= 0.8
     total = np.cumsum(5 * rate, 0)
-    total[150:, 5] -= total[149, 5]
+    total[90:, 5] -= total[89, 5]
     return rate, total
 
 
 def test_values_that_only_rise_are_said_to_be_a_counter(tmp_path: Path) -> None:
     rate, total = counted()
-    ramp = rate * np.linspace(1, 2, 200)[:, None]
+    ramp = rate * np.linspace(1, 2, 120)[:, None]
 
     found = [
         replay(written(tmp_path, rows_of("rate", values)))["summary"]["doubts"] for values in (total, rate, ramp)
@@ -235,7 +235,7 @@ def test_a_counter_is_judged_by_its_increase_per_second(tmp_path: Path) -> None:
     assert (episode["node"], episode["kind"]) == ("n3", "slow")
     assert episode["severity"] == pytest.approx(0.2, abs=0.02)
     assert episode["evidence"]["value"] == pytest.approx(rate[int(episode["detected"]) // 5, 3])
-    assert (found["summary"]["doubts"], found["summary"]["ticks"]) == ([], 199)
+    assert (found["summary"]["doubts"], found["summary"]["ticks"]) == ([], 119)
 
 
 def test_counters_of_gpus_and_rows_that_come_late_are_each_followed_by_themselves(tmp_path: Path) -> None:

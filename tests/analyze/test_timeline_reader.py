@@ -62,7 +62,7 @@ def of_rank(columns: Columns, rank: int) -> Any:
 JOBS: dict[str, Callable[[], Table]] = {
     "ring": lambda: ring(rng(), 8, late=0.0),
     "tensor and data": lambda: grid(rng(4), 4, 4, late=0.0, culprit=1),
-    "pipeline": lambda: interleaved(rng(), culprit=0, late=0.0),
+    "pipeline": lambda: interleaved(rng(), parts=4, steps=16, culprit=0, late=0.0),
 }
 UNSAID = [(), ("step",), ("seq",), ("step", "seq")]
 

@@ -918,7 +918,7 @@ def apply_patch(body: dict[str, Any], patch: list[dict[str, Any]]) -> None:
             place[last] = item["value"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_policy_checks_hold_over_long_random_histories(seed: int) -> None:
     simulation = Simulation(seed)
     for _ in range(25_000):

@@ -47,7 +47,7 @@ def cached(file: Path) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 @pytest.mark.parametrize("mode", ["multi", "perf"])
 @pytest.mark.parametrize("origin", ["auto", pytest.param("compiled", marks=needs_bcc)])
 def test_every_program_and_map_is_loaded(origin: str, mode: str) -> None:
@@ -58,14 +58,14 @@ def test_every_program_and_map_is_loaded(origin: str, mode: str) -> None:
     assert (set(loaded.descriptors), loaded.no_scheduler) == (NAMES | SCHEDULER, "")
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 def test_an_agent_in_another_pid_namespace_loads_the_object_that_reads_its_numbers() -> None:
     change = "prebuilt.object_file = lambda *a, f=prebuilt.object_file, **k: (print(f(*a, **k).name), f(*a, **k))[1]"
 
     assert ".namespace.o" in load_with(change, "unshare", "--pid", "--fork", "--mount-proc")[0]
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 @pytest.mark.parametrize(
     ("arguments", "tracepoint"),
     [
@@ -93,7 +93,7 @@ prebuilt.load = load_and_attach
     assert (origin, no_scheduler) == ("prebuilt", "")
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 def test_a_kernel_without_types_or_that_refuses_the_scheduler_counts_calls_all_the_same() -> None:
     untyped = load_with("helper.BTF = helper.Path('/nowhere')")
     refused = load_with(REFUSE_SCHEDULER)
@@ -102,7 +102,7 @@ def test_a_kernel_without_types_or_that_refuses_the_scheduler_counts_calls_all_t
     assert "nowhere" in untyped[2] and "refuses" in refused[2]
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 @pytest.mark.parametrize("prefix", [(), ("unshare", "--pid", "--fork", "--mount-proc")])
 def test_this_kernel_accepts_the_programs_of_every_architecture(prefix: tuple[str, ...]) -> None:
     """Arguments of arm64 lie within the registers of x86-64 as well, so each kernel checks both."""
@@ -111,7 +111,7 @@ def test_this_kernel_accepts_the_programs_of_every_architecture(prefix: tuple[st
 
 
 @needs_bcc
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -129,7 +129,7 @@ def test_where_the_shipped_programs_cannot_be_used_bcc_compiles_them(change: str
     assert why in not_prebuilt
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 def test_without_rights_nothing_is_compiled() -> None:
     change = "compiled.load = None; os.setgid(65534); os.setuid(65534)"
     done = subprocess.run(
@@ -140,7 +140,7 @@ def test_without_rights_nothing_is_compiled() -> None:
     assert "PermissionError" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 def test_an_unknown_origin_is_said_in_words() -> None:
     with pytest.raises(CannotTrace, match="tracing needs root"):
         load_programs(origin="elsewhere")

@@ -80,7 +80,7 @@ def test_the_same_sources_give_the_same_objects_in_any_folder(tmp_path: Path) ->
     }
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 @pytest.mark.parametrize("in_namespace", [False, True])
 @pytest.mark.parametrize("machine", probes.ARCHITECTURES)
 def test_every_program_is_shipped_for_every_architecture(machine: str, in_namespace: bool) -> None:
@@ -88,7 +88,7 @@ def test_every_program_is_shipped_for_every_architecture(machine: str, in_namesp
 
 
 @needs_bcc
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 def test_all_programs_compile_for_arm64_with_large_pages() -> None:
     programs = compiled("arm64")
 
@@ -96,7 +96,7 @@ def test_all_programs_compile_for_arm64_with_large_pages() -> None:
     assert all(code and len(code) % 8 == 0 for code in programs.values())
 
 
-@pytest.mark.ebpf
+@pytest.mark.ebpf(counts=False)
 @pytest.mark.parametrize("made", [shipped, pytest.param(compiled, marks=needs_bcc)])
 def test_a_communicators_identity_is_a_pointer_in_a_register_on_arm64_and_on_the_stack_on_x86(made: object) -> None:
     arm = shipped("aarch64") if made is shipped else compiled("arm64")

@@ -1,0 +1,30 @@
+"""The output of `replay` in both forms, of histories that are judged only once for them."""
+
+import json
+from typing import Any
+from unittest.mock import patch
+
+from click.testing import CliRunner, Result
+
+from ingero_analyze.replay import judge
+from ingero_fleet.cli import main
+
+
+def shown_twice(*arguments: str) -> tuple[dict[str, Any], Result]:
+    """What `replay` prints as JSON, and its result without `--json` on a terminal of 400 columns.
+
+    Both runs read the command line; the second one shows what the first one found.
+    """
+    done: list[judge.Replay] = []
+    judged = judge.replay
+
+    def once(*given: Any, **options: Any) -> judge.Replay:
+        done.append(done[0] if done else judged(*given, **options))
+        return done[-1]
+
+    with patch.object(judge, "replay", once):
+        answer = CliRunner().invoke(main, ["replay", *arguments, "--json"])
+        assert answer.exit_code == 0, answer.stderr
+        table = CliRunner().invoke(main, ["replay", *arguments], terminal_width=400)
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found, table
