@@ -74,8 +74,12 @@ def _in_the_same_steps(idle: Floats, blocked: Floats, period: float) -> Diagnosi
     alone = ~far[~together].any(axis=0)
     if not _others_wait(blocked[:, alone], together, seconds[alone]):
         return None
-    caused = far[together].all(axis=0) & alone
-    return _verdict(together, caused, int(far.any(axis=0).sum()), seconds, period)
+    # Pauses of fewer than half as many ranks are none of such a set. Where these and others pause, neither is alone.
+    several = max(1.0, together.sum() / 2)
+    others = far[~together].sum(axis=0) >= several
+    own = far[together].all(axis=0)
+    odd = (far.sum(axis=0) >= several) & ~(own & others)
+    return _verdict(together, own & ~others, int(odd.sum()), seconds, period)
 
 
 def _lastingly(idle: Floats, late: Floats, longer: Floats, alike: Ints, period: float) -> Diagnosis | None:

@@ -197,6 +197,7 @@ OWN_LINES: Final = {
         f"rank {rank} is as fast as its peers in {joined(ops)}" for rank, ops in _first(value)
     ],
     "nodes": lambda value: [f"rank {rank} is on {node}" for rank, node in _first(value)],
+    "hosts": lambda value: [f"these are all ranks of {joined(value)}, and no others"],
     "waiting_pairs": lambda value: [
         "in sends and receives that the other one has not called: "
         + joined(f"rank {one} waits for {other}" for one, other in value[:SHOWN])
