@@ -53,10 +53,11 @@ def test_pauses_of_single_operations_on_any_rank_are_no_data() -> None:
 
 
 def test_checkpoints_too_few_to_have_a_rhythm_are_no_data() -> None:
-    for seed in range(3):
-        found = of_layers(np.random.default_rng(seed), np.ones((8, 24, 8)), saves=(9, 19))
+    for seed in (5, 7):
+        rng = np.random.default_rng(seed)
+        longer = np.repeat(np.exp(0.02 * rng.normal(size=(8, 24, 1))), 8, axis=2)
 
-        assert found.cause not in ("node", "sequence_imbalance")
+        assert str(of_layers(rng, longer, saves=(9, 19)).cause) == "none"
 
 
 def test_sequences_and_experts_that_take_longer_in_some_steps_are_data() -> None:
