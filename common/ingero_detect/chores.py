@@ -69,7 +69,6 @@ def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
     lags = _lags(line)
     waits = (sum_by_rank_and_step(line, line.collective, lags),)
     every, late = _in_rhythm(line, waits, alike, period)
-    late[:, far.any(axis=0) & (found is not None)] = False
     more = _taken_out(line, every, late, partial(_without_lags, lags=lags))
     if found is None or more is None:
         return found or more
