@@ -62,12 +62,14 @@ def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
         return None
     done = sum_by_rank_and_step(line, ~line.collective, line.duration)
     seen = (idle_seconds(line), done, _in_rare_operations(line))
-    found = _taken_out(line, _in_rhythm(line, seen, alike, period), _without_longest)
+    every, far = _in_rhythm(line, seen, alike, period)
+    found = _taken_out(line, every, far, _without_longest)
     # What was not recorded shows in the waits of the others.
     line = line if found is None else found.line
     lags = _lags(line)
     waits = (sum_by_rank_and_step(line, line.collective, lags),)
-    more = _taken_out(line, _in_rhythm(line, waits, alike, period), partial(_without_lags, lags=lags))
+    every, late = _in_rhythm(line, waits, alike, period)
+    more = _taken_out(line, every, late, partial(_without_lags, lags=lags))
     if found is None or more is None:
         return found or more
     ranks, every = (
@@ -89,7 +91,7 @@ def _in_rhythm(
         late = _far(np.nan_to_num(seconds), alike, period)
         # What came before the first step and after the last one, and what a recording that was cut off lacks, is not
         # known.
-        known = np.isfinite(rows[FIRST_RANK])
+        known = np.isfinite(rows[FIRST_RANK]) & ~np.isnan(seconds[FIRST_RANK])
         known[[0, -1]] = late[FIRST_RANK, [0, -1]]
         distances, times = _regular(late[FIRST_RANK], known)
         every |= set(distances)
@@ -102,13 +104,12 @@ def _in_rhythm(
 
 
 def _taken_out(
-    line: Timeline, rhythm: tuple[tuple[int, ...], Bools],
+    line: Timeline, every: tuple[int, ...], far: Bools,
     without: Callable[[Timeline, Ints, Bools], tuple[Floats, Floats, Floats]],
 ) -> Chores | None:  # fmt: skip
     """The timeline without chores; `None` where there are none, or where more than half of the ranks have them."""
-    every, far = rhythm
     ranks = np.flatnonzero(far.any(axis=1))
-    if not every or len(ranks) > line.ranks // 2:
+    if not every or not 0 < len(ranks) <= line.ranks // 2:
         return None
     starts, durations = line.start.copy(), line.duration.copy()
     saved = np.zeros((len(ranks), line.steps))
@@ -121,13 +122,17 @@ def _taken_out(
 
 
 def _lags(line: Timeline) -> Floats:
-    """By row, how much less than the median of its ranks one waited in a collective; 0 for compute."""
+    """By row, how much less than the median of its ranks, or than the other one, one waited in a collective.
+
+    0 for compute.
+    """
     found = np.zeros(len(line.rank))
     rows = np.flatnonzero(line.collective & (line.instance >= 0))
     if len(rows):
         _, instance = np.unique(line.instance[rows], return_inverse=True)
-        _, middle = grouped_median(line.duration[rows], instance.astype(np.int64), int(instance.max()) + 1)
-        found[rows] = middle[instance] - line.duration[rows]
+        count, middle = grouped_median(line.duration[rows], instance.astype(np.int64), int(instance.max()) + 1)
+        # The median of two lies halfway to the other one.
+        found[rows] = (middle[instance] - line.duration[rows]) * np.where(count == 2, 2.0, 1.0)[instance]
     return found
 
 
@@ -151,7 +156,7 @@ def _in_rare_operations(line: Timeline) -> Floats:
     pairs = np.unique(np.stack([line.op[own], line.step[own]]), axis=1)
     ops, steps = np.unique(pairs[0], return_counts=True)
     rare = ops[steps <= MOST_STEPS * line.steps]
-    return sum_by_rank_and_step(line, ~line.collective & np.isin(line.op, rare), line.duration)
+    return np.nan_to_num(sum_by_rank_and_step(line, ~line.collective & np.isin(line.op, rare), line.duration))
 
 
 def _far(seconds: Floats, alike: Ints, period: float) -> Bools:
@@ -174,15 +179,15 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
         return every, found
     near = _with_neighbours(late) | ~known
     while left.sum() >= FEWEST_TIMES and len(every) < MOST_CHORES:
-        best: tuple[int, int, int] = FEWEST_TIMES - 1, 0, 0
+        best: tuple[int, int, int, int] = FEWEST_TIMES - 1, 0, 0, 0
         for distance in range(SHORTEST_PERIOD, len(late) // FEWEST_TIMES + 1):
             for first in range(distance):
                 times = slice(first, None, distance)
                 count, all_times = int(left[times].sum()), int(known[times].sum())
                 if count > best[0] and count >= (1 - MOST_OTHERS) * all_times and near[times].all():
-                    best = count, distance, first
-        count, distance, first = best
-        if not distance or count < _needed(left, len(known[first::distance])):
+                    best = count, all_times, distance, first
+        count, all_times, distance, first = best
+        if not distance or count < _needed(left, all_times):
             break
         at = np.zeros_like(late)
         at[first::distance] = True
@@ -193,7 +198,7 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
 
 
 def _needed(late: Bools, times: int) -> int:
-    """How many of so many steps at equal distances must be late so that late steps at random hardly are.
+    """How many of so many known steps at equal distances must be late so that late steps at random hardly are.
 
     All distances and first steps are tried.
     """

@@ -47,7 +47,7 @@ from ingero_detect.recorded_parts import recorded_parts, some_meet, with_those_t
 from ingero_detect.sequence_parts import without_unequal_parts
 from ingero_detect.shared_data import DataGroups, data_groups
 from ingero_detect.slower_part import idle_part, slower_part, slower_ranks
-from ingero_detect.stalls import late_together, stalling_rank
+from ingero_detect.stalls import FEW_STALLS, late_together, stalling_rank
 from ingero_detect.timeline import (
     FEWEST_STEPS,
     Timeline,
@@ -156,7 +156,7 @@ def diagnose(line: Timeline) -> Diagnosis:
         )
         found.append(uneven)
     found = [item for item in found if item.cause is not Cause.NONE]
-    if not found:
+    if all(item.evidence.get("by") == FEW_STALLS for item in found):
         half = None
         if not single.any():
             computing = _relative(compute[:, known], period) if known.any() else None
@@ -166,7 +166,7 @@ def diagnose(line: Timeline) -> Diagnosis:
             half = slower_part(computing, late if told else late[:, :0], _like(stage), chips, period)
         if half is None and staged and some_meet(recorded):
             half = idle_part(recorded, line, period)
-        if half is None:
+        if half is None and not found:
             half = _unproven(compute[:, known] if known.any() else None, late if judged else None, stage, period)
         found += [with_those_that_act_alike(half, late, part)] if half is not None else []
     found = [doubts.with_operations(item) for item in found]

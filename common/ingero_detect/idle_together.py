@@ -17,10 +17,11 @@ from ingero_detect.last_arrival import (
     FAR_SIGMAS,
     SAME_STEPS,
     long_variance_inflation,
+    median_by_step,
     min_last_count,
     residuals_by_step,
 )
-from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks
+from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, row_medians, straggler_ranks
 from ingero_detect.stalls import CHANCE_OF_STALLS, FEW_STALLS, WAITING
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
@@ -34,6 +35,9 @@ LEAST_STALL: Final = 0.02
 
 MOST_IDLE: Final = 0.25
 """Share of a step without operations from which too few are recorded: what is not may be longer on some ranks."""
+
+CALM: Final = 0.25
+"""Quantile of ranks by how much their time without an operation varies, at which ranks do not stall."""
 
 LARGEST_SHARE: Final = 0.5
 """Share of all ranks that stand still together at most."""
@@ -53,29 +57,38 @@ def idle_ranks(
     idle, blocked = idle[:, known], blocked[:, known]
     if idle.shape[1] < FEWEST_STEPS or not np.isfinite(idle + blocked).any(axis=1).all():
         return None
-    idle, blocked = _without_gaps(idle), _without_gaps(blocked)
+    sure, idle, blocked = np.isfinite(idle), _without_gaps(idle), _without_gaps(blocked)
     if np.median(idle) > MOST_IDLE * period:
         return None
-    return _in_the_same_steps(idle, blocked, period) or _lastingly(idle, late, longer, alike, period)
+    return _in_the_same_steps(idle, sure, blocked, period) or _lastingly(idle, late, longer, alike, period)
 
 
-def _in_the_same_steps(idle: Floats, blocked: Floats, period: float) -> Diagnosis | None:
-    """Ranks that do nothing in the same steps, by seconds that differ, while all others wait accordingly."""
+def _in_the_same_steps(idle: Floats, sure: Bools, blocked: Floats, period: float) -> Diagnosis | None:
+    """Ranks that do nothing in the same steps, by seconds that differ, while all others wait accordingly.
+
+    `sure`: where no row of the rank is lost, so that its time without an operation is known.
+    """
     usual = np.median(idle, axis=1)
     idle = idle - np.minimum(usual, np.median(usual))[:, None]
-    noise = MAD_TO_SIGMA * float(np.median(np.abs(idle - np.median(idle, axis=1, keepdims=True))))
-    far = idle > max(FAR_SIGMAS * noise, LEAST_STALL * period)
+    # Half of the ranks may stand still, in half of the steps, which is no noise.
+    noise = MAD_TO_SIGMA * float(np.quantile(row_medians(np.abs(idle - row_medians(idle)[:, None])), CALM))
+    far = sure & (idle > max(FAR_SIGMAS * noise, LEAST_STALL * period))
     first = int(far.sum(axis=1).argmax())
-    together = (far & far[first]).sum(axis=1) >= SAME_STEPS * np.maximum((far | far[first]).sum(axis=1), 1)
+    either = ((far | far[first]) & sure & sure[first]).sum(axis=1)
+    together = (far & far[first]).sum(axis=1) >= SAME_STEPS * np.maximum(either, 1)
     if not 1 <= together.sum() <= LARGEST_SHARE * len(together):
         return None
-    seconds = np.median(idle[together], axis=0)
+    seconds = np.nan_to_num(median_by_step(np.where(sure, idle, np.nan)[together]))
     # Steps in which others pause too, as at the begin of an epoch, do not tell who waits for these.
     alone = ~far[~together].any(axis=0)
     if not _others_wait(blocked[:, alone], together, seconds[alone]):
         return None
-    caused = far[together].all(axis=0) & alone
-    return _verdict(together, caused, int(far.any(axis=0).sum()), seconds, period)
+    # Pauses of fewer than half as many ranks are none of such a set. Where these and others pause, neither is alone.
+    several = max(1.0, together.sum() / 2)
+    others = far[~together].sum(axis=0) >= several
+    own = (far | ~sure)[together].all(axis=0) & far[together].any(axis=0)
+    odd = (far.sum(axis=0) >= several) & ~(own & others)
+    return _verdict(together, own & ~others, int(odd.sum()), seconds, period)
 
 
 def _lastingly(idle: Floats, late: Floats, longer: Floats, alike: Ints, period: float) -> Diagnosis | None:

@@ -46,6 +46,9 @@ CHANCE_OF_ONE: Final = 0.01
 """Chance with which changing data strikes one rank so often that the cause is called unknown."""
 
 
+MOST_UNUSUAL: Final = 0.1
+"""Share of operations that a step may have more or fewer than usual, and of steps of ranks that have."""
+
 OF_ONE_OPERATION: Final = 0.8
 """Share of what makes a step of a rank longer from which it is the pause of a single operation."""
 
@@ -81,16 +84,19 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
     return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
 
 
+def usual_counts(line: Timeline) -> Bools:
+    """By (rank, step): the rank does as many operations as usual, give or take a tenth; or none is known."""
+    count = sum_by_rank_and_step(line, ~line.collective, np.ones(len(line.rank)))
+    middle = median_by_step(count.T)[:, None]
+    return np.asarray(~(np.abs(count - middle) > MOST_UNUSUAL * middle))
+
+
 def usual_steps(line: Timeline, known: Bools) -> Bools:
     """The known steps in which ranks do as many operations as usual; all of them where that is less than half.
 
     An evaluation, or a step that was cut, is shorter or longer for another reason than its data.
     """
-    count = sum_by_rank_and_step(line, ~line.collective, np.ones(len(line.rank)))[:, known]
-    middle = np.nanmedian(count, axis=1, keepdims=True)
-    same = (np.abs(count - middle) <= 0.1 * middle).sum(axis=0) >= 0.8 * np.isfinite(count).sum(axis=0)
-    found = known.copy()
-    found[known] = same
+    found = known & (usual_counts(line).mean(axis=0) >= 0.8)
     return found if 2 * found.sum() >= known.sum() else known
 
 
@@ -106,6 +112,10 @@ def sequence_imbalance(
         logs = np.log(np.maximum(compute, 1e-12))
     logs = np.where(np.isfinite(compute), logs, np.nan)
     healthy = np.array([rank not in stragglers for rank in range(len(logs))])
+    # Where rows are lost that tell steps apart, a few steps of a rank have the operations of two.
+    if (seldom := ~usual_counts(line)[:, steps]).mean() <= MOST_UNUSUAL:
+        logs[seldom] = np.nan
+        compute = np.where(seldom, np.nan, compute)
     logs = logs[healthy]
     alike, replica, compute = alike[healthy], replica[healthy], compute[healthy]
     by_rank = np.nanmedian(logs, axis=1, keepdims=True)
@@ -150,6 +160,7 @@ def _longer_in_one_operation(line: Timeline, steps: Bools) -> Bools:
     """By (rank, step): what is longer than in other steps is nearly all in one operation that is usually short.
 
     An operation is compared with those at the same place of other steps, all relative to the length of their step.
+    One that most steps do not have, such as a checkpoint, usually takes no time.
     """
     rows = np.flatnonzero(~line.collective & steps[line.step])
     total = sum_by_rank_and_step(line, ~line.collective, line.duration)
@@ -158,7 +169,8 @@ def _longer_in_one_operation(line: Timeline, steps: Bools) -> Bools:
     length = np.maximum(length, 1e-12)
     place = places_of_compute(line)[rows]
     _, kind = np.unique(line.rank[rows] * (int(place.max(initial=0)) + 1) + place, return_inverse=True)
-    _, middle = grouped_median(line.duration[rows] / length[line.step[rows]], kind, int(kind.max(initial=-1)) + 1)
+    count, middle = grouped_median(line.duration[rows] / length[line.step[rows]], kind, int(kind.max(initial=-1)) + 1)
+    middle[2 * count < steps.sum()] = 0.0
     usual = middle[kind] * length[line.step[rows]]
     longer = line.duration[rows] - usual
     cell = line.rank[rows] * line.steps + line.step[rows]

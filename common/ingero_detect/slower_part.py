@@ -5,6 +5,7 @@ faster half is then the measure: all slow ranks must be far behind all others. W
 another kind of hardware or always have more to do is not known, so nobody is named.
 """
 
+from math import comb
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.idle_together import MOST_IDLE, idle_seconds
 from ingero_detect.imbalance import Cause, Diagnosis
+from ingero_detect.last_arrival import median_by_step
 from ingero_detect.rank_outliers import (
     MIN_SPREADS,
     SIGNIFICANCE,
@@ -19,6 +21,7 @@ from ingero_detect.rank_outliers import (
     moderated_errors,
     trimmed_mean,
     upper_quantiles,
+    variance_inflation_of,
     without_common_mode,
 )
 from ingero_detect.stalls import WAITING
@@ -29,6 +32,9 @@ SLOWER_PART: Final = "slower_part"
 
 LATE_PART: Final = "late_part"
 """What shows that up to half of the ranks are only waited for by all others."""
+
+SMALLEST_CHANCE: Final = 1e-300
+"""The smallest chance whose quantile is known; that of one set among all of very many ranks is smaller."""
 
 FEWEST_RANKS: Final = 4
 """Ranks from which a slower half is more than a pair, one of which is always the slower one."""
@@ -72,11 +78,16 @@ def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float,
 
 
 def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
-    """At least two and at most half of the ranks, the least of which is far above the highest of all others."""
+    """At least two and at most half of the ranks, the least of which is far above the highest of all others.
+
+    What the two parts differ by is no chance, of all sets of so many ranks, by the errors of the ranks and by that of
+    the difference, which contains what ranks of a host have in common.
+    """
     ranks, steps = values.shape
     if ranks < FEWEST_RANKS or steps < FEWEST_STEPS or (np.isfinite(values).sum(axis=1) < FEWEST_STEPS).any():
         return None
-    mean, error = trimmed_mean(without_common_mode(values, alike))
+    values = without_common_mode(values, alike)
+    mean, error = trimmed_mean(values)
     error, freedom = moderated_errors(error, steps)
     excess = np.zeros(ranks)
     for kind in np.unique(alike).tolist():
@@ -87,9 +98,14 @@ def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     slow = np.zeros(ranks, np.bool_)
     slow[order[: int(gaps.argmax()) + 2]] = True
     spread = max(float(np.std(excess[~slow], ddof=1)), chips)
-    chance = upper_quantiles(SIGNIFICANCE / ranks, freedom) * error
-    least = max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread, float(np.hypot(chance[slow].max(), chance[~slow].max())))
-    return slow if gaps.max() > least else None
+    if gaps.max() <= max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread):
+        return None
+    apart = median_by_step(values[slow]) - median_by_step(values[~slow])
+    own = float(np.nanstd(apart, ddof=1)) * np.sqrt(variance_inflation_of(values) / steps)
+    separate = float(np.hypot(*(np.sqrt((error[part] ** 2).sum()) / part.sum() for part in (slow, ~slow))))
+    chance = max(SIGNIFICANCE / comb(ranks, int(slow.sum())), SMALLEST_CHANCE)
+    needed = float(upper_quantiles(chance, freedom[slow].min(keepdims=True))[0])
+    return slow if np.nanmean(apart) > needed * max(own, separate) else None
 
 
 def _possible(slow: Bools, values: Floats, period: float, by: str = SLOWER_PART) -> Diagnosis | None:

@@ -342,6 +342,18 @@ def ring_attention(
     return table
 
 
+def test_a_host_whose_ranks_are_slow_is_said_where_hosts_are_recorded(tmp_path: Path) -> None:
+    half = layered(rng(), 1, 8, culprit=(4, 5, 6, 7), slower=0.2, steps=20)
+    one = layered(rng(), 1, 8, culprit=4, slower=0.2, steps=20)
+    for table, hosts, nodes in ((half, ["n1"], None), (one, None, {"4": "n1"})):
+        rank = table.arrays()["rank"].astype(int)
+        evidence = diagnose(tmp_path, Table({**table.columns, "host": [np.char.add("n", (rank // 4).astype(str))]}))[
+            "evidence"
+        ]
+
+        assert (evidence.get("hosts"), evidence.get("nodes")) == (hosts, nodes)
+
+
 @pytest.mark.parametrize(("around", "replicas"), [(4, 1), (4, 2), (2, 4), (2, 8)])
 def test_ranks_that_send_in_a_ring_are_no_pipeline(tmp_path: Path, around: int, replicas: int) -> None:
     slow = diagnose(tmp_path, ring_attention(rng(), 2, replicas, around))

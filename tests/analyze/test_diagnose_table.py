@@ -53,6 +53,14 @@ def test_a_verdict_on_a_timeline_is_read_in_words_with_the_next_step(tmp_path: P
     assert ("next: " in text) == bool(step)
 
 
+def test_what_the_first_rank_does_in_every_nth_step_is_told_next_to_the_verdict(tmp_path: Path) -> None:
+    rows = layered(np.random.default_rng(1), 1, 8, culprit=0, stall=tuple(range(4, 40, 5)))
+    headline, beside, *_ = table(written(tmp_path, rows)).splitlines()
+
+    assert headline == "no rank delays the job"
+    assert beside.startswith("besides, in every 5th step rank 0 does more, and all wait (0.0")
+
+
 def test_verdicts_on_hangs_are_read_in_words_with_the_next_step(tmp_path: Path) -> None:
     for job in hang_jobs(6, seed=3):
         folder = tmp_path / str(job.number)

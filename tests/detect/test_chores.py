@@ -75,6 +75,26 @@ def test_a_chore_that_only_the_waits_of_the_others_show_accuses_nobody() -> None
         assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [10])
 
 
+def test_a_chore_of_which_rows_are_lost_is_taken_out_in_pairs_of_tensor_groups_too() -> None:
+    rng = np.random.default_rng(0)
+    table, now, rank = Table(), np.zeros(RANKS), np.arange(RANKS)
+    for step in range(STEPS):
+        now[0] += 1.0 * (step % 10 == 9)
+        for name, group in (("forward", rank // 2), ("backward", rank % 2)):
+            seconds = 0.4 + 0.004 * rng.normal(size=RANKS)
+            kept = rng.random(RANKS) > 0.05
+            table.add(rank=rank[kept], op=name, kind="compute", start=now[kept], duration=seconds[kept], step=step,
+                      group="", seq="")  # fmt: skip
+            now = now + seconds
+            end = np.array([now[group == own].max() for own in group]) + 0.02
+            table.add(rank=rank, op=f"reduce_{name}", kind="collective", start=now, duration=end - now, step=step,
+                      group=np.char.add(name, group.astype(str)), seq=step)  # fmt: skip
+            now = end
+    found = diagnose(as_timeline(table))
+
+    assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [10])
+
+
 def test_logs_and_checkpoints_in_rhythms_of_their_own_are_both_chores() -> None:
     both = pauses_of(0, slice(2, None, 7), 0.2) + pauses_of(0, slice(6, None, 20), 2.0)
 

@@ -109,6 +109,14 @@ def test_the_begin_of_an_epoch_at_which_all_pause_hides_nobody() -> None:
         assert sorted(pipeline(rng, idle, np.ones((RANKS, 40))).ranks) == [8, 9, 10, 11]
 
 
+def test_pauses_of_single_ranks_hide_no_stage_that_stands_still_in_many_steps() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        idle = of_stage(rng, 60, [8, 9, 10, 11]) + 0.05 * (rng.random((RANKS, 60)) < 0.08)
+
+        assert sorted(pipeline(rng, idle, np.ones((RANKS, 60))).ranks) == [8, 9, 10, 11]
+
+
 def test_hosts_that_stand_still_in_turn_are_not_named() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)

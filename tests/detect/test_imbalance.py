@@ -16,8 +16,13 @@ from timelines import Table, as_timeline
 OPERATIONS = ("attention", "mlp", "mlp backward", "attention backward")
 
 
-def of_layers(rng: np.random.Generator, longer: npt.NDArray[np.float64], layers: int = 2) -> Diagnosis:
-    """Eight ranks that compute layers and then meet; `longer`: factors by (rank, step, operation)."""
+def of_layers(
+    rng: np.random.Generator, longer: npt.NDArray[np.float64], layers: int = 2, saves: tuple[int, ...] = ()
+) -> Diagnosis:
+    """Eight ranks that compute layers and then meet; `longer`: factors by (rank, step, operation).
+
+    In the steps `saves` the first rank writes a checkpoint before they meet.
+    """
     ranks, steps, _ = longer.shape
     table, now, rank = Table(), np.zeros(ranks), np.arange(ranks)
     for step in range(steps):
@@ -26,6 +31,10 @@ def of_layers(rng: np.random.Generator, longer: npt.NDArray[np.float64], layers:
             table.add(rank=rank, op=OPERATIONS[number // layers], kind="compute", start=now, duration=seconds,
                       step=step, group="", seq="")  # fmt: skip
             now = now + seconds
+        if step in saves:
+            table.add(rank=rank[:1], op="save_checkpoint", kind="compute", start=now[:1], duration=np.array([0.1]),
+                      step=step, group="", seq="")  # fmt: skip
+            now[0] += 0.1
         end = now.max() + 1e-3
         table.add(rank=rank, op="all_reduce", kind="collective", start=now, duration=end - now, step=step,
                   group="all", seq=step)  # fmt: skip
@@ -41,6 +50,14 @@ def test_pauses_of_single_operations_on_any_rank_are_no_data() -> None:
             longer[rng.integers(8), step, rng.integers(8)] = 3.0
 
         assert str(of_layers(rng, longer).cause) == "none"
+
+
+def test_checkpoints_too_few_to_have_a_rhythm_are_no_data() -> None:
+    for seed in (5, 7):
+        rng = np.random.default_rng(seed)
+        longer = np.repeat(np.exp(0.02 * rng.normal(size=(8, 24, 1))), 8, axis=2)
+
+        assert str(of_layers(rng, longer, saves=(9, 19)).cause) == "none"
 
 
 def test_sequences_and_experts_that_take_longer_in_some_steps_are_data() -> None:

@@ -153,9 +153,7 @@ class TimelineColumns:
     def used(self, by_file: bool) -> tuple[str, ...]:
         """The columns to read, each once."""
         parts = () if by_file else self.rank_parts()
-        roles = [
-            role for role in self.roles if role not in ("node", "local_rank", "tensor_parallel") or role in parts
-        ]
+        roles = [role for role in self.roles if role not in ("local_rank", "tensor_parallel") or role in parts]
         return tuple(dict.fromkeys((*(self.roles[role] for role in roles), *self.operations)))
 
 

@@ -200,6 +200,7 @@ def _timeline(
     files: tuple[str, ...], columns: dict[str, str], unit: str | None, quiet: bool, ports: dict[str, Any] | None
 ) -> tuple[dict[str, Any], Any]:
     """The answer, and the timeline."""
+    from ingero_analyze.diagnose.hosts import with_hosts
     from ingero_analyze.diagnose.sources import Problems
     from ingero_analyze.diagnose.timeline_reader import read_timeline
     from ingero_analyze.file_progress import progress_over_files
@@ -208,7 +209,8 @@ def _timeline(
     with progress_over_files("diagnose", files, "reading", quiet) as advance:
         recorded = read_timeline(files, problems, advance, columns, unit)
     _show(problems.shown)
-    return {**_verdict(recorded, ports), "read": dict(recorded.read), "problems": problems.answer()}, recorded
+    answer = with_hosts(_verdict(recorded, ports), recorded.hosts)
+    return {**answer, "read": dict(recorded.read), "problems": problems.answer()}, recorded
 
 
 def _others(
@@ -223,6 +225,7 @@ def _others(
     """What other tools' files say, and their timeline if they have one; with `known`, what DCGM's pages add to it."""
     from ingero_analyze.diagnose import absent_ranks as absence
     from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto, ras_hangs, ras_status
+    from ingero_analyze.diagnose.hosts import with_hosts
     from ingero_analyze.diagnose.sources import Problems, SourceError
     from ingero_analyze.diagnose.timeline_files import verdict
 
@@ -260,8 +263,7 @@ def _others(
             answer = absence.with_absent(answer, recorded, absent, problems)
             left_out = {name: count for name, count in found.left_out.items() if count}
             answer["evidence"] |= {"left_out": left_out} if left_out else {}
-            named = {str(rank): hosts[str(rank)] for rank in answer["ranks"] if str(rank) in hosts}
-            answer["evidence"] |= {"nodes": named} if named else {}
+            answer = with_hosts(answer, hosts)
     except SourceError as error:
         problems.add("", str(error))
         _end(problems)

@@ -73,7 +73,16 @@ NEXT: Final = {
 MORE: Final = 1.05
 """Operations of a stage over those of others from which its partition, and not its hosts, makes it slow."""
 
-HEADLINES: Final = ("by", "reason", "also", "ranks_count", "possible_count", "collectives_count", "step_seconds")
+HEADLINES: Final = (
+    "by",
+    "reason",
+    "also",
+    "chores",
+    "ranks_count",
+    "possible_count",
+    "collectives_count",
+    "step_seconds",
+)
 """Evidence that is told in other lines."""
 
 PERCENT: Final = {
@@ -136,6 +145,7 @@ def lines(answer: dict[str, Any]) -> list[str]:
         f"({other['seconds_lost_per_step']:.3g} s a step)"
         for other in evidence.get("also", ())
     ]
+    found += [f"besides, {line}" for line in OWN_LINES["chores"](evidence["chores"])] if "chores" in evidence else []
     found += [f"next: {step}" for step in _next(answer)]
     if evidence.get("by") in ("flight_recorder", "ras") and evidence.get("reason"):
         found.append(f"because: {evidence['reason']}")
@@ -197,6 +207,7 @@ OWN_LINES: Final = {
         f"rank {rank} is as fast as its peers in {joined(ops)}" for rank, ops in _first(value)
     ],
     "nodes": lambda value: [f"rank {rank} is on {node}" for rank, node in _first(value)],
+    "hosts": lambda value: [f"these are all ranks of {joined(value)}, and no others"],
     "waiting_pairs": lambda value: [
         "in sends and receives that the other one has not called: "
         + joined(f"rank {one} waits for {other}" for one, other in value[:SHOWN])
@@ -206,8 +217,9 @@ OWN_LINES: Final = {
         f"rank {rank}: its dump is of an earlier run, with a last call at {last}" for rank, last in _first(value)
     ],
     "chores": lambda value: [
-        f"in every {joined(value['every'])}th step rank {joined(value['ranks'])} does more, as for checkpoints or "
-        f"logs, and all wait ({value['seconds_per_step']:.3g} s a step); ranks were compared without it"
+        f"in every {joined(value['every'])}th step rank {joined(value['ranks'])} does more, and all wait "
+        f"({value['seconds_per_step']:.3g} s a step): checkpoints or logs, or a fault that keeps to this rhythm; "
+        "ranks were compared without it"
     ],
     "not_recorded": lambda value: [f"not recorded: {value['count']} ranks, {joined(value['first'])}"],
 }  # fmt: skip

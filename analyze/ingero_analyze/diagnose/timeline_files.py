@@ -32,6 +32,8 @@ class RecordedTimeline:
     groups: list[str]
     read: Mapping[str, Any] = field(default_factory=dict)
     """How a file was read: its columns by role, and the units of its times."""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a rank, its host, where a column says it."""
     likely_unit: str = ""
     """The unit of times that nothing says, and that are no seconds."""
     stage_width: int | None = None
@@ -176,10 +178,11 @@ def ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], I
     number_of = np.full(len(vocabulary) + 1, -1, np.int64)
     for place, name in enumerate(order):
         number_of[vocabulary[name]] = place
-    return [_plain(name) for name in order], number_of[codes]
+    return [plain_name(name) for name in order], number_of[codes]
 
 
-def _plain(name: str) -> int | str:
+def plain_name(name: str) -> int | str:
+    """The name of a rank or stage as answers have it: a whole number is one."""
     try:
         value = float(name)
     except ValueError:

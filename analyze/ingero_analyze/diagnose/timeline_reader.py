@@ -23,6 +23,7 @@ from ingero_analyze.diagnose.timeline_files import (
     in_likely_unit,
     numbered,
     ordered,
+    plain_name,
 )
 from ingero_analyze.diagnose.timeline_rows import (
     MOST_AT_ONCE,
@@ -90,6 +91,8 @@ class _Table:
     starts: list[int] = field(default_factory=list)
     ended: dict[int, tuple[float, int]] = field(default_factory=dict)
     ended_in_step: dict[tuple[int, int], float] = field(default_factory=dict)
+    host_of: dict[int, int] = field(default_factory=dict)
+    hosts: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     ragged: int = 0
 
@@ -103,6 +106,7 @@ class _Table:
         batch = reading.long(batch)
         batch, timed = in_seconds(with_points(batch, reading.columns.numbers()), reading.columns.numbers())
         reading.tell_seconds(timed)
+        self._add_hosts(batch, reading)
         if reading.columns.operations:
             ranks = ranks_of(batch, reading, self.vocabulary)
             batch = as_operations(batch, reading.columns.operations, ranks, self.unit, self.ended)
@@ -120,6 +124,15 @@ class _Table:
         self.readings.append(reading)
         self.starts.append(self.rows)
         self.rows += batch.rows
+
+    def _add_hosts(self, batch: TableBatch, reading: FileReading) -> None:
+        column = reading.columns.roles.get("node")
+        if column is None:
+            return
+        ranks, hosts = ranks_of(batch, reading, self.vocabulary), batch.codes(column, self.hosts)
+        _, rows = np.unique(numbered(ranks, hosts), return_index=True)
+        for row in rows.tolist():
+            self.host_of.setdefault(int(ranks[row]), int(hosts[row]))
 
     def timeline(self, files: str) -> RecordedTimeline:
         """The timeline of what can be used."""
@@ -164,7 +177,13 @@ class _Table:
         found = assemble(vocabulary, columns, len(columns["rank"]), counted)
         if not self.unit and not any(reading.columns.tells_unit() for reading in parts):
             found, units = in_likely_unit(found, units)
-        return replace(found, read=_how_read(self.readings[0], units, found, again))
+        names, hosts = list(self.vocabulary["rank"]), list(self.hosts)
+        host_of = {
+            str(plain_name(names[rank])): hosts[host]
+            for rank, host in self.host_of.items()
+            if rank >= 0 and hosts[host]
+        }
+        return replace(found, hosts=host_of, read=_how_read(self.readings[0], units, found, again))
 
     def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[tuple[str, str], bool]:
         """Convert the times of the parts of a file; the units of its starts and durations, and whether starts are
