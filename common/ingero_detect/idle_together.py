@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.imbalance import Cause, Diagnosis
 from ingero_detect.last_arrival import (
     FAR_SIGMAS,
@@ -21,7 +21,7 @@ from ingero_detect.last_arrival import (
     min_last_count,
     residuals_by_step,
 )
-from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, row_medians, straggler_ranks
+from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks
 from ingero_detect.stalls import CHANCE_OF_STALLS, FEW_STALLS, WAITING
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
