@@ -10,6 +10,11 @@ ANY: Final = "*"
 """Stands for a part of a key that was dropped."""
 
 
+def cohort_name(key: CohortKey) -> str:
+    """A cohort within its cluster as verdicts name it: the labels that its nodes have."""
+    return "/".join(filter(None, key[1:]))
+
+
 def widened(key: CohortKey, dropped: Iterable[int]) -> CohortKey:
     """The key with `ANY` at these positions."""
     places = frozenset(dropped)

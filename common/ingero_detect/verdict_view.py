@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import VerdictState
 from ingero_detect.codes import AXES, KINDS, STATES, is_accused
-from ingero_detect.cohorts import CohortKey
+from ingero_detect.cohorts import CohortKey, cohort_name
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.verdicts import Axis, Kind, Verdict
 
@@ -72,7 +72,7 @@ class VerdictView:
             scale=_finite(float(columns["scale"][slot])),
             evidence=_finite(float(columns["below" if axis is Axis.PEERS else "slow"][slot])),
             level=_finite(float(self.levels[group])) if group >= 0 else None,
-            cohort="/".join(part for part in self.groups[group][1:] if part) if group >= 0 else "",
+            cohort=cohort_name(self.groups[group]) if group >= 0 else "",
             cohort_size=int(self.sizes[group]) if group >= 0 else 0,
             merged=group >= 0 and home >= 0 and self.groups[group] != self.homes[home],
             time=self.now,

@@ -25,7 +25,7 @@ from ingero_analyze.replay.shared_losses import SharedLosses
 from ingero_analyze.replay.silences import Silence, Silences
 from ingero_analyze.replay.slow_hosts import SlowHosts
 from ingero_analyze.replay.slowdowns import Slowdowns
-from ingero_analyze.replay.starts import Rest, Start, Starts
+from ingero_analyze.replay.starts import Start, Starts
 from ingero_analyze.replay.stops import ends_of_jobs, pauses
 from ingero_analyze.replay.subjects import NOBODY
 from ingero_contract.identifiers import NodeKey, node_key
@@ -418,7 +418,8 @@ def _replay(
     brief = set() if live else pauses(episodes.all(), tick)
     jobs_known = live or history.reading.tells_jobs
     hosts = history.subjects.host_of
-    ended = set() if jobs_known else ends_of_jobs(episodes.all(), _rests(starts, history), hosts, last, tick)
+    rests = history.by_cohort(starts.rests())
+    ended = set() if jobs_known else ends_of_jobs(episodes.all(), rests, hosts, last, tick)
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
         if node in different_work:
@@ -462,15 +463,6 @@ def _replay(
         ]  # fmt: skip
         kept[:] = in_order([*kept, *done.of_hosts])
     return done
-
-
-def _rests(starts: Starts, history: RecordedHistory) -> dict[tuple[str, str], list[Rest]]:
-    """By cluster and cohort, as verdicts name it, when its nodes did nothing for a while."""
-    cohorts = list(history.subjects.cohorts)
-    return {
-        (cohorts[number][0], "/".join(filter(None, cohorts[number][1:]))): rests
-        for number, rests in starts.rests().items()
-    }
 
 
 def _begun(episode: Episode, grace: Grace, presences: Presences) -> Episode:

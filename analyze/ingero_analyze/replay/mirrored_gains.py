@@ -14,6 +14,7 @@ from ingero_analyze.replay.gains import AS_MUCH, FEWEST, SHARE
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.codes import is_accused
+from ingero_detect.cohorts import cohort_name
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.episodes import Episode
 from ingero_detect.verdicts import Kind
@@ -87,8 +88,8 @@ class MirroredGains:
         return max(gain.size for gain in gains.values()) >= AS_MUCH * episode.lasting
 
     def _enter(self, memory: ColumnStore, row: int, node: int) -> None:
-        cluster, *parts = memory.groups[int(memory.node("group")[row])]
-        of_cohort = self._found.setdefault((cluster, "/".join(filter(None, parts))), {})
+        key = memory.groups[int(memory.node("group")[row])]
+        of_cohort = self._found.setdefault((key[0], cohort_name(key)), {})
         ticks, size = int(self._ticks[node]), float(self._total[node] / self._ticks[node])
         known = of_cohort.get(self._numbers.names[node])
         if known is None or size > known.size:

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,10 @@ from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
 from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohorts import CohortKey
+from ingero_detect.cohorts import CohortKey, cohort_name
 from ingero_detect.observation import ACTIVE, Observation
+
+T = TypeVar("T")
 
 SORTED_ROWS: Final = 1 << 18
 """Rows of a part of a history that was sorted."""
@@ -158,11 +160,12 @@ class RecordedHistory:
 
     def gains(self) -> dict[tuple[str, str], CohortGains]:
         """By cluster and cohort what nodes gained for good, where some did."""
+        return self.by_cohort(self._gains.found())
+
+    def by_cohort(self, found: Mapping[int, T]) -> dict[tuple[str, str], T]:
+        """What was found by number of a cohort, by its cluster and its name in verdicts."""
         cohorts = list(self.subjects.cohorts)
-        return {
-            (cohorts[number][0], "/".join(filter(None, cohorts[number][1:]))): gains
-            for number, gains in self._gains.found().items()
-        }
+        return {(cohorts[number][0], cohort_name(cohorts[number])): one for number, one in found.items()}
 
     def rollouts(self) -> dict[NodeKey, Rollout]:
         """By node the change that its cohort made alike, one node after another."""
