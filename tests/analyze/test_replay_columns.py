@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ingero_analyze.replay.columns import recognised
+from ingero_analyze.replay.columns import measure_named, preferred, recognised, unit_of
 from ingero_analyze.replay.judge import replay
 from ingero_analyze.replay.reading import Reading
 from ingero_analyze.replay.recorded_history import RecordedHistory
@@ -185,6 +185,33 @@ def test_histories_of_ordinary_tools_are_read_without_renaming(
     assert found["summary"]["notes"] == ([note] if note else [])
     assert episode["evidence"]["expected"] == pytest.approx(100, rel=0.1)
     assert str(episode["start"]).startswith(str(START + 690) if "{epoch}," in line else "2026-01-01T00:11:30")
+
+
+@pytest.mark.parametrize(
+    ("names", "measure"),
+    [
+        (
+            "busbw busbw_gbps bandwidth_gb_s performance speed efficiency ops/s kernel_rate step_rate gemm_tflops",
+            "rate",
+        ),
+        ("tokens_per_gpu_per_sec tokens/gpu/s avg_tokens_per_second gpu_util_avg achieved_tflops gflop/s", "rate"),
+        (
+            "avg_step_time step_time_p50 step_time_ms_mean train/mean_step_time steptime batch_duration",
+            "step_seconds",
+        ),
+        ("kernel_time_us iteration_latency p50_step_ms", "step_seconds"),
+        ("learning_rate error_rate step_time_p99 allreduce_time_ms rx_bandwidth power_w mean", None),
+    ],
+)
+def test_names_tell_what_values_are(names: str, measure: str | None) -> None:
+    assert {name: measure_named(name) for name in names.split()} == dict.fromkeys(names.split(), measure)
+
+
+def test_of_statistics_of_the_same_the_median_comes_before_the_mean() -> None:
+    named = [("step_seconds", f"step_time_{statistic}") for statistic in ("mean", "p50")]
+
+    assert preferred(named) == named[1:]
+    assert [unit_of(f"step_time_{unit}") for unit in ("mean_ms", "ms_mean")] == [1e-3, 1e-3]
 
 
 @pytest.mark.parametrize(("scale", "unit"), [(1000, "milliseconds"), (1_000_000_000, "nanoseconds")])

@@ -32,11 +32,13 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "knotenname", "rechner", "rechnername",
     ),
     "score": ("score", "health score", "node health score"),
-    "rate": ("rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps", "durchsatz"),
+    "rate": (
+        "rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps", "durchsatz", "speed",
+        "training speed", "performance", "perf", "efficiency",
+    ),
     "step_seconds": (
-        "step seconds", "step time", "step duration", "step latency", "iteration time", "iteration duration",
-        "iter time", "batch time", "time per step", "time per iteration", "elapsed time per iteration", "schrittzeit",
-        "schrittdauer", "iterationszeit",
+        "step seconds", "time per step", "time per iteration", "time per batch", "elapsed time per iteration",
+        "schrittzeit", "schrittdauer", "iterationszeit",
     ),
     "counter": (),
     "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
@@ -99,14 +101,16 @@ _UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "
 
 _WORK: Final = (
     r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
-    r"requests?|queries|frames|items|records)"
+    r"requests?|queries|frames|items|records|(?:cuda )?(?:ops?|operations?)|(?:kernel )?launch(?:es)?|kernels?|work)"
 )
+_PARTS: Final = r"per (?:gpu|device|chip|node|replica)"
 _COUNTED: Final = r"(?:tok|toks|tokens|samples|images|imgs|words|sequences|seqs|examples|requests|queries)"
 """Work that is counted in a second where this follows its name, as in tokens_s; step_s is the time of a step."""
 
 _PER_SECOND: Final = re.compile(
-    rf"(?:train(?:ing)? )?(?:throughput|(?:throughput )?(?:{_COUNTED} (?:s|sec)|{_WORK} per (?:s|secs?|seconds?))"
-    r"|[kmgtp]?flops?(?: per s| per second)?)(?: per (?:gpu|device|chip|node|replica))?"
+    rf"(?:train(?:ing)? )?(?:throughput|{_WORK} rate"
+    rf"|(?:throughput )?(?:{_COUNTED} (?:s|sec)|{_WORK}(?: {_PARTS})? per (?:s|secs?|seconds?))"
+    rf"|(?:(?:gemm|matmul|model|hpl) )?[kmgtp]?flops?(?: (?:per )?s| per second)?)(?: {_PARTS})?"
 )
 _TOTAL: Final = re.compile(rf"{_COUNTED} (?:processed |generated |consumed )?total")
 """Names of counts that only rise."""
@@ -115,6 +119,19 @@ _PER_STEP: Final = re.compile(r"(\w+) per (?:step|it|iter|iteration|batch)")
 _SLASH: Final = re.compile(
     r"\s*/\s*(?=(?:s|secs?|seconds?|it|iter|iteration|step|batch|gpu|device|chip|node|replica)\b)", re.IGNORECASE
 )
+
+_STEP_TIME: Final = re.compile(
+    r"(?:step|iter(?:ation)?|(?:(?:mini|micro) ?)?batch|(?:train )?loop|epoch|kernel|gpu(?: compute)?|gemm|matmul) "
+    r"(?:time|duration|dur|latency)|(?:step|iter|batch)time"
+)
+"""Names of times of as much work as there is in every step."""
+
+_STATISTIC: Final = re.compile(
+    r"(?<![a-z0-9])(?:(p50|median|med)|(mean|avg|average)|achieved|observed|measured|actual)(?![a-z0-9])[ _.-]*",
+    re.IGNORECASE,
+)
+"""What the name of a value may have beside it, where the value is the usual one."""
+
 _NAMESPACED: Final = ("rate", "step_seconds")
 """What may stand behind the name of a group, as trackers of experiments write it: train/step_time."""
 
@@ -133,7 +150,8 @@ _COMPUTE_TIMES: Final = (
 _PASSES: Final = ("compute", "forward", "forward pass", "fwd")
 """What a time is one of computing alone, where its name has a unit: the backward pass meets the other ranks."""
 
-_USE: Final = re.compile(r"(?:mfu|hfu|[kmgtp]?flops?.*)")
+_BANDWIDTH: Final = re.compile(r"(?:busbw|algbw|(?:bus |algorithm )?bandwidth)(?: [kmgt]?i?b (?:per )?s| [kmgt]bps)?")
+_USE: Final = re.compile(rf"(?:mfu|hfu|efficiency|[kmgtp]?flops?.*|{_BANDWIDTH.pattern})")
 _CLOCK: Final = re.compile(
     r"(?:dcgm fi dev )?(?:(?:sm|gpu|graphics|core) clocks?|clocks? (?:current )?(?:sm|gr|graphics)|pclk)(?: mhz)?"
 )
@@ -416,13 +434,13 @@ def preferred(fitting: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     rate, the time of a step, the use of a chip, a score, its clock. Several where only their groups differ."""
     if not fitting:
         return []
-    best = min(_preference(*one) for one in fitting)
-    role, name = next(one for one in fitting if _preference(*one) == best)
+    role, name = min(fitting, key=lambda one: (_preference(*one), _statistic(one[1])))
     return [one for one in fitting if one == (role, name) or (one[0] == role and _leaf(one[1]) == _leaf(name))]
 
 
 def _preference(role: str, name: str) -> int:
     """How much a value says about the work of a node: the least says most."""
+    name = _usual(name)
     texts = [split_unit(text)[0] for text in (name, _leaf(name))]
     if role == "step_seconds":
         return 0 if _head(_leaf(name)) in (*_COMPUTE_TIMES, *_PASSES) else 2
@@ -432,8 +450,15 @@ def _preference(role: str, name: str) -> int:
     return 4
 
 
+def _statistic(name: str) -> int:
+    """Which of several columns of the same comes first: without statistic, the median, the mean."""
+    found = _STATISTIC.search(name)
+    return found.lastindex or 0 if found else 0
+
+
 def is_level(name: str) -> bool:
     """Whether values with this name are clocks or shares: whole ones are rounded, and no numbers of events."""
+    name = _usual(name)
     text, leaf = words_of(name), words_of(_leaf(name))
     kinds = (_UTILISATION, _CLOCK, _USE, _SHARE)
     return any(kind.fullmatch(one) for kind in kinds for one in (text, leaf, split_unit(name)[0]))
@@ -442,6 +467,11 @@ def is_level(name: str) -> bool:
 def _leaf(name: str) -> str:
     """A name without its group."""
     return re.split(r"[/.](?=[a-zA-Z])", _SLASH.sub(" per ", name))[-1]
+
+
+def _usual(name: str) -> str:
+    """A name without the word that says that its value is the usual one."""
+    return _STATISTIC.sub("", name).strip(" _.-")
 
 
 def _measures_of(metric: str) -> list[str]:
@@ -456,7 +486,7 @@ def measure_named(text: str) -> str | None:
 
 def _is(role: str, name: str) -> bool:
     """Whether a column with this name has the role."""
-    name = _SLASH.sub(" per ", name)
+    name = _SLASH.sub(" per ", _usual(name) if role in _NAMESPACED else name)
     whole = words_of(name).removeprefix("ingero ").replace(" pro sekunde", " per second")
     head, unit = split_unit(name)
     known = _NAMES[role]
@@ -465,7 +495,7 @@ def _is(role: str, name: str) -> bool:
     if role == "time":
         return head in known and unit in (*_UNITS, "utc")
     if role == "rate":
-        patterns = (_PER_SECOND, _CLOCK, _UTILISATION)
+        patterns = (_PER_SECOND, _CLOCK, _UTILISATION, _BANDWIDTH)
         return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
     if role == "counter":
         return bool(_TOTAL.fullmatch(whole))
@@ -475,6 +505,7 @@ def _is(role: str, name: str) -> bool:
         return (
             whole in known
             or head in _COMPUTE_TIMES
+            or bool(_STEP_TIME.fullmatch(whole) or _STEP_TIME.fullmatch(head))
             or (head in (*known, *_STEPS, *_PASSES) and unit in _UNITS)
             or bool(per_step and per_step.group(1) in _UNITS)
         )
@@ -483,7 +514,7 @@ def _is(role: str, name: str) -> bool:
 
 def unit_of(name: str) -> float | None:
     """Seconds of the unit in a name, or of a unit; `None` if there is none."""
-    name = _SLASH.sub(" per ", name)
+    name = _SLASH.sub(" per ", _usual(name))
     per_step = _PER_STEP.fullmatch(words_of(name))
     unit = split_unit(name)[1] or (per_step.group(1) if per_step else words_of(name))
     return _UNITS.get(unit)
