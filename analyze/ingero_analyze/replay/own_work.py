@@ -88,7 +88,7 @@ class OwnWork:
         self._gains, self._jobs_known = gains, jobs_known
         self._changes = {
             cohort: _Changes() for cohort, of in gains.items()
-            if not jobs_known and len({gain.node for gain in of}) >= FEWEST
+            if not jobs_known and _nodes(of) >= FEWEST
         }  # fmt: skip
         for episode in episodes:
             since, end = episode.first.since, episode.end
@@ -107,8 +107,10 @@ class OwnWork:
         """Whether nodes beside the accused one do work of their own, and it lost no more than they gain, or stopped
         between two jobs; or so many of them changed that its own change is no exception."""
         node, size = _node(episode), episode.first.cohort_size
-        others = [gain for gain in self._gains.get(_cohort(episode), ()) if gain.node != node]
-        if len({gain.node for gain in others}) >= max(FEWEST, SHARE * size) and _apart(others):
+        gains = self._gains.get(_cohort(episode), ())
+        others = [gain for gain in gains if gain.node != node]
+        often = _nodes(gains) >= SHARE * size and _nodes(others) >= FEWEST
+        if often and _apart(others):
             if max(gain.size for gain in others) >= AS_MUCH * episode.lasting:
                 return True
             if did_nothing(episode.first) and (episode.ended or not (self._jobs_known or works_slowly(episode))):
@@ -127,6 +129,10 @@ def repaired(level: float, levels: Floats) -> bool:
     middle = np.nanmedian(levels)
     off = np.abs(levels[np.isfinite(levels)] - middle)
     return bool(abs(level - middle) <= REPAIRED and np.mean(off <= REPAIRED) >= TOGETHER)
+
+
+def _nodes(gains: Iterable[Gain]) -> int:
+    return len({gain.node for gain in gains})
 
 
 def _apart(gains: Sequence[Gain]) -> bool:
