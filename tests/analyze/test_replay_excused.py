@@ -371,3 +371,37 @@ def test_jobs_of_single_nodes_are_told_by_gains_in_a_short_history_too(tmp_path:
     rates[45:48, 6] = 0
 
     assert named(judged(tmp_path, rates)) == ["n9"]
+
+
+def own_levels(ticks: int = 240) -> Rates:
+    """Use of twelve chips in percent, each with a job of its own, and with another one at a time of its own."""
+    random = np.random.default_rng(8)
+    levels = random.uniform(20, 95, (2, 12))
+    levels[:, :4] = [[30, 25, 90, 95], [75, 60, 35, 50]]
+    rates = levels[0] * np.exp(0.02 * random.normal(size=(ticks, 12)))
+    for node in range(8):
+        start = 70 + 17 * node
+        rates[start:, node] *= levels[1, node] / levels[0, node]
+        if node % 2:
+            rates[start - 15 : start, node] = 0
+    return np.asarray(np.minimum(100, rates))
+
+
+def test_a_node_that_stops_among_nodes_with_jobs_of_their_own_is_no_exception(tmp_path: Path) -> None:
+    rates = own_levels()
+    rates[160:, 10] = 0
+
+    found = judged(tmp_path, rates)
+
+    assert named(found) == [] and "n10" in named(found, "other_job")
+
+
+def test_nodes_that_are_repaired_do_not_excuse_faults_of_others(tmp_path: Path) -> None:
+    """Seven of twelve nodes are faulty at times of their own, two of them until they are repaired."""
+    rates, faulty = healthy(240), {2: 80, 3: 110, 4: 140, 5: 165, 6: 190}
+    rates[:100, 0] *= 0.6
+    rates[:150, 1] *= 0.7
+    for node, start in faulty.items():
+        rates[start:, node] *= 0.0 if node == 5 else 0.65
+
+    assert {f"n{node}" for node in faulty} <= set(named(judged(tmp_path, rates)))

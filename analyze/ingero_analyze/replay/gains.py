@@ -4,15 +4,17 @@ A fault takes a node below its first level, and a repair takes it back; a new ki
 nodes of a cohort gain shows what those that lost as much may have done.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from ingero_analyze.replay.level_blocks import KeptLevels, LevelBlock
+from ingero_analyze.replay.level_blocks import BLOCK_TICKS, KeptLevels, LevelBlock
 from ingero_analyze.replay.numbering import CohortMembers
+from ingero_analyze.replay.own_work import Gain, repaired
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.grouped import Floats, Ints, row_medians
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -25,38 +27,24 @@ change by from block to block."""
 LASTING: Final = 2
 """Blocks of a level, at least."""
 
-SHARE: Final = 0.1
-FEWEST: Final = 2
-"""Share of the nodes of a cohort, and nodes, that gain where they do different work."""
-
-APART: Final = 2
-"""Blocks between the first and the last of these gains, at least: what nodes gain at once is one event."""
-
-AS_MUCH: Final = 2 / 3
-"""Share of a loss, log units, that one of them gains at least where it tells nothing: where work changes both ways, a
-loss is no larger than the largest gain half of the time, and hardly ever by so much."""
-
 MOST_LEVELS: Final = 4_000_000
 """Nodes times blocks up to which levels are kept, 4 bytes each."""
 
 
 @dataclass(frozen=True)
 class CohortGains:
-    """What nodes of a cohort gained for good: the number of each, the block, the size, log units; and how many nodes
-    were there for long enough to gain."""
+    """What nodes of a cohort gained for good: the number of each, the block, the size, log units."""
 
     node: Ints
     block: Ints
     size: Floats
-    nodes: int
 
-    def excuse(self, node: int, lost: float) -> bool:
-        """Whether nodes beside this one do different work, and have gained as much as it has lost, log units."""
-        others = self.node != node
-        gainers = len(np.unique(self.node[others]))
-        if gainers < max(FEWEST, SHARE * self.nodes) or int(np.ptp(self.block[others])) < APART:
-            return False
-        return float(self.size[others].max()) >= AS_MUCH * lost
+    def of(self, names: Sequence[NodeKey]) -> list[Gain]:
+        """The same by name. A level is one of most ticks of a block, so that it began in the middle of it at last."""
+        return [
+            Gain(names[node], (block - 0.5) * BLOCK_TICKS, (block + 0.5) * BLOCK_TICKS, size)
+            for node, block, size in zip(self.node.tolist(), self.block.tolist(), self.size.tolist(), strict=True)
+        ]
 
 
 class Gains:
@@ -80,14 +68,13 @@ class Gains:
             inside = np.flatnonzero(pairs[:, 1] == cohort)
             row, block, size = gains(levels[:, inside], errors[:, inside])
             if len(row):
-                long = np.isfinite(levels[:, inside]).sum(axis=0) >= 2 * LASTING
-                found[cohort] = CohortGains(pairs[inside[row], 0], block, size, int(np.count_nonzero(long)))
+                found[cohort] = CohortGains(pairs[inside[row], 0], block, size)
         return found
 
 
 def gains(levels: Floats, errors: Floats) -> tuple[Ints, Ints, Floats]:
-    """Nodes, blocks and sizes of lasting gains to above the first level of a node. Levels by block and node, log
-    units, and their standard errors; NaN where there is none."""
+    """Nodes, blocks and sizes of lasting gains to above the first level of a node, other than to where its
+    peers are. Levels by block and node, log units, and their standard errors; NaN where there is none."""
     change = np.diff(levels, axis=0, prepend=np.nan)
     usual = np.nan_to_num(row_medians(change))
     own = levels - np.cumsum(usual)[:, None]
@@ -98,6 +85,7 @@ def gains(levels: Floats, errors: Floats) -> tuple[Ints, Ints, Floats]:
         (row, block, size)
         for row, (node, error) in enumerate(zip(own.T, errors.T, strict=True))
         for block, size in _of_node(node, error, least)
+        if not repaired(levels[block, row], levels[block])
     ]
     return (
         np.array([row for row, _, _ in found], np.int64), np.array([block for _, block, _ in found], np.int64),

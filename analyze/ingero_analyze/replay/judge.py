@@ -17,6 +17,7 @@ from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.mirrored_gains import MirroredGains
 from ingero_analyze.replay.other_jobs import OtherJobs
+from ingero_analyze.replay.own_work import OwnWork
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, OTHER_WORK
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
@@ -412,13 +413,16 @@ def _replay(
     kept: list[Episode] = []
     done = Replay(history, judge, kept, ticks, nodes, last, silences, presences, watch)
     done.different_work = sorted(different_work)
-    gains = {} if live else history.gains()
     uneven, rollouts = slowdowns.explained(episodes.all()), history.rollouts()
     repeated = routines(episodes.all(), last, tick)
     brief = set() if live else pauses(episodes.all(), tick)
     jobs_known = live or history.reading.tells_jobs
     hosts = history.subjects.host_of
     rests = history.by_cohort(starts.rests())
+    gains = history.gains()
+    for cohort, more in mirrored.found().items():
+        gains.setdefault(cohort, []).extend(more)
+    own_work = OwnWork(gains, episodes.all(), rests, tick, jobs_known=jobs_known)
     ended = set() if jobs_known else ends_of_jobs(episodes.all(), rests, hosts, last, tick)
     for episode in episodes.all():
         node = node_key(episode.first.cluster, episode.first.node)
@@ -432,13 +436,7 @@ def _replay(
             done.uneven.append(episode)
         elif other_jobs.explained(episode):
             done.other_job.append(episode)
-        elif not live and (
-            mirrored.excuse(episode)
-            or (
-                (of_cohort := gains.get((episode.first.cluster, episode.first.cohort)))
-                and of_cohort.excuse(history.subjects.nodes[node], episode.lasting)
-            )
-        ):
+        elif not live and own_work.explains(episode):
             done.other_job.append(episode)
             history.reading.doubt(OTHER_WORK)
         elif (rollout := rollouts.get(node)) and rollout.explains(episode, tick):

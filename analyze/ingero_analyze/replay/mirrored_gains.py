@@ -5,39 +5,23 @@ It sees a gain as soon as an accusation could come, also in a short history, but
 that. `gains` has what lasts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from ingero_analyze.replay.gains import AS_MUCH, FEWEST, SHARE
 from ingero_analyze.replay.numbering import NodeNumbers, longer
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_analyze.replay.own_work import Cohort, Gain, repaired
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import cohort_name
 from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
-from ingero_detect.verdicts import Kind
 
 LASTING: Final = 12
 """Ticks that a gain lasts, at least: after a pause a node may do more for a moment."""
 
-APART: Final = 5
-"""Ticks between the first and the last of these gains, at least: what nodes gain at once is one event."""
-
 MOST_NODES: Final = 20_000
 """Nodes up to which gains are followed."""
-
-Cohort = tuple[str, str]
-"""Cluster, and cohort as verdicts write it."""
-
-
-@dataclass
-class Gain:
-    """The largest gain of a node: the tick in which it began, and its mean, log units."""
-
-    begun: int
-    size: float
 
 
 class MirroredGains:
@@ -72,25 +56,20 @@ class MirroredGains:
         self._total[here] += memory.node("residual")[rows]
         self._sure[here] |= memory.node("fast")[rows] > memory.group("alarm")[group[rows]]
         for row in rows[(self._sure[here] > 0) & (self._ticks[here] >= LASTING)].tolist():
-            self._enter(memory, row, int(place[row]))
+            values = memory.node("value")
+            peers = np.log(values[judged & (group == group[row]) & (values > 0)])
+            if not repaired(float(np.log(values[row])), peers):
+                self._enter(memory, row, int(place[row]))
 
-    def excuse(self, episode: Episode) -> bool:
-        """Whether nodes beside the accused one do different work, and have gained as much as it has lost, or it only
-        did nothing for a while, as between two jobs."""
-        first = episode.first
-        gains = dict(self._found.get((first.cluster, first.cohort), {}))
-        gains.pop(node_key(first.cluster, first.node), None)
-        begun = [gain.begun for gain in gains.values()]
-        if len(gains) < max(FEWEST, SHARE * first.cohort_size) or max(begun) - min(begun) < APART:
-            return False
-        if first.kind is Kind.STOPPED and episode.ended:
-            return True
-        return max(gain.size for gain in gains.values()) >= AS_MUCH * episode.lasting
+    def found(self) -> Mapping[Cohort, list[Gain]]:
+        """By cohort the largest gain of each node."""
+        return {cohort: list(gains.values()) for cohort, gains in self._found.items()}
 
     def _enter(self, memory: ColumnStore, row: int, node: int) -> None:
         key = memory.groups[int(memory.node("group")[row])]
         of_cohort = self._found.setdefault((key[0], cohort_name(key)), {})
         ticks, size = int(self._ticks[node]), float(self._total[node] / self._ticks[node])
-        known = of_cohort.get(self._numbers.names[node])
+        name, begun = self._numbers.names[node], self._tick - ticks
+        known = of_cohort.get(name)
         if known is None or size > known.size:
-            of_cohort[self._numbers.names[node]] = Gain(self._tick - ticks, size)
+            of_cohort[name] = Gain(name, begun, begun, size)

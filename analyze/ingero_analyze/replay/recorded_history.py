@@ -15,12 +15,13 @@ from ingero_analyze.replay.columns import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls
 from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
-from ingero_analyze.replay.gains import CohortGains, Gains
+from ingero_analyze.replay.gains import Gains
 from ingero_analyze.replay.hidden_groups import NodeLevels
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.level_blocks import LevelBlocks
 from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.numbering import CohortMembers
+from ingero_analyze.replay.own_work import Gain
 from ingero_analyze.replay.reading import (
     COUNTER,
     DIFFERENT,
@@ -158,9 +159,10 @@ class RecordedHistory:
         names = list(self.subjects.nodes)
         return {names[node] for node in self._work.found()}
 
-    def gains(self) -> dict[tuple[str, str], CohortGains]:
+    def gains(self) -> dict[tuple[str, str], list[Gain]]:
         """By cluster and cohort what nodes gained for good, where some did."""
-        return self.by_cohort(self._gains.found())
+        names = list(self.subjects.nodes)
+        return {cohort: gains.of(names) for cohort, gains in self.by_cohort(self._gains.found()).items()}
 
     def by_cohort(self, found: Mapping[int, T]) -> dict[tuple[str, str], T]:
         """What was found by number of a cohort, by its cluster and its name in verdicts."""

@@ -11,7 +11,7 @@ from ingero_analyze.replay.starts import Rest
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Floats
-from ingero_detect.verdicts import Axis, Kind
+from ingero_detect.verdicts import Axis, Kind, Verdict
 
 LONGEST_TICKS: Final = 2
 LONGEST: Final = 300.0
@@ -80,9 +80,15 @@ def ends_of_jobs(
             together = np.abs(since - since[number]) <= TOGETHER * tick_seconds
             usual = (rest >= AS_LONG * length[number]) & (resting != host[number])
             often = min(len(np.unique(resting[usual])), _times(begun[usual], TOGETHER * tick_seconds)) + 1 >= many
-            if not _works_slowly(episode) and (often or len(np.unique(host[together])) >= FEWEST_HOSTS):
+            if not works_slowly(episode) and (often or len(np.unique(host[together])) >= FEWEST_HOSTS):
                 found.add((names[number], float(since[number])))
     return found
+
+
+def did_nothing(verdict: Verdict) -> bool:
+    """Whether a node did nothing when a verdict said so."""
+    idle = (verdict.value or 0.0) <= NOTHING * (verdict.expected or np.inf)
+    return verdict.kind is Kind.STOPPED or (verdict.axis is Axis.OWN and idle)
 
 
 def _times(since: Floats, apart: float) -> int:
@@ -90,7 +96,7 @@ def _times(since: Floats, apart: float) -> int:
     return int(np.count_nonzero(np.diff(np.sort(since)) > apart)) + bool(len(since))
 
 
-def _works_slowly(episode: Episode) -> bool:
+def works_slowly(episode: Episode) -> bool:
     """Whether a node that had stopped works again, and is not well at the end."""
     value, expected = episode.last.value or 0.0, episode.last.expected or np.inf
     return episode.end is None and value > NOTHING * expected
