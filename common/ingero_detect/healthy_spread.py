@@ -20,7 +20,8 @@ from ingero_detect.grouped import Floats
 @dataclass(frozen=True)
 class Prior:
     """How likely shapes of the healthy values are before anything is known: degrees of freedom, and the skew `g`;
-    `sums` of two kinds of spread; and shares of outliers, which begin `outliers_from` spreads of the bulk.
+    `sums` of two kinds of spread; and shares of outliers, which begin `outliers_from` spreads of the bulk. Every fit
+    has its own, because many outliers widen that of all values.
 
     `heavier`: a tail that is not normal counts as the next heavier one, because the sum of two kinds of spread looks
     lighter in the bulk than it is far out. `tail`: share of the values, the largest healthy ones, whose distances
@@ -90,7 +91,7 @@ OF_CHIPS: Final = Prior(
         *((Sum(math.inf, share), 0.03) for share in (0.25, 0.45, 0.65, 0.8, 0.95)),
         *((Sum(freedom, 0.6), 0.03) for freedom in (3.0, 4.0)),
     ),
-    outliers_from=3.5,
+    outliers_from=4.0,
     tail=0.3,
 )
 """Chips that differ in a skewed or heavy-tailed way, and noise. What is nearer than outliers is healthy (the zero
@@ -182,11 +183,11 @@ def normal_deviate(t: Floats, freedom: Floats) -> Floats:
 
 
 def _outlier_density(beyond: Floats) -> Floats:
-    """Density of outliers by their distance from where outliers begin, in spreads of the bulk."""
-    near = np.exp(-beyond / OUTLIER_REACH) / OUTLIER_REACH
-    far = 1 / (1 + beyond) / math.log(1 + FARTHEST_OUTLIER)
-    density: Floats = (1 - FAR_OUTLIERS) * near + FAR_OUTLIERS * far
-    return density
+    """Density of outliers by their distance from where outliers begin, in spreads of the bulk; 0 before that."""
+    reached = np.maximum(beyond, 0.0)
+    near = np.exp(-reached / OUTLIER_REACH) / OUTLIER_REACH
+    far = 1 / (1 + reached) / math.log(1 + FARTHEST_OUTLIER)
+    return np.where(beyond > 0, (1 - FAR_OUTLIERS) * near + FAR_OUTLIERS * far, 0.0)
 
 
 @dataclass(frozen=True)
@@ -339,10 +340,6 @@ def _averaged_chances(ordered: Floats, smallest_spread: float, prior: Prior, wan
     low, middle, high = np.quantile(ordered, QUANTILES)
     span = QUANTILE_DEVIATES[2] - QUANTILE_DEVIATES[0]
     spread = max((high - low) / span, smallest_spread, 1e-12)
-    beyond = np.maximum((points - middle) / spread - prior.outliers_from, 0.0)
-    among = beyond > 0
-    outlier = _outlier_density(beyond[among]) / spread
-    bulk = float(weight[~among].sum())
     width = GRID / math.sqrt(len(ordered))
     factors = np.exp(1.1 * width)
     weights, chances = [], []
@@ -351,13 +348,17 @@ def _averaged_chances(ordered: Floats, smallest_spread: float, prior: Prior, wan
         scale = spread * span / (ends[2] - ends[0])
         location = np.repeat(middle - scale * ends[1] + 1.3 * scale * width, len(GRID))[:, None]
         scales = np.tile(scale * factors, len(GRID))[:, None]
+        bulk_spreads = scales * (ends[2] - ends[0]) / span
+        begin = location + scales * ends[1] + prior.outliers_from * bulk_spreads
+        among = points > begin.min()
+        outlier = _outlier_density((points[among] - begin) / bulk_spreads) / bulk_spreads
         healthy = shape.density((points - location) / scales)
         healthy /= scales
         healthy += 1e-9 / spread
         of_bulk, upper = np.log(healthy[:, ~among]) @ weight[~among], healthy[:, among]
         logs = [
             of_bulk
-            + bulk * math.log1p(-share)
+            + float(weight[~among].sum()) * math.log1p(-share)
             + np.log((1 - share) * upper + share * outlier) @ weight[among]
             + math.log(often)
             for share, often in prior.outliers
