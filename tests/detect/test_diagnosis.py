@@ -243,17 +243,18 @@ def without_groups_of_sends(table: Table) -> Timeline:
     names = np.stack([columns["op"], columns["seq"].astype(str)])
     _, alike = np.unique(names, axis=1, return_inverse=True)
     instance = np.where(sends, line.instance.max() + 1 + alike.ravel(), line.instance)
+    assert line.group is not None
     return replace(line, instance=instance, group=np.where(sends, -1, line.group), sends=sends)
 
 
 @pytest.mark.parametrize("read", [as_timeline, without_groups_of_sends])
-@pytest.mark.parametrize("slow", [{"late": 0.3}, {"stall": 0.03}], ids=["computes longer", "pauses"])
+@pytest.mark.parametrize(("longer", "pause"), [(0.3, 0.0), (0.0, 0.03)], ids=["computes longer", "pauses"])
 def test_a_late_rank_of_a_pipeline_costs_what_bubbles_do_not_take_up(
-    read: Callable[[Table], Timeline], slow: dict[str, float]
+    read: Callable[[Table], Timeline], longer: float, pause: float
 ) -> None:
     late, healthy = (
-        read(interleaved(np.random.default_rng(1), 4, 3, steps=12, norm=True, culprit=4, **faults))
-        for faults in (slow, {})
+        read(interleaved(np.random.default_rng(1), 4, 3, 8, 12, culprit=culprit, late=longer, stall=pause, norm=True))
+        for culprit in (4, -1)
     )
 
     found = diagnose(late)
