@@ -33,6 +33,7 @@ from ingero_detect.imbalance import (
 from ingero_detect.last_arrival import residuals_by_step
 from ingero_detect.lost_compute import with_lost_compute
 from ingero_detect.operation_excess import EXPLAINED, operation_excess
+from ingero_detect.pipeline_slack import with_slack
 from ingero_detect.rank_outliers import (
     CHIP_SPREAD,
     SIGNIFICANCE,
@@ -183,10 +184,10 @@ def diagnose(line: Timeline) -> Diagnosis:
         if item is not worst
     ]  # fmt: skip
     evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
-    ideal = max(period - worst.seconds_lost_per_step, period / MOST_TIMES)
-    return Diagnosis(
-        worst.cause, _of_like_cost(worst, found), float(period / ideal), worst.seconds_lost_per_step, evidence
-    )
+    verdict = replace(worst, ranks=_of_like_cost(worst, found), evidence=evidence)
+    verdict = with_slack(verdict, line, _like(stage))
+    ideal = max(period - verdict.seconds_lost_per_step, period / MOST_TIMES)
+    return replace(verdict, slowdown=float(period / ideal))
 
 
 def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: float) -> Diagnosis | None:

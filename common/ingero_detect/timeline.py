@@ -24,7 +24,7 @@ class Timeline:
     `start` and `duration` in seconds, `start` on the rank's own clock; `instance` numbers the collectives: ranks that
     took part in the same one share it, -1 for compute. `work` is the amount of work of an operation in any
     unit, such as tokens; NaN where it is not known. `group` numbers the groups of ranks that communicate, -1 where
-    none is known.
+    none is known. `sends` are sends and receives without a group: the rows of an `instance` are of several pairs.
     """
 
     ranks: int
@@ -40,6 +40,7 @@ class Timeline:
     data_parallel: Ints
     work: Floats | None = None
     group: Ints | None = None
+    sends: Bools | None = None
 
 
 def most_common_by_rank(line: Timeline, values: Ints) -> Ints:

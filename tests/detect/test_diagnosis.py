@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ingero_detect.last_arrival import min_last_count
 from ingero_detect.rank_outliers import CHIP_SPREAD, moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
 from ingero_detect.shared_data import DataGroups
 from ingero_detect.stalls import late_together, stalling_rank
+from ingero_detect.timeline import Timeline
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -232,6 +234,34 @@ def test_a_rank_of_a_late_stage_is_named_although_it_waits_for_the_first_stage_l
 
         assert (str(found.cause), found.ranks) == ("node", (culprit,))
         assert found.evidence["lag_seconds"][str(culprit)] > 0
+
+
+def without_groups_of_sends(table: Table) -> Timeline:
+    """The timeline of a file that does not say which two ranks a send is between."""
+    line, columns = as_timeline(table), table.arrays()
+    sends = np.isin(columns["op"], ["send", "recv"])
+    names = np.stack([columns["op"], columns["seq"].astype(str)])
+    _, alike = np.unique(names, axis=1, return_inverse=True)
+    instance = np.where(sends, line.instance.max() + 1 + alike.ravel(), line.instance)
+    assert line.group is not None
+    return replace(line, instance=instance, group=np.where(sends, -1, line.group), sends=sends)
+
+
+@pytest.mark.parametrize("read", [as_timeline, without_groups_of_sends])
+@pytest.mark.parametrize(("longer", "pause"), [(0.3, 0.0), (0.0, 0.03)], ids=["computes longer", "pauses"])
+def test_a_late_rank_of_a_pipeline_costs_what_bubbles_do_not_take_up(
+    read: Callable[[Table], Timeline], longer: float, pause: float
+) -> None:
+    late, healthy = (
+        read(interleaved(np.random.default_rng(1), 4, 3, 8, 12, culprit=culprit, late=longer, stall=pause, norm=True))
+        for culprit in (4, -1)
+    )
+
+    found = diagnose(late)
+
+    took = [float(np.ptp(line.start[line.rank == 0])) / line.steps for line in (late, healthy)]
+    assert found.ranks == (4,)
+    assert found.seconds_lost_per_step == pytest.approx(took[0] - took[1], rel=0.1)
 
 
 @pytest.mark.parametrize("tensor", [1, 4])

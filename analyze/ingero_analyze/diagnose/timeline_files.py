@@ -54,9 +54,9 @@ def assemble(
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
     width: int | None = None
+    sends = _sends(columns["op"], list(vocabulary["op"]), collective)
     if not stages:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
-        sends = _sends(columns["op"], list(vocabulary["op"]), collective)
         width = stage_width(rank, sends) if (columns["group"][sends] < 0).any() else None
         stages = [f"that of rank {name}" for name in ranks]
     _, replica = ordered(vocabulary["data_parallel"], columns["data_parallel"])
@@ -73,6 +73,7 @@ def assemble(
         start=columns["start"], duration=columns["duration"],
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
         work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
+        sends=sends & (columns["group"] < 0),
     )  # fmt: skip
     return RecordedTimeline(
         line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
