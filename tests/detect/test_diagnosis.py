@@ -3,8 +3,9 @@
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -247,7 +248,16 @@ def without_groups_of_sends(table: Table) -> Timeline:
     return replace(line, instance=instance, group=np.where(sends, -1, line.group), sends=sends)
 
 
-@pytest.mark.parametrize("read", [as_timeline, without_groups_of_sends])
+def with_lost_rows(table: Table) -> Timeline:
+    """The same without some rows of computing."""
+    line = without_groups_of_sends(table)
+    kept = line.collective | (np.arange(len(line.rank)) % 97 > 0)
+    columns = {one.name: getattr(line, one.name) for one in fields(line)}
+    rows: dict[str, Any] = {name: of[kept] for name, of in columns.items() if isinstance(of, np.ndarray)}
+    return replace(line, **rows)
+
+
+@pytest.mark.parametrize("read", [as_timeline, without_groups_of_sends, with_lost_rows])
 @pytest.mark.parametrize(("longer", "pause"), [(0.3, 0.0), (0.0, 0.03)], ids=["computes longer", "pauses"])
 def test_a_late_rank_of_a_pipeline_costs_what_bubbles_do_not_take_up(
     read: Callable[[Table], Timeline], longer: float, pause: float
