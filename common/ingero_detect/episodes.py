@@ -23,6 +23,16 @@ class Episode:
     ended: bool = False
 
     @property
+    def node(self) -> NodeKey:
+        """Key of the accused node."""
+        return node_key(self.first.cluster, self.first.node)
+
+    @property
+    def cohort(self) -> tuple[str, str]:
+        """Its cluster, and its cohort at the accusation as verdicts write it."""
+        return self.first.cluster, self.first.cohort
+
+    @property
     def end(self) -> float | None:
         """Estimated time of recovery, `None` while the episode lasts."""
         return self.last.recovered if self.ended else None

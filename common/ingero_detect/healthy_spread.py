@@ -352,13 +352,14 @@ def _averaged_chances(ordered: Floats, smallest_spread: float, prior: Prior, wan
         begin = location + scales * ends[1] + prior.outliers_from * bulk_spreads
         among = points > begin.min()
         outlier = _outlier_density((points[among] - begin) / bulk_spreads) / bulk_spreads
+        bulk = float(weight[~among].sum())
         healthy = shape.density((points - location) / scales)
         healthy /= scales
         healthy += 1e-9 / spread
         of_bulk, upper = np.log(healthy[:, ~among]) @ weight[~among], healthy[:, among]
         logs = [
             of_bulk
-            + float(weight[~among].sum()) * math.log1p(-share)
+            + bulk * math.log1p(-share)
             + np.log((1 - share) * upper + share * outlier) @ weight[among]
             + math.log(often)
             for share, often in prior.outliers

@@ -45,13 +45,13 @@ class Presences:
 
     def of(self, episode: Episode) -> Presence:
         """The presence of an episode, as of the last tick if it goes on."""
-        node = node_key(episode.first.cluster, episode.first.node)
+        node = episode.node
         since = episode.first.since or 0.0
         return self._ended.get((node, since)) or self._until(node, 0.0)
 
     def begin_earlier(self, episode: Episode, since: float, ticks: int) -> None:
         """Let an episode begin so many reports earlier."""
-        node = node_key(episode.first.cluster, episode.first.node)
+        node = episode.node
         more = ticks * self._tick_seconds
         if ended := self._ended.pop((node, episode.first.since or 0.0), None):
             self._ended[node, since] = Presence(ended.reported + more, ended.last_report)

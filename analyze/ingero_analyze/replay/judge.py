@@ -228,7 +228,7 @@ class Replay:
 
     def fell_silent(self, episode: Episode) -> bool:
         """Whether the node of an episode that has not ended reports no longer."""
-        node = node_key(episode.first.cluster, episode.first.node)
+        node = episode.node
         return not episode.ended and self.silences.silent(node)
 
     def lost_node_hours(self, episode: Episode) -> float:
@@ -419,13 +419,13 @@ def _replay(
     jobs_known = live or history.reading.tells_jobs
     hosts = history.subjects.host_of
     rests = history.by_cohort(starts.rests())
-    gains = history.gains()
+    gains = {} if live else history.gains()
     for cohort, more in mirrored.found().items():
         gains.setdefault(cohort, []).extend(more)
     own_work = OwnWork(gains, episodes.all(), rests, tick, jobs_known=jobs_known)
     ended = set() if jobs_known else ends_of_jobs(episodes.all(), rests, hosts, last, tick)
     for episode in episodes.all():
-        node = node_key(episode.first.cluster, episode.first.node)
+        node = episode.node
         if node in different_work:
             continue
         if gone := drained(episode, silences, tick):
@@ -457,7 +457,7 @@ def _replay(
         done.slow_hosts = slow_hosts
         done.of_hosts = [
             one for one in slow_hosts.episodes(episodes.all())
-            if node_key(one.first.cluster, one.first.node) not in different_work
+            if one.node not in different_work
         ]  # fmt: skip
         kept[:] = in_order([*kept, *done.of_hosts])
     return done

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints
@@ -113,7 +113,7 @@ class OtherJobs:
         wait = (RESUME_TICKS + 0.5) * self._seconds
         return any(
             len(self._at.get(cohort, ())) >= FEWEST_TIMES and stopped <= since <= resumed + wait
-            for cohort, stopped, resumed in self._found.get(node_key(episode.first.cluster, episode.first.node), ())
+            for cohort, stopped, resumed in self._found.get(episode.node, ())
         )
 
     def mixed(self) -> set[NodeKey]:

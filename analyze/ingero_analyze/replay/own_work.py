@@ -9,7 +9,7 @@ import numpy as np
 
 from ingero_analyze.replay.starts import Rest
 from ingero_analyze.replay.stops import did_nothing, works_slowly
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Floats
 from ingero_detect.verdicts import Axis
@@ -94,7 +94,7 @@ class OwnWork:
             since, end = episode.first.since, episode.end
             own = episode.first.axis in (Axis.OWN, Axis.STATE)
             if own and since is not None and (end is None or end - since >= LASTING * tick_seconds):
-                self._add(_cohort(episode), _node(episode), episode.lasting, since / tick_seconds)
+                self._add(episode.cohort, episode.node, episode.lasting, since / tick_seconds)
         for cohort, of_cohort in rests.items():
             for node, stopped, resumed in of_cohort:
                 if resumed - stopped >= LASTING * tick_seconds:
@@ -106,8 +106,8 @@ class OwnWork:
     def explains(self, episode: Episode) -> bool:
         """Whether nodes beside the accused one do work of their own, and it lost no more than they gain, or stopped
         between two jobs; or so many of them changed that its own change is no exception."""
-        node, size = _node(episode), episode.first.cohort_size
-        gains = self._gains.get(_cohort(episode), ())
+        node, size = episode.node, episode.first.cohort_size
+        gains = self._gains.get(episode.cohort, ())
         others = [gain for gain in gains if gain.node != node]
         often = _nodes(gains) >= SHARE * size and _nodes(others) >= FEWEST
         if often and _apart(others):
@@ -115,7 +115,7 @@ class OwnWork:
                 return True
             if did_nothing(episode.first) and (episode.ended or not (self._jobs_known or works_slowly(episode))):
                 return True
-        changes = self._changes.get(_cohort(episode))
+        changes = self._changes.get(episode.cohort)
         return changes is not None and changes.usual(node, episode.lasting, size)
 
     def _add(self, cohort: Cohort, node: NodeKey, size: float, tick: float | None = None) -> None:
@@ -137,11 +137,3 @@ def _nodes(gains: Iterable[Gain]) -> int:
 
 def _apart(gains: Sequence[Gain]) -> bool:
     return max(gain.earliest for gain in gains) - min(gain.latest for gain in gains) >= APART
-
-
-def _node(episode: Episode) -> NodeKey:
-    return node_key(episode.first.cluster, episode.first.node)
-
-
-def _cohort(episode: Episode) -> Cohort:
-    return episode.first.cluster, episode.first.cohort

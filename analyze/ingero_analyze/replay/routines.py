@@ -39,7 +39,7 @@ def routines(episodes: Sequence[Episode], last: float, tick_seconds: float) -> s
     cohorts: dict[tuple[str, str], list[Episode]] = {}
     for episode in episodes:
         if episode.first.axis is Axis.OWN and episode.first.since is not None:
-            cohorts.setdefault((episode.first.cluster, episode.first.cohort), []).append(episode)
+            cohorts.setdefault(episode.cohort, []).append(episode)
     for inside in cohorts.values():
         size = max(episode.first.cohort_size for episode in inside)
         alike = _alike(inside, max(FEWEST, SHARE * size), last, tick_seconds)

@@ -66,8 +66,8 @@ class SlowHosts:
             if slot is not None:
                 verdict = self._detector.verdict(slot)
                 self._episodes.refresh(replace(verdict, node=gpu[1]) for gpu in gpus)
-        named = {self._hosts.get(_node(episode)) for episode in others}
-        return [one for one in self._episodes.all() if self._hosts.get(_node(one)) not in named]
+        named = {self._hosts.get(episode.node) for episode in others}
+        return [one for one in self._episodes.all() if self._hosts.get(one.node) not in named]
 
     def presence(self, episode: Episode) -> Presence:
         """That of one of these episodes."""
@@ -108,7 +108,3 @@ class SlowHosts:
         return Observation(
             names, lowest[kept].astype(np.int64), seen.cohorts, rate[kept], np.full(len(kept), ACTIVE, np.uint8)
         )
-
-
-def _node(episode: Episode) -> NodeKey:
-    return node_key(episode.first.cluster, episode.first.node)

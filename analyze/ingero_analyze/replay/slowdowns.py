@@ -97,7 +97,7 @@ class Slowdowns:
         explained: set[tuple[NodeKey, float]] = set()
         for episode in episodes:
             since = episode.first.since or 0.0
-            key = node_key(episode.first.cluster, episode.first.node), since
+            key = episode.node, since
             for slowdown in self._of.get(self._groups.get(key, ()), ()):
                 if self._came_back_last(slowdown, since, episode.last.recovered):
                     explained.add(key)

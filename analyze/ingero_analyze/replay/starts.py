@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.column_store import ColumnStore
 from ingero_detect.episodes import Episode
@@ -116,7 +116,7 @@ class Starts:
         if since is None or end is None or end - since > max(LONGEST, RESUME_TICKS * tick_seconds):
             return None
         first, some = since - (RESUME_TICKS + 0.5) * tick_seconds, 1.5 * tick_seconds
-        for one in self._by_node.get(node_key(episode.first.cluster, episode.first.node), ()):
+        for one in self._by_node.get(episode.node, ()):
             before = one.stopped < (since + some if one.silent else since - some)
             if before and first <= one.resumed <= end and since <= one.up:
                 return one

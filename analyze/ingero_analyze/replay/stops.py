@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.replay.starts import Rest
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Floats
 from ingero_detect.verdicts import Axis, Kind, Verdict
@@ -38,13 +38,13 @@ NOTHING: Final = 0.02
 def pauses(episodes: Sequence[Episode], tick_seconds: float) -> set[tuple[NodeKey, float]]:
     """Node and onset of the only accusation of a node, of a loss that ended by itself within a few ticks; its node
     may be well only since then when the history ends."""
-    times = Counter(_node(episode) for episode in episodes)
+    times = Counter(episode.node for episode in episodes)
     short = LONGEST_SHORT_TICKS * tick_seconds <= LONGEST
     longest = ((LONGEST_SHORT_TICKS if short else LONGEST_TICKS) + 0.25) * tick_seconds
     return {
-        (_node(episode), episode.first.since)
+        (episode.node, episode.first.since)
         for episode in episodes
-        if episode.first.axis in (Axis.OWN, Axis.STATE) and times[_node(episode)] == 1
+        if episode.first.axis in (Axis.OWN, Axis.STATE) and times[episode.node] == 1
         and episode.first.since is not None and episode.last.recovered is not None
         and episode.last.recovered - episode.first.since <= longest
     }  # fmt: skip
@@ -61,10 +61,10 @@ def ends_of_jobs(
     cohorts: dict[tuple[str, str], list[Episode]] = {}
     for episode in episodes:
         if episode.first.kind is Kind.STOPPED and episode.first.since is not None:
-            cohorts.setdefault((episode.first.cluster, episode.first.cohort), []).append(episode)
+            cohorts.setdefault(episode.cohort, []).append(episode)
     found: set[tuple[NodeKey, float]] = set()
     for cohort, stops in cohorts.items():
-        names, of_cohort = [_node(episode) for episode in stops], rests.get(cohort, ())
+        names, of_cohort = [episode.node for episode in stops], rests.get(cohort, ())
         numbers: dict[NodeKey, int] = {}
         host, resting = (
             np.array([numbers.setdefault(hosts.get(name, name), len(numbers)) for name in nodes], np.int64)
@@ -100,7 +100,3 @@ def works_slowly(episode: Episode) -> bool:
     """Whether a node that had stopped works again, and is not well at the end."""
     value, expected = episode.last.value or 0.0, episode.last.expected or np.inf
     return episode.end is None and value > NOTHING * expected
-
-
-def _node(episode: Episode) -> NodeKey:
-    return node_key(episode.first.cluster, episode.first.node)
