@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from families import TICK, WARMUP, History
-from ingero_analyze.replay.judge import DetectorJudge, Judge
+from ingero_analyze.replay.detector_judge import DetectorJudge
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import RecordedTick
+from ingero_analyze.replay.result import Judge
 from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
 from ingero_detect.parameters import Parameters

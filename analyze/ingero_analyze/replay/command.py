@@ -125,6 +125,7 @@ def command(
     from ingero_analyze.replay import judge, report
     from ingero_analyze.replay import plot as plots
     from ingero_analyze.replay.recorded_history import RecordedHistory
+    from ingero_analyze.replay.result import Watch
     from ingero_analyze.terminal import output
 
     chosen = _columns(column)
@@ -134,7 +135,7 @@ def command(
             files, parameters.tick_seconds, advance, chosen, labels, metric, wide, bool(tick or file)
         )
         done = judge.replay(
-            history, rule, parameters, judge.Watch() if plot else None, live=bool(file),
+            history, rule, parameters, Watch() if plot else None, live=bool(file),
             most_false=judge.MOST_FALSE if budget is None else None,
         )  # fmt: skip
     if done.history.tick_seconds != parameters.tick_seconds and not done.history.reading.steps:

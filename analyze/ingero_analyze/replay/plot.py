@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.figures import PlotError, pyplot, save
-from ingero_analyze.replay.judge import Replay
+from ingero_analyze.replay.result import Replay
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.episodes import Episode
 

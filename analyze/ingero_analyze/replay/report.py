@@ -10,7 +10,8 @@ from rich.console import Console
 
 from ingero_analyze.replay import sentences
 from ingero_analyze.replay.costs import HOUR
-from ingero_analyze.replay.judge import Replay
+from ingero_analyze.replay.excuses import REASONS
+from ingero_analyze.replay.result import Replay
 from ingero_analyze.terminal import plain, print_rows
 from ingero_detect.verdicts import Kind, Verdict
 from ingero_kit.clock import rfc3339
@@ -18,7 +19,7 @@ from ingero_kit.clock import rfc3339
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
 SILENCE_TIMES: Final = ("last_report", "since", "until")
-EXCUSED: Final = ("came_up", "uneven", "shared", "other_job", "rollout", "routine", "pause", "job_end", "together")
+EXCUSED: Final = ("came_up", *REASONS)
 MEASURED: Final = ("named", "lasted", "lost")
 """Columns of the table that are numbers, besides the cost."""
 EVIDENCE: Final = "value / expected when named; evidence / level"

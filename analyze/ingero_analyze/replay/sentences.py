@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from ingero_analyze.replay.columns import LABELS
 from ingero_analyze.replay.costs import HOUR
-from ingero_analyze.replay.judge import Replay
+from ingero_analyze.replay.excuses import REASONS, Reason
+from ingero_analyze.replay.result import Replay
 from ingero_analyze.terminal import listed, plain
 
 MOST_NAMES: Final = 10
@@ -17,45 +18,42 @@ CAME_UP: Final = (
     "a node that had done nothing came up later or more slowly than its peers, and then had its usual rate: Fleet "
     "names it meanwhile"
 )
-UNEVEN: Final = (
-    "a node lost more than most in a slowdown of its whole cohort, as others did, or came back last, and was well "
-    "when that had ended: Fleet names it meanwhile"
-)
-SHARED: Final = (
-    "a node lost no more, and for no longer, than half of its peers have at some time without being accused: Fleet "
-    "names it"
-)
-
-OTHER_JOB: Final = (
-    "a node went silent, and came back together with others at a rate that had changed for all of these, while the "
-    "rest of its cohort worked on, or lost no more than others gained for good, as nodes of a job do that no column "
-    "tells: Fleet names it"
-)
-
-ROLLOUT: Final = (
-    "a node changed its rate as most of its cohort did, one node after another, or later than these, as in a rolling "
-    "update: Fleet names it"
-)
-
-ROUTINE: Final = (
-    "a node lost what half of its cohort lose again and again, as much and as long, each node at its own time, as in "
-    "backups that go round: Fleet names it"
-)
-
-PAUSE: Final = (
-    "a node paused for two ticks, or three if these are no more than five minutes, and never again lost anything for "
-    "which it was accused: Fleet names it"
-)
-
-JOB_END: Final = (
-    "a node did nothing any more, as at least two others since the same tick, or half of its cohort at other times, "
-    "which is how jobs end that no column tells: Fleet names it"
-)
-
-TOGETHER: Final = (
-    "a node lost for a while what others did since the same time, three tenths of its cohort or more: nodes of a job "
-    "do that which no column tells (job_id): Fleet names it"
-)
+WHY: Final[dict[Reason, str]] = {
+    "uneven": (
+        "a node lost more than most in a slowdown of its whole cohort, as others did, or came back last, and was "
+        "well when that had ended: Fleet names it meanwhile"
+    ),
+    "shared": (
+        "a node lost no more, and for no longer, than half of its peers have at some time without being accused: "
+        "Fleet names it"
+    ),
+    "other_job": (
+        "a node went silent, and came back together with others at a rate that had changed for all of these, while"
+        " the rest of its cohort worked on, or lost no more than others gained for good, as nodes of a job do that"
+        " no column tells: Fleet names it"
+    ),
+    "rollout": (
+        "a node changed its rate as most of its cohort did, one node after another, or later than these, as in a "
+        "rolling update: Fleet names it"
+    ),
+    "routine": (
+        "a node lost what half of its cohort lose again and again, as much and as long, each node at its own time,"
+        " as in backups that go round: Fleet names it"
+    ),
+    "pause": (
+        "a node paused for two ticks, or three if these are no more than five minutes, and never again lost "
+        "anything for which it was accused: Fleet names it"
+    ),
+    "job_end": (
+        "a node did nothing any more, as at least two others since the same tick, or half of its cohort at other "
+        "times, which is how jobs end that no column tells: Fleet names it"
+    ),
+    "together": (
+        "a node lost for a while what others did since the same time, three tenths of its cohort or more: nodes of"
+        " a job do that which no column tells (job_id): Fleet names it"
+    ),
+}
+"""What was excused, by the reason."""
 
 
 def below(done: Replay) -> Iterator[str]:
@@ -83,14 +81,8 @@ def below(done: Replay) -> Iterator[str]:
     yield from _slow_jobs(about, calendar)
     yield from _drained(about["drained"], calendar)
     yield from _excused(about["came_up"], CAME_UP, calendar)
-    yield from _excused(about["uneven"], UNEVEN, calendar)
-    yield from _excused(about["shared"], SHARED, calendar)
-    yield from _excused(about["other_job"], OTHER_JOB, calendar)
-    yield from _excused(about["rollout"], ROLLOUT, calendar)
-    yield from _excused(about["routine"], ROUTINE, calendar)
-    yield from _excused(about["pause"], PAUSE, calendar)
-    yield from _excused(about["job_end"], JOB_END, calendar)
-    yield from _excused(about["together"], TOGETHER, calendar)
+    for reason in REASONS:
+        yield from _excused(about[reason], WHY[reason], calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
     yield from _reading(done, about)

@@ -7,6 +7,7 @@ from unittest.mock import patch
 from click.testing import CliRunner, Result
 
 from ingero_analyze.replay import judge
+from ingero_analyze.replay.result import Replay
 from ingero_fleet.cli import main
 
 
@@ -15,10 +16,10 @@ def shown_twice(*arguments: str) -> tuple[dict[str, Any], Result]:
 
     Both runs read the command line; the second one shows what the first one found.
     """
-    done: list[judge.Replay] = []
+    done: list[Replay] = []
     judged = judge.replay
 
-    def once(*given: Any, **options: Any) -> judge.Replay:
+    def once(*given: Any, **options: Any) -> Replay:
         done.append(done[0] if done else judged(*given, **options))
         return done[-1]
 

@@ -1,0 +1,74 @@
+"""Why an accusation is not kept when the whole history is known, where a live Fleet had to name the node."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+from ingero_analyze.replay.observers import Observers
+from ingero_analyze.replay.own_work import OwnWork
+from ingero_analyze.replay.reading import OTHER_WORK
+from ingero_analyze.replay.recorded_history import RecordedHistory
+from ingero_analyze.replay.routines import routines
+from ingero_analyze.replay.stops import ends_of_jobs, pauses
+from ingero_contract.identifiers import NodeKey
+from ingero_detect.episodes import Episode
+
+Reason = Literal["uneven", "other_job", "rollout", "routine", "shared", "pause", "job_end", "together"]
+REASONS: Final[tuple[Reason, ...]] = (
+    "uneven", "shared", "other_job", "rollout", "routine", "pause", "job_end", "together",
+)  # fmt: skip
+"""Reasons why an accusation is not kept, in the order in which they are told."""
+
+Onset = tuple[NodeKey, float]
+"""Node and onset, seconds: an accusation."""
+
+
+class Excuses:
+    """The excuses that a whole history has for its accusations, each tried in turn."""
+
+    def __init__(
+        self, episodes: Sequence[Episode], seen: Observers, history: RecordedHistory, last: float, live: bool
+    ) -> None:
+        """`last`: the time of the last tick, seconds. `live`: judge as a live Fleet does, whose columns are known."""
+        tick = history.tick_seconds
+        self._seen, self._reading, self._live, self._tick = seen, history.reading, live, tick
+        self._hosts, self._rollouts = history.subjects.host_of, history.rollouts()
+        self._jobs_known = live or history.reading.tells_jobs
+        rests = history.by_cohort(seen.starts.rests())
+        gains = {} if live else history.gains()
+        for cohort, more in seen.mirrored.found().items():
+            gains.setdefault(cohort, []).extend(more)
+        self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self._jobs_known)
+        ended = set() if self._jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
+        self._tests: Final[tuple[tuple[Reason, Callable[[Episode], bool]], ...]] = (
+            ("uneven", _one_of(seen.slowdowns.explained(episodes))),
+            ("other_job", seen.other_jobs.explained),
+            ("other_job", self._has_own_work),
+            ("rollout", self._rolled_out),
+            ("routine", _one_of(routines(episodes, last, tick))),
+            ("shared", seen.shared.shared),
+            ("pause", _one_of(set() if live else pauses(episodes, tick))),
+            ("job_end", _one_of(ended)),
+            ("together", self._lost_together),
+        )
+
+    def reason(self, episode: Episode) -> Reason | None:
+        """The first that holds; `None`: the accusation stays."""
+        return next((reason for reason, holds in self._tests if holds(episode)), None)
+
+    def _has_own_work(self, episode: Episode) -> bool:
+        if self._live or not self._own_work.explains(episode):
+            return False
+        self._reading.doubt(OTHER_WORK)
+        return True
+
+    def _rolled_out(self, episode: Episode) -> bool:
+        rollout = self._rollouts.get(episode.node)
+        return rollout is not None and rollout.explains(episode, self._tick)
+
+    def _lost_together(self, episode: Episode) -> bool:
+        return not self._jobs_known and self._seen.companions.together(episode, self._hosts, self._tick)
+
+
+def _one_of(accusations: set[Onset]) -> Callable[[Episode], bool]:
+    """Whether an episode is one of these accusations."""
+    return lambda episode: (episode.node, episode.first.since or 0.0) in accusations

@@ -1,0 +1,42 @@
+"""What a replay notes of every tick beside the verdicts; excuses and costs rest on it. Pure."""
+
+from ingero_analyze.replay.companions import Companions
+from ingero_analyze.replay.costs import Presences
+from ingero_analyze.replay.grace import Grace
+from ingero_analyze.replay.mirrored_gains import MirroredGains
+from ingero_analyze.replay.other_jobs import OtherJobs
+from ingero_analyze.replay.shared_losses import SharedLosses
+from ingero_analyze.replay.silences import Silences
+from ingero_analyze.replay.slowdowns import Slowdowns
+from ingero_analyze.replay.starts import Starts
+from ingero_detect.column_store import ColumnStore
+from ingero_detect.observation import Edge, Observation
+from ingero_detect.parameters import Parameters
+
+
+class Observers:
+    """The observers of one replay. Those of residuals know nothing where the published rule judges."""
+
+    def __init__(self, parameters: Parameters, tick_seconds: float) -> None:
+        self.silences, self.starts = Silences(parameters.silent_ticks), Starts(parameters.silent_ticks)
+        self.presences = Presences(self.silences, tick_seconds)
+        self.other_jobs = OtherJobs(tick_seconds)
+        self.shared, self.companions, self.mirrored = SharedLosses(), Companions(), MirroredGains()
+        self.slowdowns, self.grace = Slowdowns(tick_seconds), Grace(tick_seconds)
+        self._own_band = parameters.own_band
+
+    def note(self, now: float, seen: Observation, edges: list[Edge]) -> None:
+        """Note what nodes did in a tick (`now` in seconds), and which accusations began and ended."""
+        self.silences.note(now, seen)
+        self.starts.note(now, seen)
+        self.other_jobs.note(now, seen)
+        self.presences.note(now, edges)
+
+    def judged(self, now: float, memory: ColumnStore, edges: list[Edge]) -> None:
+        """Note what the detector remembers after the tick that was noted last."""
+        self.shared.note(now, memory, edges)
+        self.companions.note(now, memory, edges)
+        self.mirrored.note(memory)
+        self.slowdowns.note(now, memory, edges)
+        self.grace.note(now, memory, edges)
+        self.starts.judged(now, memory, self._own_band)
