@@ -12,7 +12,7 @@ Only durations, and differences on one rank's own clock, are used. Three kinds o
 A rank is named when its excess is significant, exceeds the usual spread between ranks, and costs time.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -75,6 +75,56 @@ LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A timeline made ready for judgement, and what all judgements share. Tables have the shape (rank, step)."""
+
+    recorded: Timeline
+    """As recorded, without chores."""
+    line: Timeline
+    """As ranks waited for each other, with equal work or equal parts where these differ."""
+    period: float
+    """Usual length of a step, seconds."""
+    stage: Ints
+    """By rank its pipeline stage, as recorded."""
+    like: Ints
+    """By rank the number of those that do the same."""
+    replica: Ints
+    """By rank its data-parallel group, as recorded."""
+    single: Bools
+    """Ranks alone in their stage."""
+    compute: Floats
+    """Seconds of computing."""
+    known: Bools
+    """Steps of whose computing most ranks have all rows."""
+    lags: Floats | None
+    """Seconds by which a rank blocked less than usual, where waits are recorded."""
+    blame: WaitAttribution | None
+    free: Floats | None
+    """Steps by which a rank was blocked less in all of its groups."""
+    late: Floats
+    """Seconds by which a rank was late, by its waits; without a step where these are not recorded."""
+    part: Ints
+    """By rank the number of the part of the job that recorded groups connect."""
+    doubts: Doubts
+    facts: dict[str, Any]
+
+    @property
+    def waits_compare(self) -> bool:
+        """Whether waits are recorded, of ranks that can be compared."""
+        return self.lags is not None and not self.single.all()
+
+    @property
+    def relative(self) -> Floats | None:
+        """Computing in the known steps, as shares of a step."""
+        return _relative(self.compute[:, self.known], self.period) if self.known.any() else None
+
+    @property
+    def staged(self) -> bool:
+        """Whether there are several pipeline stages."""
+        return len(np.unique(self.like)) > 1
+
+
 def diagnose(line: Timeline) -> Diagnosis:
     """Judge a timeline."""
     period = step_period(line)
@@ -82,99 +132,143 @@ def diagnose(line: Timeline) -> Diagnosis:
         reason = ONE_RANK if line.ranks < 2 else "the steps take no time"
         return Diagnosis(Cause.UNKNOWN, evidence={"reason": reason, "steps": line.steps})
     chores = without_chores(line, _like(most_common_by_rank(line, line.stage)), period)
-    line = chores.line if chores is not None else line
-    recorded, line = line, with_exposed_waits(line)
-    given = with_equal_work(line)
-    if given is None and line.steps < FEWEST_STEPS and work_differs(line):
+    recorded = chores.line if chores is not None else line
+    line = with_exposed_waits(recorded)
+    equal = with_equal_work(line)
+    if equal is None and line.steps < FEWEST_STEPS and work_differs(line):
         return _nobody(line.steps, {"ranks": line.ranks, "steps": line.steps})
     stage = most_common_by_rank(line, line.stage)
     replica = most_common_by_rank(line, line.data_parallel)
     shared, uneven_by = _shared_data(line, stage, replica), "work"
-    if given is None:
-        given, uneven_by = without_unequal_parts(line, shared, _like(stage)), "place_in_ring"
-    if given is not None:
-        line = given.line
-    line = with_lost_compute(line, _like(stage))
-    compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
-    blocked = compute_lags(line)
-    lags, blame = blocked if blocked is not None else (None, None)
-    facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
+    if equal is None:
+        equal, uneven_by = without_unequal_parts(line, shared, _like(stage)), "place_in_ring"
+    case = _prepared(recorded, equal.line if equal is not None else line, stage, replica, shared, period)
     if chores is not None:
-        facts["chores"] = chores.answer()
-    known = well_covered_steps(compute)
-    peers = data_peers(shared, compute[:, known], _like(stage)) if known.any() else None
-    doubts = Doubts(shared, operation_excess(line, _like(stage) if peers is None else peers), float(period))
-    found: list[Diagnosis] = []
-    if known.any():
-        found += _from_compute(line, compute, known, stage, replica, doubts, period, facts)
-    single = _alone(stage)
-    free = _free(line, stage, period) if lags is not None and not single.all() else None
-    late = free * period if free is not None else lags if lags is not None else np.zeros((line.ranks, 0))
-    part = recorded_parts(recorded, period)
-    if lags is not None and not single.all() and not any(item.cause is Cause.NODE for item in found):
-        in_all = free if blame is not None else None
-        suspects = _from_freedom(in_all, stage, doubts, period) if in_all is not None else []
-        if not suspects:
-            suspects = _from_lags(lags, in_all, blame, stage, doubts, period, facts)
-        if known.any():
-            relative = compute[:, known] / period
-            suspects = without_usual_chips(
-                suspects, *usual_excess(relative, _like(stage), CHIP_SPREAD * _share(relative))
-            )
-        suspects = [with_those_that_act_alike(item, late, part) for item in suspects]
-        if not any(item.cause is Cause.STAGE for item in found):
-            doubted = any(item.cause is Cause.UNKNOWN for item in found)
-            found += [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
-    judged = lags is not None and not single.all()
-    if judged:
-        found = [_supported(item, late) for item in found]
-    # Stages hand each other tensors: where no row shows that, a rank that does nothing may wait for another stage.
-    staged = len(np.unique(_like(stage))) > 1
-    together = None
-    if not staged or some_meet(recorded):
-        longer = np.zeros(line.ranks)
-        if known.any():
-            longer = np.nan_to_num(np.nanmean(residuals_by_step(compute[:, known], _like(stage)), axis=1))
-        together = idle_ranks(recorded, line, late, longer, _like(stage), period)
-    if together is not None and together.ranks and all(set(item.ranks) <= set(together.ranks) for item in found):
-        # What waits show of some of them, they show of all; and no data makes ranks do nothing.
-        found = [item for item in found if not _is_about(item, together.ranks)]
-        found.append(with_those_that_act_alike(together, late, part))
-    elif together is not None and together.ranks and _is_beside(together, found, part):
-        found.append(with_those_that_act_alike(together, late, part))
-    elif not any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
-        stalls = None
-        if judged:
-            waits = None if free is None else blocked_seconds(line, _like(stage))
-            stalls = stalling_rank(late, period, {rank for item in found for rank in item.ranks}, waits)
-        if stalls is None and not found:
-            # Otherwise they may be those that wait for a rank that is known.
-            stalls = together or (late_together(late, period) if judged else None)
-        found += [with_those_that_act_alike(stalls, late, part)] if stalls is not None else []
-    if given is not None and given.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
-        uneven = Diagnosis(
-            Cause.SEQUENCE, seconds_lost_per_step=given.seconds_lost_per_step, evidence={"by": uneven_by}
-        )
-        found.append(uneven)
+        case.facts["chores"] = chores.answer()
+    found = _late_by_computing(case)
+    found += _late_by_waits(case, found)
+    found = _with_idle_or_stalling(case, found)
+    if equal is not None and equal.seconds_lost_per_step >= SMALLEST_IMBALANCE * period:
+        cost = equal.seconds_lost_per_step
+        found.append(Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=cost, evidence={"by": uneven_by}))
     found = [item for item in found if item.cause is not Cause.NONE]
     if all(item.evidence.get("by") == FEW_STALLS for item in found):
-        half = None
-        if not single.any():
-            computing = _relative(compute[:, known], period) if known.any() else None
-            chips = CHIP_SPREAD * _share(computing) if computing is not None else 0.0
-            # Of several groups the waits of single ones show who sends and who receives.
-            told = judged and (free is not None or blame is None)
-            half = slower_part(computing, late if told else late[:, :0], _like(stage), chips, period)
-        if half is None and staged and some_meet(recorded):
-            half = idle_part(recorded, line, period)
-        if half is None and not found:
-            half = _unproven(compute[:, known] if known.any() else None, late if judged else None, stage, period)
-        found += [with_those_that_act_alike(half, late, part)] if half is not None else []
-    found = [doubts.with_operations(item) for item in found]
+        found += _slower_half(case, nobody_else=not found)
+    return _verdict(case, [case.doubts.with_operations(item) for item in found])
+
+
+def _prepared(
+    recorded: Timeline, line: Timeline, stage: Ints, replica: Ints, shared: DataGroups, period: float
+) -> _Prepared:
+    """What the judgements share. `recorded`: without chores; `line`: as ranks waited, with equal work."""
+    like, single = _like(stage), _alone(stage)
+    line = with_lost_compute(line, like)
+    compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
+    lags, blame = compute_lags(line) or (None, None)
+    known = well_covered_steps(compute)
+    peers = data_peers(shared, compute[:, known], like) if known.any() else None
+    doubts = Doubts(shared, operation_excess(line, like if peers is None else peers), float(period))
+    free = _free(line, stage, period) if lags is not None and not single.all() else None
+    late = free * period if free is not None else lags if lags is not None else np.zeros((line.ranks, 0))
+    facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
+    return _Prepared(
+        recorded, line, period, stage, like, replica, single, compute, known, lags, blame, free, late,
+        recorded_parts(recorded, period), doubts, facts,
+    )  # fmt: skip
+
+
+def _late_by_computing(case: _Prepared) -> list[Diagnosis]:
+    """Ranks, stages and sequences that compute longer."""
+    if not case.known.any():
+        return []
+    return _from_compute(
+        case.line, case.compute, case.known, case.stage, case.replica, case.doubts, case.period, case.facts
+    )
+
+
+def _late_by_waits(case: _Prepared, found: list[Diagnosis]) -> list[Diagnosis]:
+    """Ranks that others wait for, where their computing proves none late."""
+    if case.lags is None or not case.waits_compare or any(item.cause is Cause.NODE for item in found):
+        return []
+    suspects: list[Diagnosis] = []
+    in_all = case.free if case.blame is not None else None
+    if in_all is not None:
+        suspects = _from_freedom(in_all, case.stage, case.doubts, case.period)
+    if not suspects:
+        suspects = _from_lags(case.lags, in_all, case.blame, case.stage, case.doubts, case.period, case.facts)
+    if case.known.any():
+        relative = case.compute[:, case.known] / case.period
+        suspects = without_usual_chips(suspects, *usual_excess(relative, case.like, CHIP_SPREAD * _share(relative)))
+    suspects = [with_those_that_act_alike(item, case.late, case.part) for item in suspects]
+    if any(item.cause is Cause.STAGE for item in found):
+        return []
+    doubted = any(item.cause is Cause.UNKNOWN for item in found)
+    return [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
+
+
+def _with_idle_or_stalling(case: _Prepared, found: list[Diagnosis]) -> list[Diagnosis]:
+    """The findings as waits support them, with ranks that do nothing together, or stand still now and then."""
+    if case.waits_compare:
+        found = [_supported(item, case.late) for item in found]
+    together = _idle_together(case)
+    idle = set(together.ranks) if together is not None else set()
+    if together is not None and idle and all(set(item.ranks) <= idle for item in found):
+        # What waits show of some of them, they show of all; and no data makes ranks do nothing.
+        found = [item for item in found if not _is_about(item, together.ranks)]
+        return [*found, with_those_that_act_alike(together, case.late, case.part)]
+    if together is not None and idle and _is_beside(together, found, case.part):
+        return [*found, with_those_that_act_alike(together, case.late, case.part)]
+    if any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
+        return found
+    stalls = _stalling(case, {rank for item in found for rank in item.ranks})
+    if stalls is None and not found:
+        # Otherwise they may be those that wait for a rank that is known.
+        stalls = together or (late_together(case.late, case.period) if case.waits_compare else None)
+    return [*found, with_those_that_act_alike(stalls, case.late, case.part)] if stalls is not None else found
+
+
+def _idle_together(case: _Prepared) -> Diagnosis | None:
+    """Ranks that do nothing together while the others wait for them."""
+    # Stages hand each other tensors: where no row shows that, a rank that does nothing may wait for another stage.
+    if case.staged and not some_meet(case.recorded):
+        return None
+    longer = np.zeros(case.line.ranks)
+    if case.known.any():
+        longer = np.nan_to_num(np.nanmean(residuals_by_step(case.compute[:, case.known], case.like), axis=1))
+    return idle_ranks(case.recorded, case.line, case.late, longer, case.like, case.period)
+
+
+def _stalling(case: _Prepared, known: set[int]) -> Diagnosis | None:
+    """A rank beside the known ones that stands still in single steps."""
+    if not case.waits_compare:
+        return None
+    waits = None if case.free is None else blocked_seconds(case.line, case.like)
+    return stalling_rank(case.late, case.period, known, waits)
+
+
+def _slower_half(case: _Prepared, nobody_else: bool) -> list[Diagnosis]:
+    """Many ranks that are slow alike, or do nothing in turn; where nobody else is late, also who is possibly late."""
+    half = None
+    computing, late = case.relative, case.late
+    if not case.single.any():
+        chips = CHIP_SPREAD * _share(computing) if computing is not None else 0.0
+        # Of several groups the waits of single ones show who sends and who receives.
+        told = case.waits_compare and (case.free is not None or case.blame is None)
+        half = slower_part(computing, late if told else late[:, :0], case.like, chips, case.period)
+    if half is None and case.staged and some_meet(case.recorded):
+        half = idle_part(case.recorded, case.line, case.period)
+    if half is None and nobody_else:
+        compute = case.compute[:, case.known] if case.known.any() else None
+        half = _unproven(compute, late if case.waits_compare else None, case.stage, case.period)
+    return [with_those_that_act_alike(half, late, case.part)] if half is not None else []
+
+
+def _verdict(case: _Prepared, found: list[Diagnosis]) -> Diagnosis:
+    """The worst finding, with the others in its evidence, and what it costs the job."""
     worst = _worst(found)
     if worst is None:
-        complete = max(int(known.sum()), lags.shape[1] if lags is not None else 0)
-        return _nobody(complete if line.steps >= FEWEST_STEPS else line.steps, facts)
+        complete = max(int(case.known.sum()), case.lags.shape[1] if case.lags is not None else 0)
+        return _nobody(complete if case.line.steps >= FEWEST_STEPS else case.line.steps, case.facts)
     others: list[dict[str, Any]] = [
         {
             "kind": str(item.cause), "ranks": list(item.ranks), "seconds_lost_per_step": item.seconds_lost_per_step,
@@ -183,11 +277,11 @@ def diagnose(line: Timeline) -> Diagnosis:
         for item in found
         if item is not worst
     ]  # fmt: skip
-    evidence = {**facts, **worst.evidence, **({"also": others} if others else {})}
+    evidence = {**case.facts, **worst.evidence, **({"also": others} if others else {})}
     verdict = replace(worst, ranks=_of_like_cost(worst, found), evidence=evidence)
-    verdict = with_slack(verdict, line, _like(stage))
-    ideal = max(period - verdict.seconds_lost_per_step, period / MOST_TIMES)
-    return replace(verdict, slowdown=float(period / ideal))
+    verdict = with_slack(verdict, case.line, case.like)
+    ideal = max(case.period - verdict.seconds_lost_per_step, case.period / MOST_TIMES)
+    return replace(verdict, slowdown=float(case.period / ideal))
 
 
 def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: float) -> Diagnosis | None:
