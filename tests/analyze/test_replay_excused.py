@@ -152,6 +152,16 @@ def test_a_loss_that_half_of_the_peers_have_as_well_tells_nothing_about_a_node(t
     assert named(judged(tmp_path, rates)) == ["n5"]
 
 
+def test_a_loss_is_compared_without_the_ticks_in_which_its_node_was_well_again(tmp_path: Path) -> None:
+    """Nodes that were accused again and again must be well for long before they are cleared."""
+    rates = healthy(600, 8)
+    for begin in range(33, 600, 75):
+        nodes = slice(0, 4) if begin % 150 == 33 else slice(4, 8)
+        rates[begin : begin + 5, nodes] *= 0.1
+
+    assert named(judged(tmp_path, rates)) == []
+
+
 def work_of_jobs() -> tuple[Rates, npt.NDArray[np.int64]]:
     """Jobs of four of 16 nodes that take 60 to 120 ticks, each with its own rate."""
     random = np.random.default_rng(4)
