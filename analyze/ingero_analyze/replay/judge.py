@@ -15,6 +15,7 @@ from ingero_analyze.replay.costs import HOUR, Presence, Presences
 from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
+from ingero_analyze.replay.job_mates import JobMates, lost_with_job
 from ingero_analyze.replay.mirrored_gains import MirroredGains
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.own_work import OwnWork
@@ -358,7 +359,7 @@ def _replay(
     first_work: FirstWork | None = None
     episodes, silences = Episodes(), Silences(parameters.silent_ticks)
     starts, shared = Starts(parameters.silent_ticks), SharedLosses()
-    companions, mirrored = Companions(), MirroredGains()
+    companions, mirrored, job_mates = Companions(), MirroredGains(), JobMates()
     slowdowns, other_jobs = Slowdowns(parameters.tick_seconds), OtherJobs(parameters.tick_seconds)
     presences, grace = Presences(silences, parameters.tick_seconds), Grace(parameters.tick_seconds)
     ticks, last = 0, 0.0
@@ -394,6 +395,7 @@ def _replay(
             shared.note(moment.now, judge.detector.memory, edges)
             companions.note(moment.now, judge.detector.memory, edges)
             mirrored.note(judge.detector.memory)
+            job_mates.note(judge.detector.memory)
             slowdowns.note(moment.now, judge.detector.memory, edges)
             grace.note(moment.now, judge.detector.memory, edges)
             starts.judged(moment.now, judge.detector.memory, parameters.own_band)
@@ -424,6 +426,10 @@ def _replay(
         gains.setdefault(cohort, []).extend(more)
     own_work = OwnWork(gains, episodes.all(), rests, tick, jobs_known=jobs_known)
     ended = set() if jobs_known else ends_of_jobs(episodes.all(), rests, hosts, last, tick)
+    mates = {} if jobs_known or not episodes.all() else job_mates.found(hosts)
+    by_node: dict[NodeKey, list[Episode]] = {}
+    for episode in episodes.all() if mates else ():
+        by_node.setdefault(episode.node, []).append(episode)
     for episode in episodes.all():
         node = episode.node
         if node in different_work:
@@ -449,7 +455,10 @@ def _replay(
             done.pause.append(episode)
         elif (node, episode.first.since) in ended:
             done.job_end.append(episode)
-        elif not jobs_known and companions.together(episode, hosts, tick):
+        elif not jobs_known and (
+            companions.together(episode, hosts, tick)
+            or lost_with_job(episode, mates.get(node, ()), companions.of(episode), by_node, last, tick)
+        ):
             done.together.append(episode)
         else:
             kept.append(episode if live or history.reading.recorded else _begun(episode, grace, presences))
