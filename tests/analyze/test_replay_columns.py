@@ -200,11 +200,21 @@ def test_histories_of_ordinary_tools_are_read_without_renaming(
             "step_seconds",
         ),
         ("kernel_time_us iteration_latency p50_step_ms", "step_seconds"),
+        ("gpu_compute_ms fwd_bwd_time forward_backward_time fwd_bwd_ms latency_ms", "step_seconds"),
+        ("normalized_throughput relative_speed compute_efficiency throughput_tokens token_throughput", "rate"),
+        ("allreduce_busbw_gbps nccl_all_gather_bw bus_bw output_tokens_per_s model_flops_utilization", "rate"),
         ("learning_rate error_rate step_time_p99 allreduce_time_ms rx_bandwidth power_w mean", None),
+        ("power latency p99_latency_ms memory_bandwidth_gbps relative_power", None),
     ],
 )
 def test_names_tell_what_values_are(names: str, measure: str | None) -> None:
     assert {name: measure_named(name) for name in names.split()} == dict.fromkeys(names.split(), measure)
+
+
+def test_a_latency_that_may_be_of_anything_comes_after_the_time_of_a_step() -> None:
+    named = [("step_seconds", "latency_ms"), ("step_seconds", "step_time_ms"), ("rate", "mfu")]
+
+    assert (preferred(named), preferred(named[:1])) == (named[1:2], named[:1])
 
 
 def test_of_statistics_of_the_same_the_median_comes_before_the_mean() -> None:

@@ -132,6 +132,22 @@ def test_what_many_nodes_lose_for_a_while_together_is_their_jobs(
     assert (named(found), named(found, "together")) == (["n11"], lost) if job else ([*lost, "n11"], [])
 
 
+@pytest.mark.parametrize("jobs", [True, False])
+def test_what_nodes_lose_that_always_fall_together_is_their_jobs(tmp_path: Path, jobs: bool) -> None:
+    """Pairs of nodes pause at times of their own, one loses for long, and a node of another; or only one pauses."""
+    rates = healthy(200, 8)
+    for pair in range(4 if jobs else 1):
+        for begin in range(34 + 7 * pair, 200, 40):
+            rates[begin : begin + 4, 2 * pair : 2 * pair + 2] *= 0.3
+    rates[120:, 0:2] *= 0.7
+    rates[130:, 6] *= 0.7
+
+    found = judged(tmp_path, rates)
+
+    assert set(named(found)) == ({"n6"} if jobs else {"n0", "n1", "n6"})
+    assert ("n0" in named(found, "together")) is jobs
+
+
 def test_what_nodes_of_one_named_job_lose_together_is_theirs(tmp_path: Path) -> None:
     rates = healthy(150)
     rates[80:110, :6] *= 0.8
@@ -150,6 +166,16 @@ def test_a_loss_that_half_of_the_peers_have_as_well_tells_nothing_about_a_node(t
 
     rates[240:270, 5] *= 0.5
     assert named(judged(tmp_path, rates)) == ["n5"]
+
+
+def test_a_loss_is_compared_without_the_ticks_in_which_its_node_was_well_again(tmp_path: Path) -> None:
+    """Nodes that were accused again and again must be well for long before they are cleared."""
+    rates = healthy(600, 8)
+    for begin in range(33, 600, 75):
+        nodes = slice(0, 4) if begin % 150 == 33 else slice(4, 8)
+        rates[begin : begin + 5, nodes] *= 0.1
+
+    assert named(judged(tmp_path, rates)) == []
 
 
 def work_of_jobs() -> tuple[Rates, npt.NDArray[np.int64]]:

@@ -25,6 +25,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
         "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time", "zeit",
         "zeitstempel", "zeitpunkt", "epoch s", "epoch seconds", "epoch ms", "epoch us", "epoch ns",
+        "time unix nano",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
@@ -34,7 +35,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "score": ("score", "health score", "node health score"),
     "rate": (
         "rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps", "durchsatz", "speed",
-        "training speed", "performance", "perf", "efficiency",
+        "training speed", "performance", "perf", "efficiency", "throughput tokens", "throughput samples",
+        "model flops utilization", "model flops utilisation",
     ),
     "step_seconds": (
         "step seconds", "time per step", "time per iteration", "time per batch", "elapsed time per iteration",
@@ -107,8 +109,12 @@ _PARTS: Final = r"per (?:gpu|device|chip|node|replica)"
 _COUNTED: Final = r"(?:tok|toks|tokens|samples|images|imgs|words|sequences|seqs|examples|requests|queries)"
 """Work that is counted in a second where this follows its name, as in tokens_s; step_s is the time of a step."""
 
+_RELATIVE_RATE: Final = re.compile(
+    rf"(?:(?:normali[sz]ed|norm|relative|rel) )?(?:{_WORK} )?(?:throughput|speed|performance|perf)"
+    r"|(?:compute|scaling) efficiency"
+)
 _PER_SECOND: Final = re.compile(
-    rf"(?:train(?:ing)? )?(?:throughput|{_WORK} rate"
+    rf"(?:(?:train(?:ing)?|generation|decode|output) )?(?:throughput|{_WORK} rate"
     rf"|(?:throughput )?(?:{_COUNTED} (?:s|sec)|{_WORK}(?: {_PARTS})? per (?:s|secs?|seconds?))"
     rf"|(?:(?:gemm|matmul|model|hpl) )?[kmgtp]?flops?(?: (?:per )?s| per second)?)(?: {_PARTS})?"
 )
@@ -121,7 +127,8 @@ _SLASH: Final = re.compile(
 )
 
 _STEP_TIME: Final = re.compile(
-    r"(?:step|iter(?:ation)?|(?:(?:mini|micro) ?)?batch|(?:train )?loop|epoch|kernel|gpu(?: compute)?|gemm|matmul) "
+    r"(?:step|iter(?:ation)?|(?:(?:mini|micro) ?)?batch|(?:train )?loop|epoch|kernel|gpu(?: compute)?|gemm|matmul"
+    r"|(?:fwd|forward) (?:bwd|backward)) "
     r"(?:time|duration|dur|latency)|(?:step|iter|batch)time"
 )
 """Names of times of as much work as there is in every step."""
@@ -135,7 +142,7 @@ _STATISTIC: Final = re.compile(
 _NAMESPACED: Final = ("rate", "step_seconds")
 """What may stand behind the name of a group, as trackers of experiments write it: train/step_time."""
 
-_STEPS: Final = ("step", "iteration", "iter", "batch", "total", "duration", "forward backward")
+_STEPS: Final = ("step", "iteration", "iter", "batch", "total", "duration", "forward backward", "fwd bwd")
 """What a time is that of a step, where its name has a unit."""
 
 _NESTED: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", *LABELS)
@@ -147,11 +154,20 @@ _COMPUTE_TIMES: Final = (
 )  # fmt: skip
 """Names of times of a step without what it waits for others: in a synchronised job they alone tell who is slow."""
 
-_PASSES: Final = ("compute", "forward", "forward pass", "fwd")
+_LATENCIES: Final = ("latency", "request latency", "inference latency")
+"""What a time is one of work, where its name has a unit, that may be of anything: other values come before it."""
+
+_PASSES: Final = ("compute", "gpu compute", "forward", "forward pass", "fwd")
 """What a time is one of computing alone, where its name has a unit: the backward pass meets the other ranks."""
 
-_BANDWIDTH: Final = re.compile(r"(?:busbw|algbw|(?:bus |algorithm )?bandwidth)(?: [kmgt]?i?b (?:per )?s| [kmgt]bps)?")
-_USE: Final = re.compile(rf"(?:mfu|hfu|efficiency|[kmgtp]?flops?.*|{_BANDWIDTH.pattern})")
+_COLLECTIVE: Final = r"(?:[nr]ccl )?(?:all ?(?:reduce|gather)|reduce ?scatter|all ?to ?all|broadcast)|[nr]ccl"
+_BANDWIDTH: Final = re.compile(
+    rf"(?:(?:{_COLLECTIVE}) (?:bw|algo?bw|busbw|(?:bus |algorithm )?bandwidth)"
+    r"|busbw|algbw|bus bw|(?:bus |algorithm )?bandwidth)(?: [kmgt]?i?b (?:per )?s| [kmgt]bps)?"
+)
+_USE: Final = re.compile(
+    rf"(?:mfu|hfu|(?:compute |scaling )?efficiency|model flops utili[sz]ation|[kmgtp]?flops?.*|{_BANDWIDTH.pattern})"
+)
 _CLOCK: Final = re.compile(
     r"(?:dcgm fi dev )?(?:(?:sm|gpu|graphics|core) clocks?|clocks? (?:current )?(?:sm|gr|graphics)|pclk)(?: mhz)?"
 )
@@ -443,7 +459,8 @@ def _preference(role: str, name: str) -> int:
     name = _usual(name)
     texts = [split_unit(text)[0] for text in (name, _leaf(name))]
     if role == "step_seconds":
-        return 0 if _head(_leaf(name)) in (*_COMPUTE_TIMES, *_PASSES) else 2
+        head = _head(_leaf(name))
+        return 0 if head in (*_COMPUTE_TIMES, *_PASSES) else 4 if head in _LATENCIES else 2
     if role == "rate":
         kinds = {6: _UTILISATION, 5: _CLOCK, 3: _USE}
         return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
@@ -495,7 +512,7 @@ def _is(role: str, name: str) -> bool:
     if role == "time":
         return head in known and unit in (*_UNITS, "utc")
     if role == "rate":
-        patterns = (_PER_SECOND, _CLOCK, _UTILISATION, _BANDWIDTH)
+        patterns = (_PER_SECOND, _RELATIVE_RATE, _CLOCK, _UTILISATION, _BANDWIDTH)
         return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
     if role == "counter":
         return bool(_TOTAL.fullmatch(whole))
@@ -506,7 +523,7 @@ def _is(role: str, name: str) -> bool:
             whole in known
             or head in _COMPUTE_TIMES
             or bool(_STEP_TIME.fullmatch(whole) or _STEP_TIME.fullmatch(head))
-            or (head in (*known, *_STEPS, *_PASSES) and unit in _UNITS)
+            or (head in (*known, *_STEPS, *_PASSES, *_LATENCIES) and unit in _UNITS)
             or bool(per_step and per_step.group(1) in _UNITS)
         )
     return False

@@ -70,6 +70,11 @@ class Companions:
                 names = [self._numbers.names[one] for one in place[inside][alike].tolist()]
                 self._found[node, since] = names, int(np.count_nonzero(known))
 
+    def of(self, episode: Episode) -> list[NodeKey]:
+        """The nodes that lost alike when a node was accused, itself included."""
+        first = episode.first
+        return self._found.get((node_key(first.cluster, first.node), first.since or 0.0), ([], 0))[0]
+
     def together(self, episode: Episode, hosts: Mapping[NodeKey, NodeKey], tick_seconds: float) -> bool:
         """Whether an accused node lost some of its rate for a while, together with so many others. `hosts`: by node
         that is a GPU its host."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
+from ingero_analyze.replay.job_mates import lost_with_job
 from ingero_analyze.replay.observers import Observers
 from ingero_analyze.replay.own_work import OwnWork
 from ingero_analyze.replay.reading import OTHER_WORK
@@ -38,6 +39,10 @@ class Excuses:
         for cohort, more in seen.mirrored.found().items():
             gains.setdefault(cohort, []).extend(more)
         self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self._jobs_known)
+        self._last, self._by_node = last, dict[NodeKey, list[Episode]]()
+        for episode in episodes:
+            self._by_node.setdefault(episode.node, []).append(episode)
+        self._mates = {} if self._jobs_known or not episodes else seen.job_mates.found(self._hosts)
         ended = set() if self._jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
         self._tests: Final[tuple[tuple[Reason, Callable[[Episode], bool]], ...]] = (
             ("uneven", _one_of(seen.slowdowns.explained(episodes))),
@@ -66,7 +71,12 @@ class Excuses:
         return rollout is not None and rollout.explains(episode, self._tick)
 
     def _lost_together(self, episode: Episode) -> bool:
-        return not self._jobs_known and self._seen.companions.together(episode, self._hosts, self._tick)
+        if self._jobs_known:
+            return False
+        companions = self._seen.companions
+        return companions.together(episode, self._hosts, self._tick) or lost_with_job(
+            episode, self._mates.get(episode.node, ()), companions.of(episode), self._by_node, self._last, self._tick
+        )
 
 
 def _one_of(accusations: set[Onset]) -> Callable[[Episode], bool]:

@@ -3,6 +3,7 @@
 from ingero_analyze.replay.companions import Companions
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.grace import Grace
+from ingero_analyze.replay.job_mates import JobMates
 from ingero_analyze.replay.mirrored_gains import MirroredGains
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.shared_losses import SharedLosses
@@ -22,6 +23,7 @@ class Observers:
         self.presences = Presences(self.silences, tick_seconds)
         self.other_jobs = OtherJobs(tick_seconds)
         self.shared, self.companions, self.mirrored = SharedLosses(), Companions(), MirroredGains()
+        self.job_mates = JobMates()
         self.slowdowns, self.grace = Slowdowns(tick_seconds), Grace(tick_seconds)
         self._own_band = parameters.own_band
 
@@ -37,6 +39,7 @@ class Observers:
         self.shared.note(now, memory, edges)
         self.companions.note(now, memory, edges)
         self.mirrored.note(memory)
+        self.job_mates.note(memory)
         self.slowdowns.note(now, memory, edges)
         self.grace.note(now, memory, edges)
         self.starts.judged(now, memory, self._own_band)

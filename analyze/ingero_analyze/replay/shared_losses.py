@@ -1,7 +1,7 @@
 """Tells accusations of losses that peers have as well, as deep and as long, from those of stragglers. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,9 @@ SHARE: Final = 0.5
 FEWEST: Final = 2
 """Share of its peers, and peers, that have had such a loss when it tells nothing about a node."""
 
+AS_DEEP: Final = 0.9
+"""Share of a loss, log units, that theirs have at least: equal losses differ by their noise."""
+
 CALM_TICKS: Final = 60
 """Ticks after a common move of a cohort before its losses count: a job that starts shows nothing about others."""
 
@@ -31,12 +34,24 @@ MOST_NODES: Final = 20_000
 
 @dataclass
 class _Accusation:
-    """Number and group of a node, since which tick, and the sum of its residuals over so many ticks."""
+    """Number and group of a node; the sum of its residuals over so many ticks before it was accused; and those of the
+    ticks since then with their times, no more than count."""
 
     place: int
     group: int
     total: float = 0.0
     ticks: int = 0
+    later: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, now: float, residual: float) -> None:
+        """Add a tick."""
+        if len(self.later) < 2 * LENGTHS[-1]:
+            self.later.append((now, residual))
+
+    def ended(self, recovered: float | None) -> "_Accusation":
+        """What it was when it ended: the ticks in which the node had recovered are none of it."""
+        of_loss = [residual for at, residual in self.later if recovered is None or at < recovered]
+        return _Accusation(self.place, self.group, self.total + sum(of_loss), self.ticks + len(of_loss))
 
 
 class SharedLosses:
@@ -70,8 +85,7 @@ class SharedLosses:
         for node, (_, accusation) in self._open.items():
             slot = memory.slot(node)
             if slot is not None and judged[slot]:
-                accusation.total += float(residual[slot])
-                accusation.ticks += 1
+                accusation.add(now, float(residual[slot]))
         for edge in edges:
             verdict = edge.verdict
             node, slot = node_key(verdict.cluster, verdict.node), memory.slot(node_key(verdict.cluster, verdict.node))
@@ -80,19 +94,20 @@ class SharedLosses:
                 self._open[node] = since, self._begun(int(place[slot]), since, float(residual[slot]))
             elif edge.what == "cleared" and node in self._open:
                 since, accusation = self._open.pop(node)
-                self._done[node, since] = accusation
+                self._done[node, since] = accusation.ended(verdict.recovered)
 
     def shared(self, episode: Episode) -> bool:
         """Whether half of the peers of an accused node have had such a loss without being accused."""
         first = episode.first
         node, since = node_key(first.cluster, first.node), first.since or 0.0
         found = self._done.get((node, since)) or self._open.get(node, (0.0, None))[1]
+        found = found and found.ended(episode.end)
         if first.axis is not Axis.OWN or found is None or not 0 < found.ticks < 2 * LENGTHS[-1]:
             return False
         row = int(np.searchsorted(LENGTHS, found.ticks, side="right")) - 1
         peers = np.flatnonzero((self._group == found.group) & (self._count >= 2 * LENGTHS[row]))
         peers = peers[peers != found.place]
-        alike = np.count_nonzero(self._worst[peers, row] <= found.total / found.ticks)
+        alike = np.count_nonzero(self._worst[peers, row] <= AS_DEEP * found.total / found.ticks)
         return bool(alike >= max(FEWEST, SHARE * len(peers)))
 
     def _begun(self, place: int, since: float, residual: float) -> _Accusation:
