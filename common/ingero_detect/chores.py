@@ -156,15 +156,19 @@ def _lags(line: Timeline) -> Floats:
 
 def _without_lags(line: Timeline, rows: Ints, steps: Bools, lags: Floats) -> tuple[Floats, Floats, Floats]:
     """Starts and durations of a rank's rows with the collective to which it came latest in each of these steps begun
-    with the others, and the seconds of each step."""
+    with the others, and the seconds of each step.
+
+    What the rank did before it, and would overlap it now, began earlier as well, up to where the rank did nothing.
+    """
     start, duration, step, own = line.start[rows], line.duration[rows], line.step[rows], lags[rows]
     saved = np.zeros(line.steps)
     for one in np.flatnonzero(steps).tolist():
         inside = np.flatnonzero(step == one)
         at = int(inside[own[inside].argmax()])
         saved[one] = own[at]
-        start[at] -= own[at]
-        duration[at] += own[at]
+        pauses = np.maximum(start[1 : at + 1] - np.maximum.accumulate((start + duration)[:at]), 0.0)
+        start[: at + 1] -= np.maximum(saved[one] - np.append(np.cumsum(pauses[::-1])[::-1], 0.0), 0.0)
+        duration[at] += saved[one]
     return start, duration, saved
 
 

@@ -77,6 +77,22 @@ def test_a_chore_that_only_the_waits_of_the_others_show_accuses_nobody() -> None
         assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [10])
 
 
+def test_a_chore_that_no_pause_shows_as_in_tables_of_times_of_steps_accuses_nobody() -> None:
+    rng = np.random.default_rng(0)
+    table, now, rank = Table(), np.zeros(RANKS), np.arange(RANKS)
+    for step in range(STEPS):
+        compute = 0.8 + 0.01 * rng.random(RANKS)
+        late = compute + 0.4 * (rank == 0) * (step % 4 == 3)
+        blocked = late.max() - late + 0.02
+        table.add(rank=rank, op="forward", kind="compute", start=now, duration=compute, step=step, group="", seq="")
+        table.add(rank=rank, op="all_reduce", kind="collective", start=now + compute, duration=blocked, step=step,
+                  group="all", seq=step)  # fmt: skip
+        now = now + compute + blocked
+    found = diagnose(as_timeline(table))
+
+    assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [4])
+
+
 def test_a_chore_of_which_rows_are_lost_is_taken_out_in_pairs_of_tensor_groups_too() -> None:
     rng = np.random.default_rng(0)
     table, now, rank = Table(), np.zeros(RANKS), np.arange(RANKS)
