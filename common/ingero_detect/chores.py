@@ -37,6 +37,9 @@ MOST_STEPS: Final = 0.4
 MOST_OTHERS: Final = 0.25
 """Share of the late steps of the rank that may have another cause, and of its chores that may be a step off."""
 
+PART_OF_LAG: Final = 0.25
+"""Share of the largest lag of a step from which that in another collective is of the same chore, as in a pipeline."""
+
 CHANCE: Final = 0.05
 """Chance with which late steps at random are taken for a chore of a usual distance, and for one of a shorter one."""
 
@@ -155,20 +158,20 @@ def _lags(line: Timeline) -> Floats:
 
 
 def _without_lags(line: Timeline, rows: Ints, steps: Bools, lags: Floats) -> tuple[Floats, Floats, Floats]:
-    """Starts and durations of a rank's rows with the collective to which it came latest in each of these steps begun
+    """Starts and durations of a rank's rows with the collectives to which it came latest in each of these steps begun
     with the others, and the seconds of each step.
 
-    What the rank did before it, and would overlap it now, began earlier as well, up to where the rank did nothing.
+    What the rank did before, and would overlap them now, began earlier as well, up to where the rank did nothing.
     """
     start, duration, step, own = line.start[rows], line.duration[rows], line.step[rows], lags[rows]
     saved = np.zeros(line.steps)
     for one in np.flatnonzero(steps).tolist():
         inside = np.flatnonzero(step == one)
-        at = int(inside[own[inside].argmax()])
-        saved[one] = own[at]
-        pauses = np.maximum(start[1 : at + 1] - np.maximum.accumulate((start + duration)[:at]), 0.0)
-        start[: at + 1] -= np.maximum(saved[one] - np.append(np.cumsum(pauses[::-1])[::-1], 0.0), 0.0)
-        duration[at] += saved[one]
+        for at in inside[own[inside] >= PART_OF_LAG * own[inside].max()].tolist():
+            pauses = np.maximum(start[1 : at + 1] - np.maximum.accumulate((start + duration)[:at]), 0.0)
+            start[: at + 1] -= np.maximum(own[at] - np.append(np.cumsum(pauses[::-1])[::-1], 0.0), 0.0)
+            duration[at] += own[at]
+            saved[one] += own[at]
     return start, duration, saved
 
 

@@ -77,7 +77,8 @@ def test_a_chore_that_only_the_waits_of_the_others_show_accuses_nobody() -> None
         assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [10])
 
 
-def test_a_chore_that_no_pause_shows_as_in_tables_of_times_of_steps_accuses_nobody() -> None:
+@pytest.mark.parametrize("waits", [("all_reduce",), ("all_reduce", "recv")])
+def test_a_chore_that_no_pause_shows_as_in_tables_of_times_of_steps_accuses_nobody(waits: tuple[str, ...]) -> None:
     rng = np.random.default_rng(0)
     table, now, rank = Table(), np.zeros(RANKS), np.arange(RANKS)
     for step in range(STEPS):
@@ -85,9 +86,11 @@ def test_a_chore_that_no_pause_shows_as_in_tables_of_times_of_steps_accuses_nobo
         late = compute + 0.4 * (rank == 0) * (step % 4 == 3)
         blocked = late.max() - late + 0.02
         table.add(rank=rank, op="forward", kind="compute", start=now, duration=compute, step=step, group="", seq="")
-        table.add(rank=rank, op="all_reduce", kind="collective", start=now + compute, duration=blocked, step=step,
-                  group="all", seq=step)  # fmt: skip
-        now = now + compute + blocked
+        now = now + compute
+        for wait in waits:
+            table.add(rank=rank, op=wait, kind="collective", start=now, duration=blocked / len(waits), step=step,
+                      group=wait, seq=step)  # fmt: skip
+            now = now + blocked / len(waits)
     found = diagnose(as_timeline(table))
 
     assert (str(found.cause), found.evidence["chores"]["every"]) == ("none", [4])
