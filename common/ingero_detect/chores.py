@@ -17,7 +17,7 @@ from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.idle_together import LEAST_STALL, idle_seconds
 from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, min_last_count, residuals_by_step
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
+from ingero_detect.timeline import Timeline, sum_by_rank_and_step
 
 FEWEST_TIMES: Final = 3
 """How often a chore is seen at least, at equal distances."""
@@ -63,7 +63,7 @@ def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
 
     `alike` numbers the ranks that do the same work, `period` is seconds of a step.
     """
-    if line.ranks < 2 or line.steps < 2 * FEWEST_STEPS:
+    if line.ranks < 2 or line.steps < FEWEST_TIMES * SHORTEST_PERIOD:
         return None
     found: Chores | None = None
     for lead in (0, line.ranks - 1):
