@@ -27,14 +27,14 @@ def rows_of_request(found: dict[str, Any]) -> Iterator[dict[str, Any]] | None:
 
 def _points(resources: list[Any]) -> Iterator[dict[str, Any]]:
     for resource in _objects(resources):
-        around = _attributes(resource.get("resource"))
+        around = attributes_of(resource.get("resource"))
         for scope in _objects(resource.get("scopeMetrics")):
             for metric in _objects(scope.get("metrics")):
                 for point in _points_of(metric):
                     time, value = point.get("timeUnixNano"), _value(point)
                     if time and value is not None:
                         named = {"time": str(time), "value": value, "metric": metric.get("name")}
-                        yield named | around | _attributes(point)
+                        yield named | around | attributes_of(point)
 
 
 def _points_of(metric: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -54,7 +54,8 @@ def _value(point: dict[str, Any]) -> Any:
     return total / count if count else None
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
+def attributes_of(owner: Any) -> dict[str, Any]:
+    """The attributes of a resource or a point by name; those of agents by what they are."""
     found = {}
     for pair in _objects(owner.get("attributes") if isinstance(owner, dict) else None):
         key, value = pair.get("key"), pair.get("value")

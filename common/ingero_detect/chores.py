@@ -1,8 +1,9 @@
-"""Removes from a timeline what the first rank does for the whole job in every N-th step. Pure.
+"""Removes from a timeline what the first or the last rank does for the whole job in every N-th step. Pure.
 
-By convention rank 0 writes checkpoints and logs, alone or with others that write parts of them, and all ranks wait.
-A fault has no reason to keep to the numbers of steps. So what makes the first rank late in every N-th step, and in
-hardly any other, is taken out: its next collective begins earlier by as much, and ranks are compared without it.
+By convention rank 0 writes checkpoints and logs, alone or with others that write parts of them, and all ranks wait;
+Megatron-LM writes logs on the last rank. A fault has no reason to keep to the numbers of steps. So what makes such a
+rank late in every N-th step, and in hardly any other, is taken out: its next collective begins earlier by as much,
+and ranks are compared without it.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,27 +17,31 @@ from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.idle_together import LEAST_STALL, idle_seconds
 from ingero_detect.last_arrival import FAR_SIGMAS, SAME_STEPS, min_last_count, residuals_by_step
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
-
-FIRST_RANK: Final = 0
+from ingero_detect.timeline import Timeline, sum_by_rank_and_step
 
 FEWEST_TIMES: Final = 3
 """How often a chore is seen at least, at equal distances."""
 
-SHORTEST_PERIOD: Final = 5
-"""Steps from one time to the next at least: nobody writes checkpoints or logs more often."""
+SHORTEST_PERIOD: Final = 3
+"""Steps from one time to the next at least: who is late in half of the steps or more is slow."""
+
+USUAL_PERIOD: Final = 5
+"""Steps from which one time to the next is usual, and shorter ones are tried apart."""
 
 MOST_CHORES: Final = 2
 """Chores with rhythms of their own, such as logs and checkpoints."""
 
-MOST_STEPS: Final = MOST_CHORES / SHORTEST_PERIOD
+MOST_STEPS: Final = 0.4
 """Share of all steps that have a chore at most."""
 
 MOST_OTHERS: Final = 0.25
-"""Share of the late steps of the first rank that may have another cause, and of its chores that may be a step off."""
+"""Share of the late steps of the rank that may have another cause, and of its chores that may be a step off."""
+
+PART_OF_LAG: Final = 0.25
+"""Share of the largest lag of a step from which that in another collective is of the same chore, as in a pipeline."""
 
 CHANCE: Final = 0.05
-"""Chance with which late steps at random are taken for a chore."""
+"""Chance with which late steps at random are taken for a chore of a usual distance, and for one of a shorter one."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +59,50 @@ class Chores:
 
 
 def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
-    """The timeline without what the first rank does in every N-th step; `None` where it does nothing of the kind.
+    """The timeline without what the first and the last rank do in every N-th step; `None` where that is nothing.
 
     `alike` numbers the ranks that do the same work, `period` is seconds of a step.
     """
-    if line.ranks < 2 or line.steps < max(2 * FEWEST_STEPS, FEWEST_TIMES * SHORTEST_PERIOD):
+    if line.ranks < 2 or line.steps < FEWEST_TIMES * SHORTEST_PERIOD:
         return None
-    done = sum_by_rank_and_step(line, ~line.collective, line.duration)
-    seen = (idle_seconds(line), done, _in_rare_operations(line))
-    every, far = _in_rhythm(line, seen, alike, period)
-    found = _taken_out(line, every, far, _without_longest)
-    # What was not recorded shows in the waits of the others.
-    line = line if found is None else found.line
+    found: Chores | None = None
+    for lead in (0, line.ranks - 1):
+        done = sum_by_rank_and_step(line, ~line.collective, line.duration)
+        found = _joined(found, _of_rank(line, lead, (idle_seconds(line), done), alike, period))
+        line = line if found is None else found.line
+        # What was not recorded shows in the waits of the others.
+        found = _joined(found, _of_waits(line, lead, alike, period))
+        line = line if found is None else found.line
+    return found
+
+
+def _joined(before: Chores | None, more: Chores | None) -> Chores | None:
+    if before is None or more is None:
+        return more or before
+    ranks, every = (
+        tuple(sorted({*one, *other})) for one, other in ((before.ranks, more.ranks), (before.every, more.every))
+    )
+    return Chores(more.line, ranks, every, before.seconds_per_step + more.seconds_per_step)
+
+
+def _of_rank(line: Timeline, lead: int, seen: tuple[Floats, ...], alike: Ints, period: float) -> Chores | None:
+    """Without the chores that the operations of this rank show, or the time between them."""
+    every, far = _in_rhythm(line, lead, (*seen, _in_rare_operations(line, lead)), alike, period)
+    return _taken_out(line, every, far, _without_longest)
+
+
+def _of_waits(line: Timeline, lead: int, alike: Ints, period: float) -> Chores | None:
+    """Without the chores of this rank that only waits of the other ranks show."""
     lags = _lags(line)
     waits = (sum_by_rank_and_step(line, line.collective, lags),)
-    every, late = _in_rhythm(line, waits, alike, period)
-    more = _taken_out(line, every, late, partial(_without_lags, lags=lags))
-    if found is None or more is None:
-        return found or more
-    ranks, every = (
-        tuple(sorted({*one, *other})) for one, other in ((found.ranks, more.ranks), (found.every, more.every))
-    )
-    return Chores(more.line, ranks, every, found.seconds_per_step + more.seconds_per_step)
+    every, late = _in_rhythm(line, lead, waits, alike, period)
+    return _taken_out(line, every, late, partial(_without_lags, lags=lags))
 
 
 def _in_rhythm(
-    line: Timeline, tables: Iterable[Floats], alike: Ints, period: float
+    line: Timeline, lead: int, tables: Iterable[Floats], alike: Ints, period: float
 ) -> tuple[tuple[int, ...], Bools]:  # fmt: skip
-    """The distances of the steps in which the first rank has a chore, and in which of them each rank is late.
+    """The distances of the steps in which rank `lead` has a chore, and in which of them each rank is late.
 
     `tables`: seconds by (rank, step) that show it. Ranks are late that are in most of these steps.
     """
@@ -91,14 +112,14 @@ def _in_rhythm(
         late = _far(np.nan_to_num(seconds), alike, period)
         # What came before the first step and after the last one, and what a recording that was cut off lacks, is not
         # known.
-        known = np.isfinite(rows[FIRST_RANK]) & ~np.isnan(seconds[FIRST_RANK])
-        known[[0, -1]] = late[FIRST_RANK, [0, -1]]
-        distances, times = _regular(late[FIRST_RANK], known)
+        known = np.isfinite(rows[lead]) & ~np.isnan(seconds[lead])
+        known[[0, -1]] = late[lead, [0, -1]]
+        distances, times = _regular(late[lead], known)
         every |= set(distances)
         steps |= times
         far |= late & times
     others = far.sum(axis=1) < SAME_STEPS * steps.sum()
-    others[FIRST_RANK] = False
+    others[lead] = False
     far[others] = False
     return tuple(sorted(every)), far
 
@@ -137,22 +158,26 @@ def _lags(line: Timeline) -> Floats:
 
 
 def _without_lags(line: Timeline, rows: Ints, steps: Bools, lags: Floats) -> tuple[Floats, Floats, Floats]:
-    """Starts and durations of a rank's rows with the collective to which it came latest in each of these steps begun
-    with the others, and the seconds of each step."""
+    """Starts and durations of a rank's rows with the collectives to which it came latest in each of these steps begun
+    with the others, and the seconds of each step.
+
+    What the rank did before, and would overlap them now, began earlier as well, up to where the rank did nothing.
+    """
     start, duration, step, own = line.start[rows], line.duration[rows], line.step[rows], lags[rows]
     saved = np.zeros(line.steps)
     for one in np.flatnonzero(steps).tolist():
         inside = np.flatnonzero(step == one)
-        at = int(inside[own[inside].argmax()])
-        saved[one] = own[at]
-        start[at] -= own[at]
-        duration[at] += own[at]
+        for at in inside[own[inside] >= PART_OF_LAG * own[inside].max()].tolist():
+            pauses = np.maximum(start[1 : at + 1] - np.maximum.accumulate((start + duration)[:at]), 0.0)
+            start[: at + 1] -= np.maximum(own[at] - np.append(np.cumsum(pauses[::-1])[::-1], 0.0), 0.0)
+            duration[at] += own[at]
+            saved[one] += own[at]
     return start, duration, saved
 
 
-def _in_rare_operations(line: Timeline) -> Floats:
-    """Seconds by (rank, step) in operations of compute that the first rank does in few of its steps."""
-    own = (line.rank == FIRST_RANK) & ~line.collective
+def _in_rare_operations(line: Timeline, lead: int) -> Floats:
+    """Seconds by (rank, step) in operations of compute that rank `lead` does in few of its steps."""
+    own = (line.rank == lead) & ~line.collective
     pairs = np.unique(np.stack([line.op[own], line.step[own]]), axis=1)
     ops, steps = np.unique(pairs[0], return_counts=True)
     rare = ops[steps <= MOST_STEPS * line.steps]
@@ -187,7 +212,7 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
                 if count > best[0] and count >= (1 - MOST_OTHERS) * all_times and near[times].all():
                     best = count, all_times, distance, first
         count, all_times, distance, first = best
-        if not distance or count < _needed(left, all_times):
+        if not distance or count < _needed(left, all_times, distance):
             break
         at = np.zeros_like(late)
         at[first::distance] = True
@@ -197,12 +222,13 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
     return (every, found) if left.sum() <= MOST_OTHERS * late.sum() else ([], np.zeros_like(late))
 
 
-def _needed(late: Bools, times: int) -> int:
-    """How many of so many known steps at equal distances must be late so that late steps at random hardly are.
+def _needed(late: Bools, times: int, distance: int) -> int:
+    """How many of so many known steps at this distance must be late so that late steps at random hardly are.
 
-    All distances and first steps are tried.
+    All distances of its kind, usual or shorter, and all first steps are tried.
     """
-    tries = sum(range(SHORTEST_PERIOD, len(late) // FEWEST_TIMES + 1))
+    short = range(SHORTEST_PERIOD, USUAL_PERIOD)
+    tries = sum(short if distance in short else range(USUAL_PERIOD, len(late) // FEWEST_TIMES + 1))
     return min_last_count(times, 1 / float(late.mean()), CHANCE / tries)
 
 

@@ -56,6 +56,12 @@ CHANCE_IN_FEW_STEPS: Final = 1e-5
 CHANCE_OF_POSSIBLE: Final = 1e-3
 """Chance that some rank of a healthy job is called possible for being last too often."""
 
+FEWEST_WANDERERS: Final = 8
+"""Ranks that show how much ranks wander: of fewer, one that becomes slow moves the median."""
+
+MEDIAN_NOISE: Final = 3.1
+"""Relative variance of a median of estimated variances, times their number and degrees of freedom."""
+
 OF_FEW: Final = {2: 0.71, 3: 2.17, 4: 1.39}
 """Factors by which the MAD of distances from the median is too small over many sets of 3 or 4 normal values; of 2: of
 distances from the lower one."""
@@ -153,6 +159,29 @@ def trimmed_mean(values: Floats) -> tuple[Floats, Floats]:
     return mean, np.sqrt(variance_inflation_of(values) / np.maximum(count, 1)) * spread
 
 
+def wander_of_means(values: Floats, length: int) -> float:
+    """How much means over so many steps in a row differ from one another on the median rank, a standard deviation.
+
+    Ranks that wander slowly differ by more than the steps of one such stretch show. 0 if that is no more than their
+    errors explain, or if there are few ranks. A mean over most steps is that of half of them, which varies
+    half as much if steps are independent, and as much if ranks wander without end.
+    """
+    steps = values.shape[1]
+    if len(values) < FEWEST_WANDERERS or steps < 2 * FEWEST_STEPS:
+        return 0.0
+    if length > steps // 2:
+        half = wander_of_means(values, steps // 2)
+        quarter = wander_of_means(values, steps // 4) if steps >= 4 * FEWEST_STEPS else 0.0
+        return half * float(np.sqrt(np.clip((half / quarter) ** 2, 0.5, 1.0) if quarter else 0.5))
+    found = [trimmed_mean(values[:, begin : begin + length]) for begin in range(0, steps - length + 1, length)]
+    means, errors = (np.stack([pair[place] for pair in found]) for place in (0, 1))
+    freedom = len(found) - 1
+    # The median of a variance with few degrees of freedom is below its mean (Wilson and Hilferty 1931).
+    between = float(np.nanmedian(np.nanvar(means, axis=0, ddof=1))) / (1 - 2 / (9 * freedom)) ** 3
+    chance = 1 + 2 * np.sqrt(MEDIAN_NOISE / (freedom * len(values)))
+    return float(np.sqrt(between)) if between > chance * float(np.nanmedian(errors**2, axis=1).mean()) else 0.0
+
+
 def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
     """Errors drawn towards the typical error, and their degrees of freedom (moderated variances, Smyth 2004).
 
@@ -172,10 +201,13 @@ def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
     return np.where(ordinary, joined, error), np.where(ordinary, freedom + weight, freedom)
 
 
-def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int, chips: float = 0.0) -> _Excess:
+def _excess_over_peers(
+    values: Floats, error: Floats, alike: Ints, steps: int, chips: float = 0.0, wander: float = 0.0
+) -> _Excess:  # fmt: skip
     """Excess of ranks over the median of those with the same work; with only two of them, over the lower one.
 
     `chips`: by which share of the step healthy chips usually differ; 0 where the values are no computing.
+    `wander`: by how much such values of a rank differ over time.
     """
     share, spreads, small = np.zeros(len(values)), [], []
     for kind in np.unique(alike).tolist():
@@ -191,10 +223,11 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int, c
     if len(small) >= FEWEST_OF_FEW:
         spreads += small
     error, freedom = moderated_errors(error, steps)
+    error = np.maximum(error, wander)
     spread = MAD_TO_SIGMA * float(np.median(np.abs(spreads))) if spreads else 0.0
     typical = float(np.median(error))
     chance = 1 + 2 * MAD_NOISE / np.sqrt(max(len(spreads), 1))
-    spread = spread if spread**2 > chance * typical**2 else typical
+    spread = max(spread, wander) if spread**2 > chance * typical**2 else typical
     usual, count = spread, len(spreads)
     if chips:
         usual = max(usual, float(np.sqrt((count * spread**2 + CHIP_VALUES * chips**2) / (count + CHIP_VALUES))))
@@ -303,7 +336,8 @@ def straggler_ranks(
         mean, error = trimmed_mean(values)
         victims = blame.victims(part) if blame is not None else np.zeros(len(mean), np.bool_)
         mean = np.where(victims, np.minimum(mean, 0.0), mean)
-        found = _excess_over_peers(mean, error, alike, values.shape[1], chips)
+        wander = wander_of_means(relative, values.shape[1])
+        found = _excess_over_peers(mean, error, alike, values.shape[1], chips, wander)
         smallest = 2 * SMALLEST_EFFECT if number else SMALLEST_EFFECT
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share

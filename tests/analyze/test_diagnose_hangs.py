@@ -193,6 +193,16 @@ def test_a_rank_that_is_missing_because_it_waits_elsewhere_is_a_victim() -> None
     assert (hang.kind, hang.ranks) == ("hang", (0,))
 
 
+def test_the_analyzers_list_of_calls_is_refused_with_what_to_give_instead(tmp_path: Path) -> None:
+    call = "all_reduce(input_sizes=[[16]], state=scheduled)"
+    (tmp_path / "calls.txt").write_text(f"Rank 0  Rank 1\n-------  -------\n{call}  {call}\n{call}\n")
+
+    done = CliRunner().invoke(main, ["diagnose", "--json", str(tmp_path / "calls.txt")])
+
+    assert done.exit_code == 2
+    assert "give the dumps that it was made from, or what fr_trace prints without -j" in done.stderr
+
+
 def test_ranks_that_wait_for_each_other_are_reported_and_none_is_named() -> None:
     groups = {"1": [0, 1], "2": [0, 1]}
     hang = hang_of(

@@ -18,6 +18,8 @@ from ingero_analyze.diagnose import dcgm, inspector, kineto
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError, rank_of
 from ingero_contract.json_values import whole
 from ingero_fleet.cli import main
+from ingero_testing.collectives import Job
+from ingero_testing.inspector import exports
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -82,6 +84,40 @@ def test_inspector_names_nobody_where_nobody_is_late(tmp_path: Path) -> None:
     inspected(tmp_path, late=None)
 
     assert ask("--nccl-inspector", str(tmp_path))[0]["kind"] == "none"
+
+
+@pytest.mark.parametrize("form", ["lines", "one document", "packed"])
+def test_inspectors_metrics_as_a_collector_writes_them_name_the_node_and_gpu(tmp_path: Path, form: str) -> None:
+    bodies = exports(Job(late_ms={5: 20.0}), STEPS)
+    if form == "one document":
+        resources = [each for body in bodies for each in json.loads(body)["resourceMetrics"]]
+        (tmp_path / "otlp.json").write_text(json.dumps({"resourceMetrics": resources}, indent=1))
+    else:
+        pack = gzip.compress if form == "packed" else bytes
+        (tmp_path / ("otlp.json" + ".gz" * (form == "packed"))).write_bytes(pack(b"\n".join([*bodies, bodies[0]])))
+
+    found, errors, status = ask(*map(str, tmp_path.iterdir()))
+
+    assert (status, errors) == (0, "")
+    assert (found["kind"], found["ranks"]) == ("node", ["node-1/GPU1"])
+    assert found["evidence"]["nodes"] == {"node-1/GPU1": "node-1"}
+    assert found["seconds_lost_per_step"] == pytest.approx(0.02, rel=0.1)
+    assert found["evidence"]["left_out"]["points of other metrics"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"verbose": False}, "set NCCL_INSPECTOR_OTEL_VERBOSE=1"),
+        ({"gpu": "GPU0"}, "node-0: several processes say GPU0"),
+    ],
+)
+def test_inspectors_metrics_that_show_no_rank_are_refused(tmp_path: Path, given: Any, words: str) -> None:
+    (tmp_path / "otlp.json").write_bytes(b"\n".join(exports(Job(late_ms={5: 20.0}), STEPS, **given)))
+
+    _, errors, status = ask(str(tmp_path / "otlp.json"))
+
+    assert status == 2 and words in errors
 
 
 def test_inspector_lines_belong_to_the_marker_before_them() -> None:

@@ -58,7 +58,7 @@ def test_what_the_first_rank_does_in_every_nth_step_is_told_next_to_the_verdict(
     headline, beside, *_ = table(written(tmp_path, rows)).splitlines()
 
     assert headline == "no rank delays the job"
-    assert beside.startswith("besides, in every 5th step rank 0 does more, and all wait (0.0")
+    assert beside.startswith("besides, once in 5 steps rank 0 does more, and all wait (0.0")
 
 
 def test_verdicts_on_hangs_are_read_in_words_with_the_next_step(tmp_path: Path) -> None:

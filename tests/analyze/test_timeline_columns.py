@@ -325,6 +325,27 @@ def test_a_column_of_collectives_is_one_of_operations(name: str) -> None:
     assert recognised(("", "rank", "start", "duration", name), {}).roles["op"] == name
 
 
+@pytest.mark.parametrize(
+    ("names", "start", "duration"),
+    [
+        (("rank", "step", "phase", "time_ms"), None, "time_ms"),
+        (("rank", "step", "phase", "timestamp", "time_ms"), "timestamp", "time_ms"),
+        (("rank", "step", "phase", "time_ms", "dur_ms"), "time_ms", "dur_ms"),
+    ],
+)
+def test_a_time_with_a_unit_is_how_long_an_operation_took_where_nothing_else_says_it(
+    names: tuple[str, ...], start: str | None, duration: str
+) -> None:
+    roles = recognised(names, {}).roles
+
+    assert (roles.get("start"), roles["duration"]) == (start, duration)
+
+
+def test_a_time_without_a_unit_is_none() -> None:
+    with pytest.raises(ValueError, match="there is no column 'duration'"):
+        recognised(("rank", "step", "phase", "time"), {})
+
+
 def test_kernels_are_no_collectives_and_collectives_are_no_kernels() -> None:
     assert [name for name in COLLECTIVES if not kind_of_operation(name)] == []
     assert [name for name in COMPUTE if kind_of_operation(name)] == []

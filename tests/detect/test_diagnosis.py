@@ -46,6 +46,16 @@ def test_errors_are_what_means_differ_by_however_slowly_ranks_wander(memory: flo
     assert np.std(mean) / np.median(error) == pytest.approx(1.0, abs=0.15)
 
 
+def test_ranks_that_all_wander_slowly_beneath_their_noise_are_not_named() -> None:
+    for seed in (0, 6, 12, 22):
+        rng = np.random.default_rng(seed)
+        phase = rng.uniform(0, 2 * np.pi, (16, 1))
+        values = 1 + 0.02 * np.sin(2 * np.pi * np.arange(100) / 70 + phase) + 0.015 * rng.normal(size=(16, 100))
+        chips = 0.01 * rng.normal(size=(16, 1))
+
+        assert not straggler_ranks(values + chips, np.zeros(16, np.int64))[0].any()
+
+
 def test_ranks_with_like_errors_know_them_better_together() -> None:
     error, freedom = moderated_errors(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.02, 0.98]), 50)
 

@@ -14,6 +14,9 @@ from ingero_contract.identifiers import Rank
 MARKS: Final = (b"Not all ranks joining collective", b"Collective sequence number:", b"Input/output mismatch in the")
 """How blocks of a report begin, of which it has one at least."""
 
+ENTRIES: Final = (b"(input_sizes=", b"(s=")
+"""What the list of calls has that the analyzer prints with -j."""
+
 _BEGIN: Final = re.compile(
     r"^.*?(?:" + "|".join(mark.decode() for mark in MARKS) + r")\D*(?P<seq>\d+).*$", re.MULTILINE
 )
@@ -26,6 +29,11 @@ _CULPRIT: Final = re.compile(r"Culprit rank (\d{1,7}); *Error type: (\w+)(?:[^;]
 _SIZES: Final = re.compile(r"\d{1,18}")
 
 MAX_RANKS: Final = 1 << 20
+
+
+def is_of_analyzer(data: bytes) -> bool:
+    """Whether a text is what the analyzer prints: a report, or the list of calls."""
+    return any(mark in data for mark in MARKS) or (b"Rank 0" in data and any(mark in data for mark in ENTRIES))
 
 
 def dumps_of_report(text: str) -> dict[Rank, dict[str, Any]]:
@@ -43,6 +51,11 @@ def dumps_of_report(text: str) -> dict[Rank, dict[str, Any]]:
             dump["pg_config"][name] = {"name": name, "desc": desc, "ranks": sorted(expected)}
             if rank not in missing:
                 dump["entries"].append(_entry(seq, name, desc, fields, *culprits.get(rank, ("", ""))))
+    if not dumps and any(mark.decode() in text for mark in ENTRIES):
+        raise SourceError(
+            "the list that fr_trace -j prints has no groups and no numbers of calls; give the dumps that it was made "
+            "from, or what fr_trace prints without -j"
+        )
     if not dumps:
         raise SourceError("no report of Flight Recorder's analyzer that says which ranks a collective has")
     return dumps
@@ -50,7 +63,8 @@ def dumps_of_report(text: str) -> dict[Rank, dict[str, Any]]:
 
 def _blocks(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     begins = list(_BEGIN.finditer(text))
-    for begin, end in zip(begins, [*(found.start() for found in begins[1:]), len(text)], strict=True):
+    ends = [*(found.start() for found in begins), len(text)][1:]
+    for begin, end in zip(begins, ends, strict=True):
         fields: dict[str, str] = {}
         for found in _FIELD.finditer(text, begin.end(), end):
             fields.setdefault(

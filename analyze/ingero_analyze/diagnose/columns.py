@@ -174,6 +174,9 @@ def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = 
     named = next((name for name in names if words_of(name) in _OPERATION_NAMES), None)
     if named and not {"op", "kind"} & set(chosen) and words_of(roles.get("op", "")) in OPERATION_TYPES:
         roles = {"kind": roles["op"], **roles, "op": named}
+    length = _called_time(names, roles) if "start" not in chosen else None
+    if length:
+        roles = {role: name for role, name in roles.items() if name != length} | {"duration": length}
     if "duration" in roles and "end" not in chosen:
         roles.pop("end", None)
     if "op" not in roles and "kind" in roles and "kind" not in chosen:
@@ -191,6 +194,14 @@ def recognised(names: Sequence[str], chosen: Mapping[str, str], by_file: bool = 
     missing += [] if "duration" in roles or "end" in roles else ["duration"]
     _refuse(names, found, missing, by_file)
     return found
+
+
+def _called_time(names: Sequence[str], roles: Mapping[str, str]) -> str | None:
+    """The only column that says how long operations of steps took, where it is called a time, as `time_ms`."""
+    used = {name for role, name in roles.items() if role != "start"}
+    times = [name for name in names if name not in used and split_unit(name)[0] == "time"]
+    certain = {"op", "step"} <= set(roles) and not {"duration", "end"} & set(roles) and len(times) == 1
+    return times[0] if certain and split_unit(times[0])[1] in SECONDS else None
 
 
 def _with_operations(

@@ -22,11 +22,12 @@ from ingero_kit.flags import SecondsRange
     "--flight-recorder",
     multiple=True,
     metavar="PATH",
-    help="PyTorch Flight Recorder dumps, pickle or JSON: files or folders.",
+    help="PyTorch Flight Recorder dumps, pickle or JSON, or what `fr_trace` prints: files or folders.",
 )
 @click.option(
-    "--nccl-inspector", multiple=True, metavar="PATH", help="NCCL Inspector's JSON lines: files or folders."
-)
+    "--nccl-inspector", multiple=True, metavar="PATH",
+    help="NCCL Inspector's JSON lines, or its metrics as a Collector writes them (OTLP JSON): files or folders.",
+)  # fmt: skip
 @click.option(
     "--kineto", multiple=True, metavar="PATH", help="PyTorch profiler traces of several ranks: files or folders."
 )

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from ingero_analyze.diagnose.analyzer_reports import MARKS
+from ingero_analyze.diagnose.analyzer_reports import is_of_analyzer
 from ingero_analyze.diagnose.sources import SourceError, read_begin
 from ingero_analyze.folders import files_in
 
@@ -33,6 +33,7 @@ _RANK: Final = re.compile(rb'"(?:name"\s*:\s*")?(?:(?:global|world)[ _])?rank[ _
 _MARKS: Final = (
     ("--kineto", (b'"deviceProperties"', b'"distributedInfo"')),
     ("--nccl-inspector", (b'"coll_perf"',)),
+    ("--nccl-inspector", (b'"resourceMetrics"', b'"nccl_')),
     ("--ras", (b'"communicators"', b'"nccl_version"')),
     ("--ras", (b'"communicators"', b'"timestamp"')),
     ("--flight-recorder", (b'"pg_config"',)),
@@ -50,7 +51,7 @@ def flag_of_begin(begin: bytes) -> str | None:
             kernels = _KERNELS.search(begin) and len(set(_RANK.findall(begin))) < 2
             return "--kineto" if kernels or _PROFILED.search(begin) else None
         return next((flag for flag, marks in _MARKS if all(mark in begin for mark in marks)), None)
-    if any(mark in begin for mark in MARKS):
+    if is_of_analyzer(begin):
         return "--flight-recorder"
     return "--dcgm" if b"DCGM_FI_" in begin and begin.lstrip()[:1] in (b"#", b"D") else None
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import orjson
 
 from ingero_analyze.diagnose import sources
-from ingero_analyze.diagnose.analyzer_reports import MARKS, dumps_of_report
+from ingero_analyze.diagnose.analyzer_reports import dumps_of_report, is_of_analyzer
 from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_analyze.tables import LATEST
@@ -186,7 +186,7 @@ def parse(data: bytes) -> Any:
             if len(lines) < 2:
                 raise
             return [sources.read_json(line) for line in lines if line.strip()]
-    if any(mark in data for mark in MARKS):
+    if is_of_analyzer(data):
         return dumps_of_report(data.decode(errors="replace"))
     raise SourceError("neither a pickle nor JSON" if data else "the file is empty")
 

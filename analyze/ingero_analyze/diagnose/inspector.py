@@ -1,14 +1,17 @@
-"""Reads NCCL Inspector's JSON lines: the time of every collective on every rank. All but `read_events` is pure.
+"""Reads what NCCL Inspector writes, JSON lines or metrics in OTLP: the time of every collective on every rank.
+
+All but `read_events` is pure.
 
 A collective's kernel waits on the GPU for the last rank, so the late rank's kernel is the shortest.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ingero_analyze.diagnose import sources
+from ingero_analyze.diagnose import inspector_otlp, sources
+from ingero_analyze.diagnose.collective_times import Process, Spent
 from ingero_analyze.diagnose.sources import Claims, Problems, SourceData, SourceError
 from ingero_contract.json_values import number, text, whole
 
@@ -30,23 +33,6 @@ MAX_RANKS: Final = 1_000_000
 HOST_TIMED: Final = "collective_cpu"
 """Timing source that measures the host's call only, not the wait for peers."""
 
-Process = tuple[str, int]
-"""Host and process id."""
-
-
-@dataclass(frozen=True)
-class Spent:
-    """One collective on one rank; seconds. `start` is when it began, or was recorded where the start is missing."""
-
-    process: Process
-    comm: str
-    rank: int
-    ranks: int
-    op: str
-    seq: int
-    start: float
-    duration: float
-
 
 @dataclass
 class LineContext:
@@ -62,18 +48,39 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     spent: list[Spent] = []
     for file, data in sources.contents_of(paths, SUFFIXES, problems):
         context = LineContext()
-        for place, line in enumerate(data.splitlines(), 1):
-            if not line.strip():
-                continue
+        for place, line in _lines(data):
             try:
-                item = take(line, context, found.left_out)
+                spent += _taken(line, context, found.left_out, f"{file}: line {place}", problems)
             except SourceError as error:
                 problems.add(str(file), f"line {place}: {error}")
-                continue
-            if item is not None:
-                spent.append(item)
-    _fill(found, spent)
+    placed, shared = inspector_otlp.without_shared_names(item for item in spent if item.rank is None)
+    for process in shared:
+        problems.add("", inspector_otlp.told_of_shared(process))
+    _fill(found, [item for item in spent if item.rank is not None] + placed)
     return found
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their numbers; a request of OTLP that is written over several lines is one."""
+    first, *_ = data.strip().split(b"\n", 1)
+    if inspector_otlp.MARK in data[:MAX_LINE] and not first.rstrip().endswith(b"}"):
+        yield 1, data
+    else:
+        yield from ((place, line) for place, line in enumerate(data.splitlines(), 1) if line.strip())
+
+
+def _taken(line: bytes, context: LineContext, left_out: Counter[str], place: str, problems: Problems) -> list[Spent]:
+    """The collectives of a line, of which a request of OTLP has many. Raises `SourceError`."""
+    if inspector_otlp.MARK not in line[:MAX_LINE]:
+        item = take(line, context, left_out)
+        return [item] if item is not None else []
+    tree, spent = sources.read_json(line), list[Spent]()
+    for point in inspector_otlp.collectives_of(tree if isinstance(tree, dict) else {}, left_out):
+        if isinstance(point, str):
+            problems.add(place, point)
+        else:
+            spent.append(point)
+    return spent
 
 
 def take(line: bytes, context: LineContext, left_out: Counter[str]) -> Spent | None:
@@ -124,7 +131,7 @@ def _spent(perf: dict[str, Any], context: LineContext) -> Spent:
 
 def _fill(found: SourceData, spent: list[Spent]) -> None:
     """Rows by the rank of each process in the largest communicator that it belongs to."""
-    largest: dict[Process, tuple[int, int]] = {}
+    largest: dict[Process, tuple[int, int | None]] = {}
     for item in spent:
         process = _process(item)
         known = largest.get(process)
@@ -133,7 +140,7 @@ def _fill(found: SourceData, spent: list[Spent]) -> None:
     taken = Counter(rank for _, rank in largest.values())
     world = max((ranks for ranks, _ in largest.values()), default=0)
     names = {
-        process: str(rank) if taken[rank] == 1 and ranks == world else f"{process[0]}:{process[1]}"
+        process: str(rank) if rank is not None and taken[rank] == 1 and ranks == world else _name(process)
         for process, (ranks, rank) in largest.items()
     }
     if all(name.isdigit() for name in names.values()):
@@ -151,6 +158,12 @@ def _fill(found: SourceData, spent: list[Spent]) -> None:
             found.hosts[name] = item.process[0]
 
 
+def _name(process: Process) -> str:
+    """What a process without a rank of its own is called: by its host and its number there, or its GPU."""
+    host, own = process
+    return f"{host}:{own}" if isinstance(own, int) else f"{host}/{own}"
+
+
 def _process(item: Spent) -> Process:
     """The process of a line; where the line names none, the rank in the communicator stands for it."""
-    return item.process if item.process != ("", 0) else (item.comm, item.rank)
+    return item.process if item.process != ("", 0) or item.rank is None else (item.comm, item.rank)

@@ -217,7 +217,7 @@ OWN_LINES: Final = {
         f"rank {rank}: its dump is of an earlier run, with a last call at {last}" for rank, last in _first(value)
     ],
     "chores": lambda value: [
-        f"in every {joined(value['every'])}th step rank {joined(value['ranks'])} does more, and all wait "
+        f"once in {joined(value['every'])} steps rank {joined(value['ranks'])} does more, and all wait "
         f"({value['seconds_per_step']:.3g} s a step): checkpoints or logs, or a fault that keeps to this rhythm; "
         "ranks were compared without it"
     ],

@@ -5,7 +5,7 @@ Points name the node and the GPU, and no rank. The default form has averages ove
 do not show which ranks waited for each other, so they prove nothing about any rank.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -40,6 +40,11 @@ def read_attributes(pairs: Iterable[bytes]) -> InspectorAttributes | str:
         texts = {pair.key: pair.value.string_value for pair in map(KeyValue.FromString, pairs)}
     except DecodeError:
         return "an attribute of NCCL Inspector is not OTLP"
+    return from_texts(texts)
+
+
+def from_texts(texts: Mapping[str, str]) -> InspectorAttributes | str:
+    """The attributes of a point by name; or why the point cannot be used."""
     comm, seq = texts.get(attributes.INSPECTOR_COMM, ""), _count(texts.get(attributes.INSPECTOR_SEQ, ""))
     if not comm or comm == _UNKNOWN or seq is None:
         return UNMATCHED
