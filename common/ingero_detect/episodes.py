@@ -38,6 +38,13 @@ class Episode:
         return self.last.recovered if self.ended else None
 
     @property
+    def severity(self) -> float:
+        """The share of its rate that the node lost, 0 to 1: the larger of that at the accusation and at last; the
+        last one of a node that had stopped, or nearly so, and worked again slowly."""
+        fell = self.first.kind in (Kind.STOPPED, Kind.COLLAPSE) and self.last.kind is Kind.SLOW
+        return self.last.severity if fell else max(self.first.severity, self.last.severity)
+
+    @property
     def lost(self) -> float:
         """The largest known loss, log units; at most that of a node that does 1 % of what is expected."""
         return -log1p(-min(max(self.first.severity, self.last.severity), 0.99))
@@ -63,7 +70,7 @@ class Episode:
             "start": evidence["since"],
             "detected": evidence["detected"],
             "end": last["recovered"] if self.ended else None,
-            "severity": round(max(self.first.severity, self.last.severity), 6),
+            "severity": round(self.severity, 6),
             "evidence": evidence,
         }
 

@@ -45,6 +45,9 @@ from ingero_detect.verdicts import Axis, Kind
 _NOTHING: Final = NOTHING - 0.5
 """A loss beyond this is work that stopped, log units."""
 
+_HALF: Final = float(np.log(2))
+"""A loss below this is no collapse, log units."""
+
 _MOST_FLAPS: Final = 5
 """A node whose short accusations follow one another must be well for up to 2 to this power times as long."""
 
@@ -189,10 +192,11 @@ def _check_recovery(
     longer = np.exp2(clipped(flaps - 1, 0, _MOST_FLAPS)).astype(np.int16)
     memory.node("hold")[rows] = np.where(proven, parameters.hold_ticks * longer, np.maximum(hold - 1, 0))
     memory.node("well")[rows] = np.where(relapsed, 0.0, well)
+    _relapse(memory, rows[relapsed], error[relapsed])
     resumed = (state[rows] == STOPPED) & (-error < _NOTHING) & ~proven
     state[rows[resumed]] = STRAGGLER
     state[rows[proven]] = RECOVERING
-    for column in ("slow", "below"):
+    for column in ("slow", "below", "spell", "shortfall"):
         memory.node(column)[rows[proven]] = 0.0
     memory.node("run")[rows[proven]] = 0
     state[rows[relapsed]] = STRAGGLER
@@ -200,6 +204,17 @@ def _check_recovery(
     memory.node("previous")[rows[healthy]] = np.nan
     record_short_losses(memory, parameters, rows[proven])
     record_short_alarms(memory, parameters, rows[healthy])
+
+
+def _relapse(memory: ColumnStore, rows: Ints, error: Floats) -> None:
+    """Nodes that lose less than half of what they lost before (log units) have another loss now, as one that had
+    stopped and works again slowly."""
+    spell = memory.node("spell")[rows]
+    own = memory.node("axis")[rows] != AXES.index(Axis.PEERS)
+    loss = np.where(own & (spell > 0), memory.node("shortfall")[rows] / np.maximum(spell, 1), np.maximum(-error, 0.0))
+    less = loss < 0.5 * memory.node("loss")[rows]
+    memory.node("loss")[rows[less]] = loss[less]
+    memory.node("kind")[rows[less & own & (loss < _HALF)]] = KINDS.index(Kind.SLOW)
 
 
 def _is_short(memory: ColumnStore, parameters: Parameters, rows: Ints) -> Bools:

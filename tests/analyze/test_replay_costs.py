@@ -69,3 +69,19 @@ def test_the_episode_of_a_node_that_was_away_for_more_than_a_day_is_kept(
     assert [episode["kind"] for episode in found["episodes"]] == kinds
     assert (first["end"], first["severity"]) == (None, pytest.approx(0.2, abs=0.02))
     assert first["lost_node_hours"] == pytest.approx(first["severity"] * 500 / 60, rel=0.02)
+
+
+@pytest.mark.parametrize(("now", "kind", "severity"), [(0.8, "slow", 0.2), (1.0, "stopped", 0.98)])
+def test_a_node_that_stopped_and_works_again_slowly_loses_what_it_does_now(
+    tmp_path: Path, now: float, kind: str, severity: float
+) -> None:
+    rates = 100 * np.exp(0.02 * np.random.default_rng(1).normal(size=(160, 6)))
+    rates[60:80, 2], rates[80:, 2] = 0, now * rates[80:, 2]
+    rows = [f"{60 * tick},n{node},{rates[tick, node]:.2f}" for tick in range(160) for node in range(6)]
+    (tmp_path / "history.csv").write_text("\n".join(["time,node,rate", *rows]))
+
+    (episode,) = replayed(tmp_path / "history.csv")["episodes"]
+
+    assert (episode["node"], episode["kind"]) == ("n2", kind)
+    assert episode["severity"] == pytest.approx(severity, abs=0.02)
+    assert (episode["end"] is None) == (now < 1)

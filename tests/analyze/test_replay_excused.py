@@ -178,6 +178,20 @@ def test_a_loss_is_compared_without_the_ticks_in_which_its_node_was_well_again(t
     assert named(judged(tmp_path, rates)) == []
 
 
+def test_a_loss_that_the_worst_of_the_peers_make_likely_is_chance(tmp_path: Path) -> None:
+    """Rates that wander below a ceiling, at which they stand for long."""
+    wander, change = np.zeros((300, 12)), np.random.default_rng(11).normal(0, 0.013, (300, 12))
+    for tick in range(1, 300):
+        wander[tick] = 0.9 * wander[tick - 1] + change[tick]
+    rates = np.minimum(100.0, np.round(96 * np.exp(wander + 0.1 * np.sin(np.arange(300) / 40)[:, None])))
+    found = judged(tmp_path, rates)
+
+    assert (named(found), named(found, "shared")) == ([], ["n8"])
+
+    rates[150:180, 3] *= 0.75
+    assert named(judged(tmp_path, rates)) == ["n3"]
+
+
 def work_of_jobs() -> tuple[Rates, npt.NDArray[np.int64]]:
     """Jobs of four of 16 nodes that take 60 to 120 ticks, each with its own rate."""
     random = np.random.default_rng(4)

@@ -95,7 +95,7 @@ def print_table(done: Replay, console: Console) -> None:
                 sentences.short_time(since, calendar),
                 f"+{(first.detected or since) - since:.6g}{'' if steps else ' s'}",
                 lasted + ("" if episode.ended else ", then silent" if done.fell_silent(episode) else " and on"),
-                f"{100 * max(first.severity, episode.last.severity):.0f} %",
+                f"{100 * episode.severity:.0f} %",
                 f"{done.lost_node_hours(episode) * (HOUR if steps else 1):.3g}",
                 _evidence(_as_decided(episode.first).to_json()),
             ))  # fmt: skip

@@ -83,7 +83,7 @@ class Replay:
 
     def lost_node_hours(self, episode: Episode) -> float:
         """What an episode cost: the share that its node lost, times the hours in which it reported."""
-        return max(episode.first.severity, episode.last.severity) * self._presence(episode).reported / HOUR
+        return episode.severity * self._presence(episode).reported / HOUR
 
     def _presence(self, episode: Episode) -> Presence:
         if self.slow_hosts and any(episode is one for one in self.of_hosts):

@@ -25,6 +25,11 @@ FEWEST: Final = 2
 AS_DEEP: Final = 0.9
 """Share of a loss, log units, that theirs have at least: equal losses differ by their noise."""
 
+FEWEST_KNOWN: Final = 8
+EXTREME: Final = 4.9
+"""Peers whose worst losses tell how they are distributed, and standard deviations of these by which a loss that ended
+by itself is below their mean where it is no chance: a Gumbel variable (Gumbel 1958) is so in one of 1,000 cases."""
+
 CALM_TICKS: Final = 60
 """Ticks after a common move of a cohort before its losses count: a job that starts shows nothing about others."""
 
@@ -97,7 +102,8 @@ class SharedLosses:
                 self._done[node, since] = accusation.ended(verdict.recovered)
 
     def shared(self, episode: Episode) -> bool:
-        """Whether half of the peers of an accused node have had such a loss without being accused."""
+        """Whether half of the peers of an accused node have had such a loss without being accused, or it ended by
+        itself and their worst losses make it likely that one of them comes to it by chance."""
         first = episode.first
         node, since = node_key(first.cluster, first.node), first.since or 0.0
         found = self._done.get((node, since)) or self._open.get(node, (0.0, None))[1]
@@ -106,9 +112,11 @@ class SharedLosses:
             return False
         row = int(np.searchsorted(LENGTHS, found.ticks, side="right")) - 1
         peers = np.flatnonzero((self._group == found.group) & (self._count >= 2 * LENGTHS[row]))
-        peers = peers[peers != found.place]
-        alike = np.count_nonzero(self._worst[peers, row] <= AS_DEEP * found.total / found.ticks)
-        return bool(alike >= max(FEWEST, SHARE * len(peers)))
+        worst, mean = self._worst[peers[peers != found.place], row], found.total / found.ticks
+        if np.count_nonzero(worst <= AS_DEEP * mean) >= max(FEWEST, SHARE * len(worst)):
+            return True
+        extreme = len(worst) >= FEWEST_KNOWN and mean >= worst.mean() - EXTREME * worst.std(ddof=1)
+        return bool(episode.ended and extreme)
 
     def _begun(self, place: int, since: float, residual: float) -> _Accusation:
         """A new accusation, with what the node has lost since its onset, this tick included."""
