@@ -26,7 +26,8 @@ SHORTEST_PERIOD: Final = 3
 """Steps from one time to the next at least: who is late in half of the steps or more is slow."""
 
 USUAL_PERIOD: Final = 5
-"""Steps from which one time to the next is usual, and shorter ones are tried apart."""
+"""Steps from which one time to the next is usual, and up to half of the ranks take part. Shorter ones are tried
+apart, for a quarter of the ranks at most: what half of them do so often is no checkpoint."""
 
 MOST_CHORES: Final = 2
 """Chores with rhythms of their own, such as logs and checkpoints."""
@@ -128,9 +129,12 @@ def _taken_out(
     line: Timeline, every: tuple[int, ...], far: Bools,
     without: Callable[[Timeline, Ints, Bools], tuple[Floats, Floats, Floats]],
 ) -> Chores | None:  # fmt: skip
-    """The timeline without chores; `None` where there are none, or where more than half of the ranks have them."""
+    """The timeline without chores; `None` where there are none, or where too many ranks have them."""
     ranks = np.flatnonzero(far.any(axis=1))
-    if not every or not 0 < len(ranks) <= line.ranks // 2:
+    if not every:
+        return None
+    most = line.ranks // 2 if min(every) >= USUAL_PERIOD else max(1, line.ranks // 4)
+    if not 0 < len(ranks) <= most:
         return None
     starts, durations = line.start.copy(), line.duration.copy()
     saved = np.zeros((len(ranks), line.steps))

@@ -76,7 +76,7 @@ LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _Case:
     """A timeline made ready for judgement, and what all judgements share. Tables have the shape (rank, step)."""
 
     recorded: Timeline
@@ -159,7 +159,7 @@ def diagnose(line: Timeline) -> Diagnosis:
 
 def _prepared(
     recorded: Timeline, line: Timeline, stage: Ints, replica: Ints, shared: DataGroups, period: float
-) -> _Prepared:
+) -> _Case:
     """What the judgements share. `recorded`: without chores; `line`: as ranks waited, with equal work."""
     like, single = _like(stage), _alone(stage)
     line = with_lost_compute(line, like)
@@ -171,13 +171,13 @@ def _prepared(
     free = _free(line, stage, period) if lags is not None and not single.all() else None
     late = free * period if free is not None else lags if lags is not None else np.zeros((line.ranks, 0))
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
-    return _Prepared(
+    return _Case(
         recorded, line, period, stage, like, replica, single, compute, known, lags, blame, free, late,
         recorded_parts(recorded, period), doubts, facts,
     )  # fmt: skip
 
 
-def _late_by_computing(case: _Prepared) -> list[Diagnosis]:
+def _late_by_computing(case: _Case) -> list[Diagnosis]:
     """Ranks, stages and sequences that compute longer."""
     if not case.known.any():
         return []
@@ -186,7 +186,7 @@ def _late_by_computing(case: _Prepared) -> list[Diagnosis]:
     )
 
 
-def _late_by_waits(case: _Prepared, found: list[Diagnosis]) -> list[Diagnosis]:
+def _late_by_waits(case: _Case, found: list[Diagnosis]) -> list[Diagnosis]:
     """Ranks that others wait for, where their computing proves none late."""
     if case.lags is None or not case.waits_compare or any(item.cause is Cause.NODE for item in found):
         return []
@@ -206,7 +206,7 @@ def _late_by_waits(case: _Prepared, found: list[Diagnosis]) -> list[Diagnosis]:
     return [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
 
 
-def _with_idle_or_stalling(case: _Prepared, found: list[Diagnosis]) -> list[Diagnosis]:
+def _with_idle_or_stalling(case: _Case, found: list[Diagnosis]) -> list[Diagnosis]:
     """The findings as waits support them, with ranks that do nothing together, or stand still now and then."""
     if case.waits_compare:
         found = [_supported(item, case.late) for item in found]
@@ -227,7 +227,7 @@ def _with_idle_or_stalling(case: _Prepared, found: list[Diagnosis]) -> list[Diag
     return [*found, with_those_that_act_alike(stalls, case.late, case.part)] if stalls is not None else found
 
 
-def _idle_together(case: _Prepared) -> Diagnosis | None:
+def _idle_together(case: _Case) -> Diagnosis | None:
     """Ranks that do nothing together while the others wait for them."""
     # Stages hand each other tensors: where no row shows that, a rank that does nothing may wait for another stage.
     if case.staged and not some_meet(case.recorded):
@@ -238,7 +238,7 @@ def _idle_together(case: _Prepared) -> Diagnosis | None:
     return idle_ranks(case.recorded, case.line, case.late, longer, case.like, case.period)
 
 
-def _stalling(case: _Prepared, known: set[int]) -> Diagnosis | None:
+def _stalling(case: _Case, known: set[int]) -> Diagnosis | None:
     """A rank beside the known ones that stands still in single steps."""
     if not case.waits_compare:
         return None
@@ -246,7 +246,7 @@ def _stalling(case: _Prepared, known: set[int]) -> Diagnosis | None:
     return stalling_rank(case.late, case.period, known, waits)
 
 
-def _slower_half(case: _Prepared, nobody_else: bool) -> list[Diagnosis]:
+def _slower_half(case: _Case, nobody_else: bool) -> list[Diagnosis]:
     """Many ranks that are slow alike, or do nothing in turn; where nobody else is late, also who is possibly late."""
     half = None
     computing, late = case.relative, case.late
@@ -263,7 +263,7 @@ def _slower_half(case: _Prepared, nobody_else: bool) -> list[Diagnosis]:
     return [with_those_that_act_alike(half, late, case.part)] if half is not None else []
 
 
-def _verdict(case: _Prepared, found: list[Diagnosis]) -> Diagnosis:
+def _verdict(case: _Case, found: list[Diagnosis]) -> Diagnosis:
     """The worst finding, with the others in its evidence, and what it costs the job."""
     worst = _worst(found)
     if worst is None:
