@@ -68,8 +68,7 @@ def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
         return None
     found: Chores | None = None
     for lead in (0, line.ranks - 1):
-        done = sum_by_rank_and_step(line, ~line.collective, line.duration)
-        found = _joined(found, _of_rank(line, lead, (idle_seconds(line), done), alike, period))
+        found = _joined(found, _of_rank(line, lead, alike, period))
         line = line if found is None else found.line
         # What was not recorded shows in the waits of the others.
         found = _joined(found, _of_waits(line, lead, alike, period))
@@ -86,9 +85,11 @@ def _joined(before: Chores | None, more: Chores | None) -> Chores | None:
     return Chores(more.line, ranks, every, before.seconds_per_step + more.seconds_per_step)
 
 
-def _of_rank(line: Timeline, lead: int, seen: tuple[Floats, ...], alike: Ints, period: float) -> Chores | None:
+def _of_rank(line: Timeline, lead: int, alike: Ints, period: float) -> Chores | None:
     """Without the chores that the operations of this rank show, or the time between them."""
-    every, far = _in_rhythm(line, lead, (*seen, _in_rare_operations(line, lead)), alike, period)
+    done = sum_by_rank_and_step(line, ~line.collective, line.duration)
+    seen = (idle_seconds(line), done, _in_rare_operations(line, lead))
+    every, far = _in_rhythm(line, lead, seen, alike, period)
     return _taken_out(line, every, far, _without_longest)
 
 

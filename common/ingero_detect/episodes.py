@@ -28,6 +28,11 @@ class Episode:
         return node_key(self.first.cluster, self.first.node)
 
     @property
+    def key(self) -> tuple[NodeKey, float]:
+        """Its node and onset, seconds, which no two episodes share."""
+        return self.node, self.first.since or 0.0
+
+    @property
     def cohort(self) -> tuple[str, str]:
         """Its cluster, and its cohort at the accusation as verdicts write it."""
         return self.first.cluster, self.first.cohort

@@ -328,7 +328,7 @@ def straggler_ranks(
     excess = np.zeros(len(relative))
     relative = without_common_mode(relative, alike)
     most = max(1, MAX_STRAGGLER_SHARE * len(relative))
-    whole = False
+    whole, wander = False, dict[int, float]()
     for number, part in enumerate(time_segments(relative.shape[1])):
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
@@ -336,8 +336,10 @@ def straggler_ranks(
         mean, error = trimmed_mean(values)
         victims = blame.victims(part) if blame is not None else np.zeros(len(mean), np.bool_)
         mean = np.where(victims, np.minimum(mean, 0.0), mean)
-        wander = wander_of_means(relative, values.shape[1])
-        found = _excess_over_peers(mean, error, alike, values.shape[1], chips, wander)
+        steps = values.shape[1]
+        if steps not in wander:
+            wander[steps] = wander_of_means(relative, steps)
+        found = _excess_over_peers(mean, error, alike, steps, chips, wander[steps])
         smallest = 2 * SMALLEST_EFFECT if number else SMALLEST_EFFECT
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share

@@ -1,6 +1,10 @@
 """The time of a collective on one process, as tools that record it say it. Pure."""
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_RANKS: Final = 1_000_000
+"""Of a communicator; more are no number of ranks."""
 
 Process = tuple[str, int | str]
 """Host, and the process id or, where that is not known, the GPU."""

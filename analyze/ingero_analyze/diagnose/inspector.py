@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_analyze.diagnose import inspector_otlp, sources
-from ingero_analyze.diagnose.collective_times import Process, Spent
+from ingero_analyze.diagnose.collective_times import MAX_RANKS, Process, Spent
 from ingero_analyze.diagnose.sources import Claims, Problems, SourceData, SourceError
 from ingero_contract.json_values import number, text, whole
 
@@ -29,7 +29,6 @@ CLAIMS: Final = Claims(
 
 SUFFIXES: Final = (".log", ".json", ".jsonl", ".txt")
 MAX_LINE: Final = 1 << 20
-MAX_RANKS: Final = 1_000_000
 HOST_TIMED: Final = "collective_cpu"
 """Timing source that measures the host's call only, not the wait for peers."""
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from ingero_analyze.diagnose.collective_times import Process, Spent
+from ingero_analyze.diagnose.collective_times import MAX_RANKS, Process, Spent
 from ingero_analyze.otlp_points import attributes_of, rows_of_request
 from ingero_contract import metrics
 from ingero_contract.json_values import number, whole
@@ -19,7 +19,6 @@ MARK: Final = b'"resourceMetrics"'
 
 OTHER_METRICS: Final = "points of other metrics"
 
-MAX_RANKS: Final = 1_000_000
 MAX_DIGITS: Final = 20
 """Of nanoseconds since 1970."""
 

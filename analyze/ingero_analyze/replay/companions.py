@@ -72,16 +72,15 @@ class Companions:
 
     def of(self, episode: Episode) -> list[NodeKey]:
         """The nodes that lost alike when a node was accused, itself included."""
-        first = episode.first
-        return self._found.get((node_key(first.cluster, first.node), first.since or 0.0), ([], 0))[0]
+        return self._found.get(episode.key, ([], 0))[0]
 
     def together(self, episode: Episode, hosts: Mapping[NodeKey, NodeKey], tick_seconds: float) -> bool:
         """Whether an accused node lost some of its rate for a while, together with so many others. `hosts`: by node
         that is a GPU its host."""
-        first, since = episode.first, episode.first.since or 0.0
+        since = episode.first.since or 0.0
         if episode.end is None or episode.end - since > WHILE_TICKS * tick_seconds or episode.lost > MOST:
             return False
-        names, size = self._found.get((node_key(first.cluster, first.node), since), ([], 0))
+        names, size = self._found.get(episode.key, ([], 0))
         return len({hosts.get(name, name) for name in names}) >= FEWEST_HOSTS and len(names) >= SHARE * size
 
     def _alike(self, places: Ints, node: int, since: float) -> tuple[Bools, Bools]:

@@ -3,7 +3,6 @@
 from typing import Final
 
 from ingero_analyze.replay.silences import Silence, Silences
-from ingero_contract.identifiers import node_key
 from ingero_detect.episodes import Episode
 
 LONGEST: Final = 900.0
@@ -23,5 +22,5 @@ def drained(episode: Episode, silences: Silences, tick_seconds: float) -> Silenc
     if first.since is None or first.expected is None:
         return None
     longest = max(LONGEST, LONGEST_TICKS * tick_seconds)
-    silence = silences.after(node_key(first.cluster, first.node), first.since, first.since + longest)
+    silence = silences.after(episode.node, first.since, first.since + longest)
     return silence if silence is not None and silence.value <= LEFT * first.expected else None

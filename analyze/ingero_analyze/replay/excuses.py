@@ -81,4 +81,4 @@ class Excuses:
 
 def _one_of(accusations: set[Onset]) -> Callable[[Episode], bool]:
     """Whether an episode is one of these accusations."""
-    return lambda episode: (episode.node, episode.first.since or 0.0) in accusations
+    return lambda episode: episode.key in accusations

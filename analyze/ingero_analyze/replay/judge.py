@@ -17,7 +17,6 @@ from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.result import Judge, Replay, Watch
 from ingero_analyze.replay.slow_hosts import SlowHosts
-from ingero_contract.identifiers import node_key
 from ingero_detect.episodes import Episode, Episodes, in_order
 from ingero_detect.parameters import Parameters
 
@@ -153,9 +152,8 @@ class _Run:
 
 def _begun(episode: Episode, grace: Grace, presences: Presences) -> Episode:
     """An episode whose node was not judged for some ticks because it began again, since it was slow in these."""
-    first = episode.first
-    times = grace.begun.get((node_key(first.cluster, first.node), first.since or 0.0))
+    times = grace.begun.get(episode.key)
     if not times:
         return episode
     presences.begin_earlier(episode, times[0], len(times))
-    return replace(episode, first=replace(first, since=times[0]))
+    return replace(episode, first=replace(episode.first, since=times[0]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_analyze.replay.result import Replay
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.episodes import Episode
 
 MOST_NODES: Final = 60
@@ -30,7 +30,7 @@ def draw(done: Replay, file: Path) -> None:
         rows = min(len(speed), len(names))
         grid[:rows, column] = speed[:rows]
     times = np.array(watch.times)
-    accused = list(dict.fromkeys((item.first.cluster, item.first.node) for item in done.episodes))
+    accused = list(dict.fromkeys(item.node for item in done.episodes))
     number = {name: place for place, name in enumerate(names)}
     shown = [number[name] for name in accused if name in number][:MOST_NODES]
     others = [place for place in range(len(names)) if place not in set(shown)]
@@ -38,7 +38,7 @@ def draw(done: Replay, file: Path) -> None:
         chosen = np.linspace(0, len(others) - 1, min(len(others), MOST_NODES - len(shown))).astype(int)
         shown += [others[place] for place in np.unique(chosen).tolist()]
     worst = sorted(done.episodes, key=lambda item: -item.last.severity)
-    curves = list({(item.first.cluster, item.first.node): item for item in reversed(worst)}.items())[::-1][:CURVES]
+    curves = list({item.node: item for item in reversed(worst)}.items())[::-1][:CURVES]
     heights = [max(2.0, 0.16 * len(shown))] + [1.8] * len(curves)
     figure, axes = plt.subplots(
         len(heights), 1, figsize=(11, sum(heights) + 1), height_ratios=heights, sharex=True, squeeze=False,
@@ -57,14 +57,14 @@ def draw(done: Replay, file: Path) -> None:
     figure.colorbar(heatmap, ax=top, pad=0.01)
     scale = 3600.0 if done.history.reading.calendar else 1.0
     for episode in done.episodes:
-        name = (episode.first.cluster, episode.first.node)
+        name = episode.node
         row = shown.index(number[name]) if name in number and number[name] in shown else None
         if row is not None:
             start = ((episode.first.detected or 0.0) - ground) / scale
             end = ((episode.end or done.last) - ground) / scale
             top.plot((start, end), (row + 0.5, row + 0.5), color="black", linewidth=1.2)
     for axis, (name, _) in zip(axes[1:, 0], curves, strict=True):
-        mine = [item for item in done.episodes if (item.first.cluster, item.first.node) == name]
+        mine = [item for item in done.episodes if item.node == name]
         _curve(axis, hours, grid, number, mine, ground, scale, done.last)
     label = "steps" if done.history.reading.steps else "seconds"
     if done.history.reading.calendar:
@@ -87,8 +87,7 @@ def _curve(
     scale: float,
     last: float,
 ) -> None:
-    first = episodes[0].first
-    name = node_key(first.cluster, first.node)
+    name = episodes[0].node
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         axis.plot(hours, np.nanmedian(grid, axis=0), color="0.6", linewidth=0.8, label="median of all")

@@ -128,9 +128,9 @@ class Replay:
             about["digest"], about["recorded_states"] = "", None
         return about
 
-    def _accused(self) -> set[tuple[str, str]]:
-        """Clusters and nodes with an episode."""
-        return {(episode.first.cluster, episode.first.node) for episode in self.episodes}
+    def _accused(self) -> set[NodeKey]:
+        """Nodes with an episode."""
+        return {episode.node for episode in self.episodes}
 
     def _drifts(self) -> list[dict[str, Any]]:
         """Nodes that fell behind their peers too slowly to be accused."""

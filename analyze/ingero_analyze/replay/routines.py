@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_contract.identifiers import NodeKey, node_key
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools
@@ -44,8 +44,7 @@ def routines(episodes: Sequence[Episode], last: float, tick_seconds: float) -> s
         size = max(episode.first.cohort_size for episode in inside)
         alike = _alike(inside, max(FEWEST, SHARE * size), last, tick_seconds)
         for number in np.flatnonzero(alike).tolist():
-            first = inside[number].first
-            found.add((node_key(first.cluster, first.node), first.since or 0.0))
+            found.add(inside[number].key)
     return found
 
 

@@ -105,8 +105,7 @@ class SharedLosses:
         """Whether half of the peers of an accused node have had such a loss without being accused, or it ended by
         itself and their worst losses make it likely that one of them comes to it by chance."""
         first = episode.first
-        node, since = node_key(first.cluster, first.node), first.since or 0.0
-        found = self._done.get((node, since)) or self._open.get(node, (0.0, None))[1]
+        found = self._done.get(episode.key) or self._open.get(episode.node, (0.0, None))[1]
         found = found and found.ended(episode.end)
         if first.axis is not Axis.OWN or found is None or not 0 < found.ticks < 2 * LENGTHS[-1]:
             return False

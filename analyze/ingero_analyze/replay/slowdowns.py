@@ -96,8 +96,7 @@ class Slowdowns:
         found: list[tuple[tuple[NodeKey, float], Slowdown, float]] = []
         explained: set[tuple[NodeKey, float]] = set()
         for episode in episodes:
-            since = episode.first.since or 0.0
-            key = episode.node, since
+            key = _, since = episode.key
             for slowdown in self._of.get(self._groups.get(key, ()), ()):
                 if self._came_back_last(slowdown, since, episode.last.recovered):
                     explained.add(key)
