@@ -35,17 +35,11 @@ from ingero_analyze.audit.columns import (
     SCALES,
     SHOWN,
     SUMMARIES,
-    is_excess,
-    is_lost_share,
     is_value,
-    lower_is_better,
     number_of_gpu,
     parameters_of,
     recognised,
     says_failed,
-    split_unit,
-    unit_in_name,
-    unit_of_result,
     words_of,
 )
 from ingero_analyze.audit.contents import (
@@ -61,6 +55,7 @@ from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.joint_rows import of_single_members
 from ingero_analyze.audit.labels import Labels, usual
 from ingero_analyze.audit.quantities import MISSING, quantity_of
+from ingero_analyze.audit.row_values import LARGEST, SMALLEST, Directions, UndirectedError, row_value
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
 from ingero_analyze.audit.value_lists import of_single_values
 from ingero_analyze.audit.wide import unpivoted
@@ -83,10 +78,6 @@ GPU_OF_FILE: Final = "GPU of the file"
 """Names of the columns that are added for them."""
 
 MAX_ROWS: Final = 5_000_000
-SMALLEST: Final = 1e-200
-LARGEST: Final = 1e200
-"""Values that are used, in any unit."""
-
 MOST_PARAMETERS: Final = 200
 """Different parameters of benchmarks; if there are more, they are taken for something else."""
 
@@ -104,6 +95,10 @@ ONLY_NUMBERS: Final = (
 SAME_NUMBERS: Final = (
     "no column names the node, and the {} files have the same numbers of GPUs, which are taken for the same chips; "
     "if the files are of different nodes, give --node-from-file"
+)
+UNDIRECTED: Final = (
+    "nothing says whether a larger {!r}{} is better; use --higher-is-better or --lower-is-better, or a column "
+    "'direction' with 'higher' or 'lower' where benchmarks differ"
 )
 JOINT: Final = (
     "nodes that are always in the same jobs have one name, joined by +: nothing tells which of them is slow, so swap "
@@ -147,7 +142,7 @@ class Measurements:
         self._labels, self._by_label = Labels(), dict[str, Coded]()
         self._clusters: Counter[str] = Counter()
         self._racks = self._by_rank = self._counted = False
-        self._on_top, self._notes = set[str](), set[str]()
+        self._directions, self._notes = Directions(), set[str]()
         self._by_name, self._spelt = False, dict[tuple[str, str], str]()
         self._slowness = array("d")
         self._file = array("q")
@@ -163,16 +158,47 @@ class Measurements:
 
     def read(self, file: str, advance: Callable[[int], None]) -> None:
         """Add the rows of one file; what cannot be used is noted. `TableError` if it is no table of results."""
-        named = [*self.options.columns.values(), *self.options.values]
         place = self.options.places.get(file, FilePlace(file))
+        columns, rows = self._table(file, place, advance)
+        first = list(islice(rows, LOOKED_AT))
+        roles, unused = self._roles(file, columns, first, place)
+        parameters = parameters_of(unused)
+        values = [name for name in self.options.values if name in columns] or [roles["value"]]
+        self._note_columns(roles, [name for name in unused if name not in parameters])
+        lower = self.options.lower
+        self._directions = Directions(None if self.options.values else lower, lower, on_top_of_100(values, first))
+        used, before = 0, self.problems.count
+        for line, row in chain(first, rows):
+            if row and roles.get("node") == NODE_OF_FILE:
+                row |= {NODE_OF_FILE: place.node, GPU_OF_FILE: place.gpu}
+            self.rows += 1
+            if self.rows > MAX_ROWS:
+                raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
+            for value in values:
+                used += self._add(file, line, row, roles | {"value": value}, parameters)
+        if not used and self.problems.count == before:
+            self.problems.add(file, "there are no rows")
+
+    @property
+    def _named(self) -> list[str]:
+        """The columns that the user has named."""
+        return [*self.options.columns.values(), *self.options.values]
+
+    def _table(self, file: str, place: FilePlace, advance: Callable[[int], None]) -> Rows:
+        """A file as a table with a row for each result."""
         read = read_rows(file, advance, partial(_rows_of_text, place=place), is_value)
-        read, note = of_single_values(*read, named)
+        read, note = of_single_values(*read, self._named)
         self._notes |= {note} - {""}
-        columns, rows = of_single_members(*unpivoted(*read, named), named)
-        if not named and any(map(_FRACTION.fullmatch, columns)):
+        columns, rows = of_single_members(*unpivoted(*read, self._named), self._named)
+        if not self._named and any(map(_FRACTION.fullmatch, columns)):
             raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
                                    "columns there")  # fmt: skip
-        first = list(islice(rows, LOOKED_AT))
+        return columns, rows
+
+    def _roles(
+        self, file: str, columns: Sequence[str], first: Sequence[tuple[int, Row]], place: FilePlace
+    ) -> tuple[dict[str, str], list[str]]:
+        """The column of each role, and those without one."""
         values = [name for name in self.options.values if name in columns]
         chosen = dict(self.options.columns)
         if self.options.values:
@@ -180,7 +206,7 @@ class Measurements:
         for name in chosen.values():
             if name not in columns:
                 raise TableError(file, f"there is no column {name!r} (there are: {', '.join(columns)[:200]})")
-        chosen = status_by_content(columns, first, named) | chosen
+        chosen = status_by_content(columns, first, self._named) | chosen
         try:
             known = [name for name in columns if name not in values[1:]]
             roles, unused = recognised(known, chosen, moments(columns, first))
@@ -191,46 +217,31 @@ class Measurements:
             roles |= {"gpu": GPU_OF_FILE} if place.gpu and "gpu" not in roles else {}
         know_gpu_by_content(first, roles, unused)
         know_value_by_content(first, roles, unused)
-        parameters = parameters_of(unused)
-        self.unused.update(name for name in unused if name not in parameters)
-        self._labels.use([name for name in unused if name not in parameters])
+        there = ", ".join(columns)[:200]
         if "gpu" not in roles and "node" not in roles:
             header = "; the first line seems to hold values: name the columns there" if _values(columns) else ""
-            raise TableError(
-                file, f"no column names a GPU or a node (there are: {', '.join(columns)[:200]}); see --gpu{header}"
-            )
+            raise TableError(file, f"no column names a GPU or a node (there are: {there}); see --gpu{header}")
         if "value" not in roles:
-            raise TableError(
-                file, f"no column is known as the value (there are: {', '.join(columns)[:200]}); see --value"
-            )
-        used, before = 0, self.problems.count
+            raise TableError(file, f"no column is known as the value (there are: {there}); see --value")
+        return roles, unused
+
+    def _note_columns(self, roles: Mapping[str, str], unused: Sequence[str]) -> None:
+        """Note what the columns of a further file mean for all rows."""
         self._files += 1
-        self._on_top = on_top_of_100(values or [roles["value"]], first)
+        self.unused.update(unused)
+        self._labels.use(unused)
         self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
-        self._counted |= words_of(roles.get("run", "job")) not in IDENTIFIED
         self._by_rank |= words_of(roles.get("gpu", "")) in RANKS
+        self._counted |= words_of(roles.get("run", "job")) not in IDENTIFIED
         self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
         self._racks |= words_of(roles.get("group", "")) in RACKS
-        for line, row in chain(first, rows):
-            if row and roles.get("node") == NODE_OF_FILE:
-                row |= {NODE_OF_FILE: place.node, GPU_OF_FILE: place.gpu}
-            self.rows += 1
-            if self.rows > MAX_ROWS:
-                raise TableError(file, f"line {line}: more than {MAX_ROWS} rows")
-            for value in values or [roles["value"]]:
-                used += self._add(file, line, row, roles | {"value": value}, parameters)
-        if not used and self.problems.count == before:
-            self.problems.add(file, "there are no rows")
 
     def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str], parameters: Sequence[str]) -> bool:
         place = f"{file}:{line}"
         cells = {role: self._tidy(role, row.get(column, "")) for role, column in roles.items()}
-        if not row:
-            return self._refuse(place, "more values than columns, or no object")
-        if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
-            return self._refuse(place, "neither a GPU nor a node")
-        if any(words_of(cells.get(role, "")) in SUMMARIES for role in ("gpu", "node")):
-            return self._refuse(place, "a summary of other rows")
+        nobody = _nobody(row, cells)
+        if nobody:
+            return self._refuse(place, nobody)
         cells |= _place(cells)
         if "node" in cells:
             cells |= {role: number_of_gpu(cells[role]) for role in ("gpu", "slot") if role in cells}
@@ -239,48 +250,40 @@ class Measurements:
         if says_failed(cells.get("status", "")):
             return self._fail(place, f"the status is {cells['status'][:40]!r}", cells)
         try:
-            quantity = quantity_of(cells["value"])
+            value = row_value(cells, roles["value"], self._directions)
+        except UndirectedError:
+            raise TableError(place, self._undirected(cells, roles["value"])) from None
         except ValueError as error:
             return self._fail(place, str(error), cells)
-        if quantity is None and any(row.get(name, "").lower() not in MISSING for name in self.options.values):
+        if value is None and any(row.get(name, "").lower() not in MISSING for name in self.options.values):
             return False
-        if quantity is None:
+        if value is None:
             return self._fail(place, "no value", cells)
-        value, in_cell = quantity
-        benchmark = cells.get("benchmark", "")
-        unit = in_cell or words_of(cells.get("unit", "")) or unit_in_name(roles["value"]) or unit_of_result(benchmark)
-        lower = None if self.options.values else self.options.lower
-        if is_lost_share(roles["value"], unit):
-            value, lower = 100 - value, False
-        elif is_excess(roles["value"], unit):
-            value, lower = value + 100 * (roles["value"] in self._on_top), True
-        if value <= 0:
-            return self._fail(place, f"the value {value:g} is not positive", cells)
-        if not SMALLEST <= value <= LARGEST:
-            return self._fail(place, f"the value {value:g} is too {'small' if value < 1 else 'large'}", cells)
-        if lower is None:
-            lower = lower_is_better(cells.get("direction", ""), unit, " ".join(split_unit(roles["value"])), benchmark)
-            lower = self.options.lower if lower is None else lower
-        if lower is None:
-            of = f" of {benchmark!r}" if benchmark and not self.options.values else ""
-            raise TableError(place, f"nothing says whether a larger {roles['value']!r}{of} is better; use "
-                                    "--higher-is-better or --lower-is-better, or a column 'direction' with "
-                                    "'higher' or 'lower' where benchmarks differ")  # fmt: skip
         cells |= _parameters(row, parameters)
-        identity = "\0".join(f"{role}={cells[role]}" for role in sorted(cells)).encode()
-        key = hashlib.blake2b(identity, digest_size=12).digest()
-        if ("run" in roles or "time" in roles) and key in self._seen:
+        if not self._is_new(cells, may_repeat="run" in roles or "time" in roles):
             self.repeated += 1
             return True
-        self._seen.add(key)
-        self._hash.update(key)
-        factor, unit = SCALES.get(unit, (1.0, unit))
-        cells["unit"] = f"{unit}\0{'lower' if lower else 'higher'}"
-        self._append(cells, row, math.log(value * factor) * (1 if lower else -1))
+        cells["unit"] = f"{value.unit}\0{'lower' if value.lower else 'higher'}"
+        self._append(cells, row, value.slowness)
         for role, numbers in self._physical.items():
             numbers.append(self._reading(place, role, cells.get(role, "")))
         self._note_time(cells.get("time", ""))
         return True
+
+    def _is_new(self, cells: Mapping[str, str], may_repeat: bool) -> bool:
+        """Note a row, and say whether it is the first one of its kind; all are if nothing tells runs apart."""
+        identity = "\0".join(f"{role}={cells[role]}" for role in sorted(cells)).encode()
+        key = hashlib.blake2b(identity, digest_size=12).digest()
+        if may_repeat and key in self._seen:
+            return False
+        self._seen.add(key)
+        self._hash.update(key)
+        return True
+
+    def _undirected(self, cells: Mapping[str, str], column: str) -> str:
+        benchmark = cells.get("benchmark", "")
+        of = f" of {benchmark!r}" if benchmark and not self.options.values else ""
+        return UNDIRECTED.format(column, of)
 
     def _tidy(self, role: str, text: str) -> str:
         """A cell without decimal places of numbers, and with the first spelling of what rows are told apart by."""
@@ -556,6 +559,17 @@ def _place(cells: Mapping[str, str]) -> dict[str, str]:
     else:
         found = _NODE_WITH_GPU.fullmatch(cells["node"]) if "gpu" not in cells else None
     return {"node": found.group(1), "gpu": found.group(2)} if found else {}
+
+
+def _nobody(row: Row, cells: Mapping[str, str]) -> str:
+    """Why a row is of no chip and no node; "" if it is of one."""
+    if not row:
+        return "more values than columns, or no object"
+    if all(cells.get(role, "").lower() in MISSING for role in ("gpu", "node")):
+        return "neither a GPU nor a node"
+    if any(words_of(cells.get(role, "")) in SUMMARIES for role in ("gpu", "node")):
+        return "a summary of other rows"
+    return ""
 
 
 def _with_new_names(node: Coded, new: Mapping[str, str]) -> Ints:

@@ -7,9 +7,10 @@ that belong to some of them are `possible`, and only those that belong to all of
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call
@@ -87,6 +88,22 @@ def find_causes(state: JobState) -> Causes:
     """Which ranks cause the hang for certain, and which may."""
     found = Causes()
     operations = sorted(state.operations.values(), key=lambda operation: not operation.sure)
+    _add_of_operations(found, state, operations)
+    edges = _edges(state, operations, found)
+    _add_of_cycles(found, state, edges)
+    _doubt(found, state, edges, {rank for operation in operations for rank in operation.unseen})
+    _add_untold(found, state, operations)
+    _add_unseen(found, state, operations, edges)
+    causes = set(found.certain) | set(found.possible)
+    lost = [rank for rank in edges if rank not in causes and not _reachable(edges, rank) & causes]
+    found.possible |= dict.fromkeys(_terminal(edges, lost) if lost else (), Why.CYCLE)
+    _settle(found)
+    found.explained = _all_wait_for_certain(state, edges, found)
+    return found
+
+
+def _add_of_operations(found: Causes, state: JobState, operations: Sequence[PendingOperation]) -> None:
+    """The causes that single operations show, without regard to who waits for whom."""
     for operation in operations:
         _add_certain(found, state, operation)
     one_more = _one_more(state)
@@ -96,22 +113,36 @@ def find_causes(state: JobState) -> Causes:
         stuck = _stuck(operation)
         if len(stuck) > 1 and not stuck & (set(found.certain) | set(found.possible)):
             found.possible |= dict.fromkeys(sorted(stuck), Why.STUCK)
-    edges = _edges(state, operations, found)
+
+
+def _add_of_cycles(found: Causes, state: JobState, edges: Mapping[Rank, set[Rank]]) -> None:
+    """Of ranks that wait for each other, the one that its calls single out, or all of them as possible."""
     for cycle, waits in _cycles(state, edges, found):
-        alone, why = _alone_against_all(state, cycle, waits), Why.ALONE
-        if alone is None:
-            alone, why = _out_of_order(state, cycle), Why.OUT_OF_ORDER
-        if alone is None:
-            alone, why = changed_rank(state, cycle), Why.CHANGED
-        if alone is None:
-            alone, why = unlike_its_peers(state, cycle), Why.UNLIKE
-        if alone is None:
+        single = _singled_out(state, cycle, waits)
+        if single is None:
             found.cycle = cycle
             found.possible |= dict.fromkeys(cycle, Why.CYCLE)
         else:
             found.cycle = ()
-            found.certain[alone] = why
-    _doubt(found, state, edges, {rank for operation in operations for rank in operation.unseen})
+            rank, why = single
+            found.certain[rank] = why
+
+
+def _singled_out(
+    state: JobState, cycle: tuple[Rank, ...], waits: Mapping[Rank, set[Rank]]
+) -> tuple[Rank, Why] | None:
+    tests: tuple[tuple[Why, Callable[[JobState, tuple[Rank, ...]], Rank | None]], ...] = (
+        (Why.ALONE, partial(_alone_against_all, waits=waits)),
+        (Why.OUT_OF_ORDER, _out_of_order),
+        (Why.CHANGED, changed_rank),
+        (Why.UNLIKE, unlike_its_peers),
+    )
+    found = ((rank, why) for why, test in tests if (rank := test(state, cycle)) is not None)
+    return next(found, None)
+
+
+def _add_untold(found: Causes, state: JobState, operations: Sequence[PendingOperation]) -> None:
+    """Possible causes of which too little is told: rings that forgot, dumps that are damaged, hosts that stopped."""
     for operation in operations:
         if operation.unseen and operation.waited_for() <= state.forgotten:
             found.possible |= dict.fromkeys(sorted(operation.inside), Why.STUCK)
@@ -121,20 +152,18 @@ def find_causes(state: JobState) -> Causes:
         found.possible.setdefault(rank, Why.BEHIND)
     for rank in state.blind:
         found.possible.setdefault(rank, Why.FORGOTTEN)
-    _add_unseen(found, state, operations, edges)
-    causes = set(found.certain) | set(found.possible)
-    lost = [rank for rank in edges if rank not in causes and not _reachable(edges, rank) & causes]
-    found.possible |= dict.fromkeys(_terminal(edges, lost) if lost else (), Why.CYCLE)
+
+
+def _settle(found: Causes) -> None:
+    """Make each cause either certain or possible. Nobody is certain by exclusion while others are possible, or
+    beside a program that explains the hang."""
     for rank in found.certain:
         found.possible.pop(rank, None)
     if found.possible or PROGRAM & set(found.certain.values()):
-        # Nobody is certain by exclusion while others are possible, or beside a program that explains the hang.
         for rank in [one for one, why in found.certain.items() if why in (Why.NO_DUMP, Why.EARLY_DUMP)]:
             found.possible[rank] = found.certain.pop(rank)
     if found.certain or set(found.possible) != set(found.cycle):
         found.cycle = ()
-    found.explained = _all_wait_for_certain(state, edges, found)
-    return found
 
 
 def _all_wait_for_certain(state: JobState, edges: Mapping[Rank, set[Rank]], found: Causes) -> bool:
