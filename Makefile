@@ -67,7 +67,7 @@ docs: setup ## build the site of the documents into .tools/site and check its li
 test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy -n auto
+	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -n auto --dist loadgroup -q $(ARGS)
 
