@@ -1,4 +1,4 @@
-"""Draws the plots of docs/detection.md and docs/diagnose.md: three seeded histories by `replay --plot`, a job by `diagnose --plot`."""
+"""Draws the pictures of the documents: three seeded histories by `replay --plot`, a job by `diagnose --plot`."""
 
 import csv
 import subprocess
