@@ -171,6 +171,18 @@ def test_an_encrypted_volume_is_proven_and_echo_starts(plane: ControlPlane, oper
     assert "ownerReferences" not in store.claim()["metadata"]
 
 
+def test_a_pod_that_no_node_takes_is_replaced_when_the_spec_is_corrected(operator: Any, store: Store) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "Echo to run")
+
+    store.apply(node_selector={"test.ingero.io/pool": "none"})
+    wait_until(lambda: store.condition("Available") == ("False", "Unschedulable"), "the scheduler's words")
+    store.apply()
+
+    wait_until(lambda: store.summary() == "Healthy", "another pod")
+
+
 def test_an_ingress_comes_and_goes_with_its_field(plane: ControlPlane, operator: Any, store: Store) -> None:
     def written() -> Any:
         return plane.read("-n", store.namespace, "ingress", "store-echo")
