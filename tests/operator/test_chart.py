@@ -56,6 +56,7 @@ def test_the_schema_knows_every_value_and_takes_the_defaults() -> None:
         {"watchNamespaces": ["Team A"]},
         {"serviceMonitor": {"interval": "often"}},
         {"extraArgs": "--no-taints"},
+        {"tolerations": {"key": "a"}},
         {"extraEnv": [{"value": "x"}]},
     ],
 )
@@ -165,6 +166,9 @@ def test_values_become_settings_that_the_operator_takes(rendered: Rendered) -> N
         taints={"enabled": False, "paused": True},
         agentPriorityClass="gpu-agents",
         priorityClassName="",
+        nodeSelector={"pool": "system"},
+        tolerations=[{"key": "CriticalAddonsOnly", "operator": "Exists"}],
+        affinity={"nodeAffinity": {}},
         extraArgs=["--workers=4"],
         extraEnv=[{"name": "TZ", "value": "UTC"}],
         resources={"requests": {"cpu": "1"}, "limits": None},
@@ -186,6 +190,8 @@ def test_values_become_settings_that_the_operator_takes(rendered: Rendered) -> N
     assert {"--no-taints", "--pause-taints"} <= set(container["args"])
     assert container["env"][-1] == {"name": "TZ", "value": "UTC"}
     assert container["resources"] == {"requests": {"cpu": "1", "memory": "192Mi"}}
+    assert (pod["nodeSelector"], pod["affinity"]) == ({"pool": "system"}, {"nodeAffinity": {}})
+    assert pod["tolerations"] == [{"key": "CriticalAddonsOnly", "operator": "Exists"}]
     assert "priorityClassName" not in pod
     assert not [key for key in found if key[0] == "PriorityClass"]
 
