@@ -285,7 +285,7 @@ class EchoStores:
             rest["routedShards"] = routed
         events = [
             *outcome.events(), *warnings([*refused_volumes, *failed]),
-            *(event for shard in observed.shards for event in _proven(shard.decision)),
+            *(event for shard in observed.shards for event in (*_proven(shard.decision), *_gone(shard))),
         ]  # fmt: skip
         wait = await context.status.report(resource, overall, rest, events)
         if before and routed != before:
@@ -365,6 +365,18 @@ def _proven(decision: gate.GateDecision) -> list[KubernetesEvent]:
         return []
     message = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
     return [KubernetesEvent("Normal", "VolumeProven", message, f"proven/{decision.proof.volume_uid}")]
+
+
+def _gone(shard: ObservedShard) -> list[KubernetesEvent]:
+    """That a writer begins on a new volume, because its claim was deleted."""
+    known = shard.recorded.get("encryption") or {}
+    if shard.claim is not None or not known.get("volumeUID"):
+        return []
+    message = (
+        f"the claim of {shard.component} was deleted, and Echo begins anew on another one; "
+        f"volume {known.get('volume')} has the former events if it is still there (reclaim policy Retain)"
+    )
+    return [KubernetesEvent("Warning", "ClaimGone", message, f"gone/{known['volumeUID']}")]
 
 
 def _distinct(errors: list[ReconcileError]) -> list[ReconcileError]:

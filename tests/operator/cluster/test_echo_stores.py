@@ -621,6 +621,26 @@ def test_the_claim_outlives_its_store_and_serves_the_next_one(
     assert store.claim()["metadata"]["uid"] == uid
 
 
+def test_a_deleted_claim_is_named_while_its_pod_runs_and_when_it_is_gone(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "Echo to run")
+    uid = store.claim()["metadata"]["uid"]
+
+    plane.kubectl("-n", store.namespace, "delete", "pvc", "store-echo", "--wait=false")
+    wait_until(lambda: store.condition("StorageBound") == ("False", "ClaimDeleted"), "the warning")
+    plane.delete("pod", "store-echo-0", store.namespace)
+    kept = {"metadata": {"uid": uid}}
+    wait_until(lambda: (store.claim() or kept)["metadata"]["uid"] != uid, "another claim")
+
+    def words() -> str:
+        return plane.kubectl("-n", store.namespace, "get", "events", "--field-selector", "reason=ClaimGone")
+
+    wait_until(lambda: f"volume {store.volume} has the former events" in words(), "the Event")
+
+
 def older_than_now(body: Any) -> bool:
     """Whether a volume made now is younger than this object, by times that have whole seconds."""
     return bool(body["metadata"]["creationTimestamp"] < datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
