@@ -13,7 +13,7 @@ from ingero_operator.kinds import Manifest
 from ingero_operator.render.crds import all_definitions
 from ingero_operator.render.install import NAMESPACE, OPERATOR, everything, namespace_access, rules
 from ingero_operator.render.text import NOTE, dump
-from scripts.chart_values import AGENT_PRIORITY_CLASS, NOTES, schema, values_text
+from scripts.chart_values import AGENT_PRIORITY_CLASS, NOTES, PLACEMENT, schema, values_text
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = "charts/ingero"
@@ -68,7 +68,13 @@ def _rules(*scopes: bool) -> str:
     return dump([{"rules": rules(*scopes)}]).removeprefix(NOTE).rstrip()
 
 
+def _optional(name: str) -> str:
+    """A field of the pod where the value of this name is not empty."""
+    return f"{{{{- with .Values.{name} }}}}\n{name}:\n  {{{{- toYaml . | nindent +2 }}}}\n{{{{- end }}}}"
+
+
 BLOCKS: Final = {
+    **{name: _optional(name) for name in PLACEMENT},
     "args": ARGUMENTS,
     "env": "{{- with .Values.extraEnv }}\n{{- toYaml . | nindent +0 }}\n{{- end }}",
     "pullSecrets": PULL_SECRETS,
@@ -118,7 +124,7 @@ def _deployment(item: Manifest) -> None:
     (container,) = pod["containers"]
     for key, holder in (("replicas", item["spec"]), ("resources", container), ("priorityClassName", pod)):
         _block(holder, key)
-    pod["BLOCK pullSecrets"] = None
+    pod |= {f"BLOCK {name}": None for name in ("pullSecrets", *PLACEMENT)}
     container["image"] = IMAGE
     container["args"] = [
         arg.replace(f"={AGENT_PRIORITY_CLASS}", "={{ .Values.agentPriorityClass }}") for arg in container["args"]

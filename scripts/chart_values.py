@@ -16,6 +16,8 @@ NAME: Final = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9]
 NAMESPACE: Final = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 DIGEST: Final = {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
 NAME_OR_EMPTY: Final = {"anyOf": [{"const": ""}, NAME]}
+PLACEMENT: Final = ("nodeSelector", "tolerations", "affinity")
+"""Values that say on which nodes the operator's pods may run, as in a pod."""
 OF_DEPLOYMENT: Final = object()
 """The default is what the Deployment of the installation has."""
 
@@ -91,6 +93,13 @@ VALUES: Final = (
     ),
     ChartValue("resources", OF_DEPLOYMENT, {"type": "object"}, "Of the operator's container."),
     ChartValue("priorityClassName", OF_DEPLOYMENT, NAME_OR_EMPTY, "Of the operator's pods."),
+    ChartValue(
+        "nodeSelector", {}, {"type": "object", "additionalProperties": TEXT}, "Nodes that the operator may run on."
+    ),
+    ChartValue(
+        "tolerations", [], _items({"type": "object"}), "Taints that the operator's pods tolerate, as in a pod."
+    ),
+    ChartValue("affinity", {}, {"type": "object"}, "Affinity of the operator's pods, as in a pod."),
     ChartValue(
         "agentPriorityClass",
         AGENT_PRIORITY_CLASS,

@@ -86,6 +86,10 @@ class EchoHttpClient:
             connection.request(method, path, None if content is None else json.dumps(content), headers)
             answer = connection.getresponse()
             return answer.status, answer.headers, answer.read()
+        except ssl.SSLCertVerificationError as error:
+            raise ConnectionError(
+                f"{self.url}: its certificate is refused: {error.verify_message}; --ca-file names its authorities"
+            ) from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise ConnectionError(
                 f"{self.url}: cannot be reached: {error}; does Echo run there? --api names another address"

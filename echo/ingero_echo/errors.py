@@ -32,3 +32,8 @@ class EchoApiError(UserError):
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return headers
+
+
+def internal() -> EchoApiError:
+    """The error for a fault of the server."""
+    return EchoApiError("internal", "the request could not be served", "the log has it by its request_id", 500)

@@ -5,14 +5,14 @@ large value (so no `repeat`, `lpad`, `range` as a value, `printf` or `list_resiz
 from typing import Final
 
 _TYPES: Final = (
-    "bigint bit blob bool boolean char date decimal double float float4 float8 hugeint int int1 int2 int4 int8 "
+    "bigint blob bool boolean char date decimal double float float4 float8 hugeint int int1 int2 int4 int8 "
     "integer interval json list long map numeric real row short smallint string struct text time timestamp "
-    "timestamp_ms timestamp_ns timestamp_s timestamptz tinyint ubigint uhugeint uinteger usmallint utinyint uuid "
-    "varchar"
+    "timestamp_ms timestamp_ns timestamp_s timestamptz tinyint ubigint uinteger usmallint utinyint uuid varchar"
 )
 
-TYPES: Final = frozenset(_TYPES.split()) | {"timestamp with time zone", "time with time zone"}
-"""Types that a value may be cast to; no arrays of fixed length, as the declared length alone takes memory."""
+TYPES: Final = frozenset(_TYPES.split()) | {"timestamp with time zone"}
+"""Types that a value may be cast to: no arrays of fixed length, as the declared length alone takes memory, and none
+whose values Arrow cannot hold as they are (`bit`, `uhugeint`, times of a day with a zone)."""
 
 TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest"})
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import Body, FastAPI, Header, Request
+from fastapi import Body, FastAPI, Header, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
@@ -15,12 +15,13 @@ from starlette.exceptions import HTTPException
 from ingero_contract import echo
 from ingero_echo.arrays import pa
 from ingero_echo.auth import Identity, Scope
-from ingero_echo.errors import EchoApiError
+from ingero_echo.errors import EchoApiError, internal
 from ingero_echo.lake.plan import SealFailure
 from ingero_echo.lake.sealer import SealCounters
 from ingero_echo.middleware import OPEN
 from ingero_echo.query_runner import QueryResult, shown
 from ingero_echo.query_service import ANALYSIS, TOOLS, QueryReply, QueryService, Tool, cancel_when
+from ingero_echo.window import LATEST
 from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 
 CSV: Final = "text/csv"
@@ -219,7 +220,8 @@ def make_api(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, problem: RequestValidationError) -> Response:
         text = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in problem.errors()[:5])
-        hint = "send a JSON object, with Content-Type: application/json"
+        in_body = all(item["loc"][0] == "body" for item in problem.errors())
+        hint = "send a JSON object, with Content-Type: application/json" if in_body else f"see {echo.OPENAPI}"
         return error(EchoApiError("bad_arguments", text, hint, status=422), request.scope["ingero.request_id"])
 
     @app.exception_handler(HTTPException)
@@ -232,6 +234,11 @@ def make_api(
         )
         answer.headers.update(headers)
         return answer
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, _: Exception) -> Response:
+        """The middleware in front has the exception next, and logs it."""
+        return error(internal(), request.scope["ingero.request_id"])
 
     @app.get(echo.VERSIONS, operation_id="versions")
     def versions() -> Versions:
@@ -273,7 +280,7 @@ def make_api(
         return BackupFile.model_validate(await run_in_threadpool(backup))
 
     @app.get(echo.TAIL, include_in_schema=False)
-    async def tail(request: Request, after: int) -> Response:
+    async def tail(request: Request, after: Annotated[int, Query(ge=-LATEST, le=LATEST)]) -> Response:
         return Response(await service.tail(identity_of(request), after), media_type=ARROW)
 
     @app.get(echo.METRICS_PAGE, include_in_schema=False)

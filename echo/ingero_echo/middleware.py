@@ -11,8 +11,8 @@ from typing import Any, Final
 import orjson
 
 from ingero_contract import echo
-from ingero_echo.auth import Callers, RateLimit, caller_key, fingerprint
-from ingero_echo.errors import EchoApiError
+from ingero_echo.auth import Callers, Identity, RateLimit, caller_key, fingerprint
+from ingero_echo.errors import EchoApiError, internal
 from ingero_kit.addresses import is_local_request
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
@@ -141,86 +141,118 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._api(scope, receive, send)
             return
-        began, path, request_id = time.perf_counter(), scope["path"], uuid.uuid4().hex
-        status, started, identity = 500, False, None
-        source = (scope.get("client") or ("",))[0]
-
-        async def watch(message: Any) -> None:
-            nonlocal status, started
-            if message["type"] == "http.response.start":
-                status, started = message["status"], True
-            await self._unread.send(caller_key(identity), message, send)
-
-        taken = 0
-
-        async def bounded() -> Any:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > MAX_BODY:
-                raise EchoApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
-            return message
-
-        scope["ingero.request_id"] = request_id
-        refused_token: bytes | None = None
+        exchange = _Exchange(scope, receive, send, self._unread)
         try:
-            headers = dict(scope["headers"])
-            length = headers.get(b"content-length", b"0")
-            if length.isdigit() and int(length[:20]) > MAX_BODY:
-                raise EchoApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
-            if self._tokens.open and not is_local_request(headers):
-                raise EchoApiError("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
-            if path not in OPEN:
-                identity = self._tokens.find(headers.get(b"authorization"))
-                if identity is None:
-                    self.wrong_tokens += 1
-                    wait = self._failures.wait(source)
-                    if wait > 0:
-                        hint = "wait as Retry-After says; a right token is let through"
-                        raise EchoApiError(
-                            "rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait)
-                        )
-                    refused_token = headers.get(b"authorization", b"")
-                    problem = token_refusal(refused_token or None)
-                    raise EchoApiError("unauthenticated", problem, _TOKEN_HINTS[bool(refused_token)], 401)
-                wait = self._rate.wait(identity.digest)
-                if wait > 0:
-                    who = "callers without tokens together" if self._tokens.open else "this token"
-                    raise EchoApiError(
-                        "rate_limited", f"more requests from {who} than api.requests_per_second and api.burst allow",
-                        "wait as Retry-After says", 429, max(1.0, wait),
-                    )  # fmt: skip
-            scope["ingero.identity"] = identity
-            if path in (echo.LIVE, echo.READY):
-                liveness_error = self._liveness_error()
-                if liveness_error:
-                    raise liveness_error
-                unready = self._unready()
-                if path == echo.READY and unready:
-                    raise unready
-                await _respond(watch, 200, {"status": "ok"})
-                return
-            await (self._mcp if path in MCP_PATHS else self._api)(scope, bounded, watch)
+            await self._serve(exchange)
         except EchoApiError as refused:
-            if not started:
-                await _respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
+            await exchange.refuse(refused)
         except Exception:
-            log.exception("request_failed", request_id=request_id, path=path[:200])
-            if started:
+            log.exception("request_failed", request_id=exchange.request_id, path=exchange.path[:200])
+            if exchange.started:
                 raise
-            broken = EchoApiError(
-                "internal", "the request could not be served", "the log has it by its request_id", 500
-            )
-            await _respond(watch, 500, broken.fields(request_id), broken.headers(request_id))
+            await exchange.refuse(internal())
         finally:
-            self._observe(_handler(path), f"{status // 100}xx")
-            if refused_token is not None or (identity is not None and identity.digest):
-                self._audit.write(
-                    token_sha256=identity.digest if identity else fingerprint(refused_token or b""),
-                    name=identity.name if identity else None, source=source,
-                    method=scope["method"], path=path[:200], status=status,
-                    milliseconds=round(1000 * (time.perf_counter() - began), 3), request_id=request_id,
-                )  # fmt: skip
+            self._observe(_handler(exchange.path), f"{exchange.status // 100}xx")
+            self._record(exchange)
+
+    async def _serve(self, exchange: "_Exchange") -> None:
+        headers, path = dict(exchange.scope["headers"]), exchange.path
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > MAX_BODY:
+            raise _too_large()
+        if self._tokens.open and not is_local_request(headers):
+            raise EchoApiError("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
+        if path not in OPEN:
+            self._authenticate(exchange, headers.get(b"authorization"))
+        exchange.scope["ingero.identity"] = exchange.identity
+        if path in (echo.LIVE, echo.READY):
+            self._check(path)
+            await _respond(exchange.send, 200, {"status": "ok"})
+            return
+        application = self._mcp if path in MCP_PATHS else self._api
+        await application(exchange.scope, exchange.receive, exchange.send)
+
+    def _authenticate(self, exchange: "_Exchange", authorization: bytes | None) -> None:
+        """Find the caller, within its limits."""
+        identity = exchange.identity = self._tokens.find(authorization)
+        if identity is None:
+            self._refuse_token(exchange, authorization or b"")
+            return
+        wait = self._rate.wait(identity.digest)
+        if wait > 0:
+            who = "callers without tokens together" if self._tokens.open else "this token"
+            raise EchoApiError(
+                "rate_limited", f"more requests from {who} than api.requests_per_second and api.burst allow",
+                "wait as Retry-After says", 429, max(1.0, wait),
+            )  # fmt: skip
+
+    def _refuse_token(self, exchange: "_Exchange", authorization: bytes) -> None:
+        self.wrong_tokens += 1
+        wait = self._failures.wait(exchange.source)
+        if wait > 0:
+            hint = "wait as Retry-After says; a right token is let through"
+            raise EchoApiError("rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait))
+        exchange.refused_token = authorization
+        problem = token_refusal(authorization or None)
+        raise EchoApiError("unauthenticated", problem, _TOKEN_HINTS[bool(authorization)], 401)
+
+    def _check(self, path: str) -> None:
+        """Raise what a probe of liveness or readiness has to report."""
+        error = self._liveness_error()
+        if error is None and path == echo.READY:
+            error = self._unready()
+        if error:
+            raise error
+
+    def _record(self, exchange: "_Exchange") -> None:
+        """Write the audit line of a request that had a token, or needed one."""
+        identity, refused = exchange.identity, exchange.refused_token
+        if refused is None and not (identity is not None and identity.digest):
+            return
+        self._audit.write(
+            token_sha256=identity.digest if identity else fingerprint(refused or b""),
+            name=identity.name if identity else None, source=exchange.source,
+            method=exchange.scope["method"], path=exchange.path[:200], status=exchange.status,
+            milliseconds=round(1000 * (time.perf_counter() - exchange.began), 3), request_id=exchange.request_id,
+        )  # fmt: skip
+
+
+class _Exchange:
+    """One request and its response."""
+
+    def __init__(self, scope: Scope_, receive: Receive, send: Send, unread: UnreadResponses) -> None:
+        self.scope, self._receive, self._send, self._unread = scope, receive, send, unread
+        self.began, self.path, self.request_id = time.perf_counter(), str(scope["path"]), uuid.uuid4().hex
+        self.source = str((scope.get("client") or ("",))[0])
+        self.status, self.started = 500, False
+        self.identity: Identity | None = None
+        self.refused_token: bytes | None = None
+        """The Authorization header that was refused, empty without one."""
+        self._taken = 0
+        scope["ingero.request_id"] = self.request_id
+
+    async def receive(self) -> Any:
+        """The next message of the request. Raises `EchoApiError` beyond the longest body."""
+        message = await self._receive()
+        self._taken += len(message.get("body", b""))
+        if self._taken > MAX_BODY:
+            raise _too_large()
+        return message
+
+    async def send(self, message: Any) -> None:
+        """Send a message of the response."""
+        if message["type"] == "http.response.start":
+            self.status, self.started = message["status"], True
+        await self._unread.send(caller_key(self.identity), message, self._send)
+
+    async def refuse(self, error: EchoApiError) -> None:
+        """Respond with an error, unless a response has begun."""
+        if not self.started:
+            await _respond(self.send, error.status, error.fields(self.request_id), error.headers(self.request_id))
+
+
+def _too_large() -> EchoApiError:
+    return EchoApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
 
 
 _HANDLERS: Final = frozenset(

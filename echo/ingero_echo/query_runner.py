@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import duckdb
@@ -70,11 +71,15 @@ def shown(name: str, column: pa.ChunkedArray) -> list[Any]:
         raise EchoApiError("bad_query", message, "cast it to VARCHAR", status=422) from None
 
 
-def plain(column: pa.ChunkedArray) -> list[Any]:
-    """A column as JSON values: times as RFC 3339, intervals as ISO 8601, identifiers and bytes as text."""
+def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """A column as JSON values: times as RFC 3339, intervals as ISO 8601, identifiers and bytes as text, also within
+    lists and structures. A map is a list of pairs."""
     import pyarrow.compute as pc  # imported late: the SQL worker does not need it
 
     kind = column.type
+    if pa.types.is_nested(kind):
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        return [value for chunk in chunks for value in _nested(chunk)]
     if pa.types.is_timestamp(kind):
         text = pc.strftime(column.cast(pa.timestamp("ns")), format="%Y-%m-%dT%H:%M:%SZ")
         return list(text.to_pylist())
@@ -89,16 +94,32 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
     return [_plain(value) for value in values]
 
 
+def _nested(array: pa.Array) -> list[Any]:
+    """An array of lists, maps or structures as JSON values."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        columns = [plain(array.field(number)) for number in range(kind.num_fields)]
+        rows: list[Any] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    else:
+        items = plain(array.values)
+        if pa.types.is_map(kind):
+            items = [list(entry.values()) for entry in items]
+        ends = (
+            range(array.offset * kind.list_size, (array.offset + len(array) + 1) * kind.list_size, kind.list_size)
+            if pa.types.is_fixed_size_list(kind)
+            else array.offsets.to_pylist()
+        )
+        rows = [items[begin:end] for begin, end in pairwise(ends)]
+    return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, pa.MonthDayNano):
         months, days, nanos = value
         return f"P{months}M{days}DT{nanos / 1e9:.9f}".rstrip("0").rstrip(".") + "S"
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
@@ -225,4 +246,6 @@ def _fetch(
 
 
 def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split("\n\nLINE")[0].split())[:500]
+    """What DuckDB says is wrong, without the query, and without its stack: that has paths of the server."""
+    text = str(error).split("\n\nLINE")[0].partition("Stack Trace:")[0]
+    return " ".join(text.split())[:500]

@@ -28,7 +28,7 @@ from ingero_operator.kinds import CLAIM, HTTP_ROUTE, SERVICE_MONITOR, STORAGE_CL
 from ingero_operator.plan import ChildKey, plan, rolled_out
 from ingero_operator.pod_problems import PodProblem
 from ingero_operator.readiness import Server
-from ingero_operator.referenced import TlsSecret
+from ingero_operator.referenced import TlsSecret, reading_references
 from ingero_operator.render import desired, echo, readers
 from ingero_operator.render.common import API, OTLP_GRPC
 from ingero_operator.render.shards import writer
@@ -92,16 +92,9 @@ class EchoStores:
     # Observe
 
     async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> ObservedEchoStore:
-        referenced, errors = self.context.referenced, list[ReconcileError]()
-        await referenced.value(key[1], spec.token_secret, "spec.tokenSecret", errors)
-        if spec.table:
-            place = "spec.table.credentialsSecret"
-            await referenced.value(key[1], spec.table.credentials_secret, place, errors)
-        if spec.source:
-            await referenced.nats(key[1], spec.source.nats, "spec.source.nats", errors)
-        if spec.readers:
-            await referenced.value(key[1], spec.readers.token_secret, "spec.readers.tokenSecret", errors)
-        tls = await self._tls(key[1], key[2], spec, errors)
+        tls, errors = TlsSecret(None, None), list[ReconcileError]()
+        with self.context.failures.guarded(key, reading_references(key)):  # no child, and no proof, waits for it
+            tls = await self._references(key, spec, errors)
         refused = self.context.platform.refuses(spec.image)
         classes = [item async for item in self.context.api.every(STORAGE_CLASS)]
         shards = [await self._shard(resource, spec, classes, index) for index in range(spec.shards)]
@@ -115,6 +108,19 @@ class EchoStores:
             errors=errors,
             refused=[image_not_allowed("spec.image", str(spec.image))] if refused else [],
         )
+
+    async def _references(self, key: OwnerKey, spec: EchoStoreSpec, errors: list[ReconcileError]) -> TlsSecret:
+        """Read the Secrets that the spec names; raises `ApiError`."""
+        referenced, namespace = self.context.referenced, key[1]
+        await referenced.value(namespace, spec.token_secret, "spec.tokenSecret", errors)
+        if spec.table:
+            place = "spec.table.credentialsSecret"
+            await referenced.value(namespace, spec.table.credentials_secret, place, errors)
+        if spec.source:
+            await referenced.nats(namespace, spec.source.nats, "spec.source.nats", errors)
+        if spec.readers:
+            await referenced.value(namespace, spec.readers.token_secret, "spec.readers.tokenSecret", errors)
+        return await self._tls(namespace, key[2], spec, errors)
 
     async def _tls(self, namespace: str, name: str, spec: EchoStoreSpec, errors: list[ReconcileError]) -> TlsSecret:
         """What `spec.tlsSecret` says to clients of Echo and its readers."""
@@ -285,7 +291,7 @@ class EchoStores:
             rest["routedShards"] = routed
         events = [
             *outcome.events(), *warnings([*refused_volumes, *failed]),
-            *(event for shard in observed.shards for event in _proven(shard.decision)),
+            *(event for shard in observed.shards for event in (*_proven(shard.decision), *_gone(shard))),
         ]  # fmt: skip
         wait = await context.status.report(resource, overall, rest, events)
         if before and routed != before:
@@ -365,6 +371,18 @@ def _proven(decision: gate.GateDecision) -> list[KubernetesEvent]:
         return []
     message = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
     return [KubernetesEvent("Normal", "VolumeProven", message, f"proven/{decision.proof.volume_uid}")]
+
+
+def _gone(shard: ObservedShard) -> list[KubernetesEvent]:
+    """That a writer begins on a new volume, because its claim was deleted."""
+    known = shard.recorded.get("encryption") or {}
+    if shard.claim is not None or not known.get("volumeUID"):
+        return []
+    message = (
+        f"the claim of {shard.component} was deleted, and Echo begins anew on another one; "
+        f"volume {known.get('volume')} has the former events if it is still there (reclaim policy Retain)"
+    )
+    return [KubernetesEvent("Warning", "ClaimGone", message, f"gone/{known['volumeUID']}")]
 
 
 def _distinct(errors: list[ReconcileError]) -> list[ReconcileError]:

@@ -34,7 +34,7 @@ from ingero_operator.job_hangs import jobs_progress
 from ingero_operator.kinds import HTTP_ROUTE, SERVICE_MONITOR, Manifest
 from ingero_operator.network_health import network_healthy
 from ingero_operator.plan import ChildKey, plan
-from ingero_operator.referenced import TlsSecret, missing
+from ingero_operator.referenced import TlsSecret, missing, reading_references
 from ingero_operator.render import desired, fleet, receivers, topology
 from ingero_operator.render.common import digest
 from ingero_operator.render.shards import shard_of
@@ -131,7 +131,7 @@ class FleetClusters:
         spec = readable_spec(resource, parsed.message) if isinstance(parsed, ReconcileError) else parsed
         referenced = None
         if not is_deleting(resource):
-            with self.context.failures.guarded(key, _reading_references(key)):
+            with self.context.failures.guarded(key, reading_references(key)):
                 referenced = await self._references(key, spec)
             replicas: tuple[str, ...] = ()
             if spec.fleet.log.nats:
@@ -445,10 +445,6 @@ def _has_references(spec: FleetClusterSpec) -> bool:
         spec.fleet.collectives.topology, spec.fleet.log.nats,
     )  # fmt: skip
     return any(listed) or bool(forward and (forward.token_secret or forward.nats))
-
-
-def _reading_references(key: OwnerKey) -> Operation:
-    return Operation(OperationKind.READ, f"what {key[0]} {key[2]} names")
 
 
 def _writing_status(key: OwnerKey) -> Operation:

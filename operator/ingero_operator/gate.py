@@ -194,6 +194,12 @@ def _storage(spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bou
         return _Storage(conditions=[waiting, settled], size=size, capacity=capacity)
     has = str(capacity or "0")
     condition = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({has})")
+    if "deletionTimestamp" in claim["metadata"]:
+        message = (
+            f"claim {name} was deleted and stays as long as its pod runs; the next pod begins on a new volume: "
+            "back up this one before, with `ingero-echo backup`"
+        )
+        condition = no("StorageBound", "ClaimDeleted", message)
     if quantity(requested) <= quantity(has):
         return _Storage(conditions=[condition, settled], size=size, capacity=capacity)
     if not (current or {}).get("allowVolumeExpansion"):

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from itertools import zip_longest
 from typing import Any, Final, Literal
 
 from ingero_contract.kubernetes import SPEC_HASH
 from ingero_operator.kinds import Manifest
+from ingero_operator.render.common import CONFIG_HASH
 
 ChildKey = tuple[str, str]
 """Kind and name."""
@@ -22,6 +24,8 @@ _SUFFIXES: Final = {
     "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18), "Ki": Decimal(2**10),
     "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
+
+_POLICY: Final = "podManagementPolicy"
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,9 @@ def plan(
         if live is None:
             actions.append(Action("create", *key, "it does not exist", "", child))
             continue
+        if _fixed(child, live):
+            actions += _remade(key, live)
+            continue
         found = difference(child, live)
         if found and not (blocked and key in waiting):
             actions.append(Action("apply", *key, found[1], found[0], child))
@@ -72,6 +79,18 @@ def plan(
         if key not in names and key not in kept and "deletionTimestamp" not in live["metadata"]
     ]
     return actions
+
+
+def _fixed(child: Manifest, live: Manifest) -> bool:
+    """Whether a StatefulSet differs in a field that cannot be changed, so that it must be made anew."""
+    return bool(child["kind"] == "StatefulSet" and child["spec"].get(_POLICY) != live["spec"].get(_POLICY))
+
+
+def _remade(key: ChildKey, live: Manifest) -> list[Action]:
+    """The deletion of a child that is then created; none while it is on its way."""
+    if "deletionTimestamp" in live["metadata"]:
+        return []
+    return [Action("delete", *key, f"its {_POLICY} cannot be changed, so it is made anew", f".spec.{_POLICY}", live)]
 
 
 def _stage(child: Manifest, staged: tuple[ChildKey, ...]) -> int:
@@ -96,9 +115,13 @@ def difference(desired: Manifest, live: Manifest) -> tuple[str, str] | None:
     """The first difference as (path, sentence), or `None`. Fields that others added are no difference."""
     # Objects in a list response carry neither kind nor apiVersion.
     body = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}
-    found = next(_differences(body, live, ""), None)
-    if found:
-        return found
+    first = None
+    for found in _differences(body, live, ""):
+        if not found[0].endswith(CONFIG_HASH):  # which says that something in the pod differs, not what
+            return found
+        first = first or found
+    if first:
+        return first
     ours = desired["metadata"].get("annotations", {}).get(SPEC_HASH)
     theirs = live["metadata"].get("annotations", {}).get(SPEC_HASH)
     return None if ours == theirs else ("", "what the operator renders has changed")
@@ -117,7 +140,17 @@ def _differences(desired: Any, live: Any, path: str) -> Iterator[tuple[str, str]
     elif isinstance(desired, list):
         yield from _list_differences(desired, live if isinstance(live, list) else [], path)
     elif not _same(desired, live, path.rsplit(".", 1)[-1]):
-        yield path, f"{path} is {_short(live)} instead of {_short(desired)}"
+        yield path, _changed(path, live, desired)
+
+
+def _changed(path: str, live: Any, desired: Any) -> str:
+    """The change of a value in words; of a text of several lines, that of the first line that differs."""
+    if isinstance(live, str) and isinstance(desired, str) and "\n" in desired:
+        lines = zip_longest(live.splitlines(), desired.splitlines())
+        for number, (theirs, ours) in enumerate(lines, 1):
+            if theirs != ours:
+                return f"line {number} of {path} is {_short(theirs)} instead of {_short(ours)}"
+    return f"{path} is {_short(live)} instead of {_short(desired)}"
 
 
 def _list_differences(desired: list[Any], live: list[Any], path: str) -> Iterator[tuple[str, str]]:

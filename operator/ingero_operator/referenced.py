@@ -14,9 +14,11 @@ from ingero_kit.clock import Clock
 from ingero_operator.api.base import ConfigMapKey, SecretKey
 from ingero_operator.api.nats import NatsAccess
 from ingero_operator.api_client import ApiClient
+from ingero_operator.cache import OwnerKey
 from ingero_operator.certificates import certificate_errors, judge_certificate
 from ingero_operator.conditions import Condition
 from ingero_operator.errors import ReconcileError
+from ingero_operator.failures import Operation, OperationKind
 from ingero_operator.kinds import CONFIG_MAP, NAMESPACE, SECRET, Manifest, ResourceKind
 
 NAMESPACE_SECONDS: Final = 60.0
@@ -128,6 +130,11 @@ class ReferencedObjects:
         """Seconds until a resource's Secrets are read again; longer with many resources."""
         share = max(1.0, self.resources() / RESOURCES_AT_FULL_PACE)
         return self.refresh * share * random.uniform(1.0, 1.1)
+
+
+def reading_references(key: OwnerKey) -> Operation:
+    """The operation of reading what a resource names."""
+    return Operation(OperationKind.READ, f"what {key[0]} {key[2]} names")
 
 
 def missing(path: str, kind: str, source: SecretKey | ConfigMapKey) -> ReconcileError:

@@ -36,13 +36,17 @@ def is_deleting(resource: Manifest) -> bool:
 
 
 def parse(kind: type[Spec], resource: Manifest) -> Spec | ReconcileError:
-    """The spec, or what is wrong with it (the object may be older than a rule of the schema)."""
+    """The spec, or what is wrong with it: the object may be older than a rule of the schema, which has none for the
+    keys of maps."""
     try:
         return kind.model_validate(resource.get("spec") or {})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = ".".join(map(str, first["loc"]))
-        return ReconcileError("InvalidSpec", f"spec.{path}: {first['msg']}")
+        place, wrong = [str(part) for part in first["loc"]], first["msg"]
+        if place[-1:] == ["[key]"]:
+            *place, key, _ = place
+            wrong = f"{key[:100]!r} cannot be the key of a label or annotation: PREFIX/NAME, or NAME alone"
+        return ReconcileError("InvalidSpec", f"spec.{'.'.join(place)}: {wrong}")
 
 
 def readable_spec(resource: Manifest, why: str) -> FleetClusterSpec:

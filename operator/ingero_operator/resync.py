@@ -1,5 +1,6 @@
 """Fills the cache and compares it with the API server, as watches may miss events, mostly deletions."""
 
+import asyncio
 import random
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +16,11 @@ log = get(__name__)
 DEAD_AFTER: Final = 30.0
 """Seconds. On a busy machine a watch may be late by some of them; a dead one delivers nothing at all."""
 
+LATE_SECONDS: Final = 5.0
+"""How long a comparison waits for what the list had and the watch has not brought yet: of an object that changes all
+the time, as a DaemonSet during a rollout, the latest version is always on its way."""
+_LOOK_SECONDS: Final = 0.1
+
 
 @dataclass
 class Resync:
@@ -23,6 +29,7 @@ class Resync:
     api: ApiClient
     informer: Informer
     every: float
+    patience: float = LATE_SECONDS
     rounds: int = 0
     _missed_since: dict[ObjectKey, float] = field(default_factory=dict)
     """Objects that the last comparison missed, and since when every comparison has; monotonic seconds."""
@@ -60,11 +67,12 @@ class Resync:
             known = before.get(key)
             if known is None or known[0] != metadata["uid"] or known[1] < int(metadata["resourceVersion"]):
                 lagging.add(key)
-        still = {key for key in lagging if self._lags(kind, key, seen[key])}
-        for key in still:
+        missed = set[ObjectKey]()
+        for key in await self._without_late(kind, {key: seen[key] for key in lagging}):
             live = await self.api.get(kind, key[1] or None, key[2])
-            if live is not None:
+            if live is not None:  # otherwise it was deleted after the list
                 self.informer.on_event(kind.name, "MODIFIED", live)
+                missed.add(key)
         for key in [key for key in before if key not in seen]:
             # It may have been created after the list began, or have lost the listed label: ask before dropping it.
             live = await self.api.get(kind, key[1] or None, key[2])
@@ -72,7 +80,16 @@ class Resync:
                 self.informer.gone(kind.name, key)
             else:
                 self.informer.on_event(kind.name, "MODIFIED", live)
-        return still
+        return missed
+
+    async def _without_late(self, kind: ResourceKind, listed: dict[ObjectKey, tuple[str, int]]) -> set[ObjectKey]:
+        """The keys of those that the watch does not bring in time, in at least this version."""
+        left, waited = {key for key in listed if self._lags(kind, key, listed[key])}, 0.0
+        while left and waited < self.patience:
+            await asyncio.sleep(_LOOK_SECONDS)
+            waited += _LOOK_SECONDS
+            left = {key for key in left if self._lags(kind, key, listed[key])}
+        return left
 
     def _known(self, kind: ResourceKind) -> dict[ObjectKey, tuple[str, int]]:
         if kind is NODE:

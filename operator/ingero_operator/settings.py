@@ -18,7 +18,13 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def _listed(value: object) -> object:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    """Names with commas between, also within the items of a list: a flag can be repeated."""
+    if not isinstance(value, str | list | tuple):
+        return value
+    items = [value] if isinstance(value, str) else value
+    found = (item.split(",") if isinstance(item, str) else [item] for item in items)
+    names = (name.strip() if isinstance(name, str) else name for part in found for name in part)
+    return [name for name in names if name != ""]
 
 
 def _pairs(value: object) -> object:

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from ingero_contract import attributes, echo, metrics, routes
+from ingero_echo.client import EchoHttpClient
 from ingero_echo.json_api import ARROW, PARQUET, render
 from ingero_echo.middleware import AuditLog
 from ingero_echo.query_runner import QueryResult, arrow_stream
@@ -347,6 +348,13 @@ def test_errors_have_one_shape(
     assert set(response.json()) == {"code", "message", "hint", "request_id"}
 
 
+def test_a_place_in_the_tail_beyond_every_number_is_refused_like_other_arguments(service: Running) -> None:
+    response = web.get(service.url("api", echo.TAIL), params={"after": "9" * 30})
+
+    assert (response.status_code, response.json()["code"]) == (422, "bad_arguments")
+    assert response.json()["hint"] == f"see {echo.OPENAPI}"
+
+
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'"x"', b"x" * (2 << 20)])
 def test_rubbish_is_refused(service: Running, content: bytes) -> None:
     response = web.post(
@@ -419,6 +427,24 @@ def test_values_that_json_does_not_know_become_null(service: Running) -> None:
     )
 
     assert body.json()["rows"] == [[None, None, 1.5]]
+
+
+def test_values_within_lists_maps_and_structures_are_those_of_columns() -> None:
+    times = pa.array([[None, 1], None, []], pa.list_(pa.timestamp("ns")))
+    maps = pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.timestamp("us")))
+    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.decimal128(20), 2))
+    rows = pa.array([{"t": [1], "b": b"\xff"}, None, {"t": None, "b": None}],
+                    pa.struct({"t": pa.list_(pa.timestamp("s")), "b": pa.binary()}))  # fmt: skip
+    found = QueryResult(pa.table({"times": times, "maps": maps, "pairs": pairs, "rows": rows}))
+    expected = [
+        [[None, "1970-01-01T00:00:00.000000001Z"], [["a", "1970-01-01T00:00:00.000001000Z"]], [1, 2],
+         {"t": ["1970-01-01T00:00:01.000000000Z"], "b": "ff"}],
+        [None, None, None, None],
+        [[], [], [3, 4], {"t": None, "b": None}],
+    ]  # fmt: skip
+
+    assert found.lists() == expected
+    assert QueryResult(found.table.slice(2)).lists() == expected[2:]
 
 
 def test_the_description_is_openapi_31_and_names_every_tool(service: Running) -> None:
@@ -687,6 +713,8 @@ def test_tls_on_every_listener(tmp_path: Path) -> None:
         ) as asked:  # fmt: skip
             assert asked.process.wait(60) == 0, asked.words()
             assert [row["nodes"] for row in json.loads(asked.words())["rows"]] == [8, 8]
+        with pytest.raises(ConnectionError, match=r"its certificate is refused: .*; --ca-file names"):
+            EchoHttpClient(api, "t").tool(PREFIX + "summary", {})
 
 
 def test_mcp_over_standard_streams(service: Running) -> None:

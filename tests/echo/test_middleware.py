@@ -18,6 +18,7 @@ from ingero_contract import echo, routes
 from ingero_echo.auth import MAX_BUCKETS, Callers, RateLimit
 from ingero_echo.cli import main
 from ingero_echo.errors import EchoApiError
+from ingero_echo.json_api import make_api
 from ingero_echo.mcp_tools import compact_schema
 from ingero_echo.middleware import (
     CHUNK_BYTES,
@@ -236,7 +237,7 @@ def test_sessions_of_one_token_lock_nobody_out(guarded: Running) -> None:
         ("SELECT 'infinity'::DOUBLE, 'nan'::DOUBLE", "application/json", 200),
         ("SELECT 'ab'::BLOB, uuid(), INTERVAL 1 DAY, TIME '24:00:00', 1.5::DECIMAL(9, 2)", "text/csv", None),
         ("SELECT 'ab'::BLOB AS b, [1, 2] AS l, {'a': 1} AS s, INTERVAL 1 DAY AS i, true AS t", "text/csv", 200),
-        ("SELECT 170141183460469231731687303715884105727::HUGEINT, '101'::BIT, now()", "text/csv", 200),
+        ("SELECT 170141183460469231731687303715884105727::HUGEINT, 'x'::BLOB, now()", "text/csv", 200),
         ("SELECT 1 WHERE false", "text/csv", 200),
     ],
 )
@@ -436,3 +437,25 @@ def test_the_limit_of_requests_names_whom_it_is_for(tmp_path: Path, tokens: str,
 
     assert [message["status"] for message in sent if "status" in message] == [200, 429]
     assert f"more requests from {who} than" in orjson.loads(sent[-1]["body"])["message"]
+
+
+def test_a_fault_of_the_server_has_the_shape_of_every_error(tmp_path: Path) -> None:
+    def broken() -> str | None:
+        raise RuntimeError("secret")
+
+    api = make_api(None, lambda: True, (), dict, lambda: None, broken)  # type: ignore[arg-type]  # not asked
+    guard = AuthMiddleware(
+        api, api, lambda: None, lambda: None, Callers(None, 0), RateLimit(1, 1), AuditLog(None), lambda *_: None,
+        UnreadResponses(),
+    )  # fmt: skip
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(guard, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.get(echo.HEALTH)
+
+    answer = asyncio.run(ask())
+
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert set(answer.json()) == {"code", "message", "hint", "request_id"}
+    assert "secret" not in answer.text

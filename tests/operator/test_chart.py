@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
+from ingero_kit.settings import load
+from ingero_operator.cli import run
 from ingero_operator.render.crds import all_definitions
 from ingero_operator.render.install import everything, namespace_access, rules
 from ingero_operator.settings import OperatorConfig
@@ -56,6 +58,7 @@ def test_the_schema_knows_every_value_and_takes_the_defaults() -> None:
         {"watchNamespaces": ["Team A"]},
         {"serviceMonitor": {"interval": "often"}},
         {"extraArgs": "--no-taints"},
+        {"tolerations": {"key": "a"}},
         {"extraEnv": [{"value": "x"}]},
     ],
 )
@@ -165,16 +168,16 @@ def test_values_become_settings_that_the_operator_takes(rendered: Rendered) -> N
         taints={"enabled": False, "paused": True},
         agentPriorityClass="gpu-agents",
         priorityClassName="",
+        nodeSelector={"pool": "system"},
+        tolerations=[{"key": "CriticalAddonsOnly", "operator": "Exists"}],
+        affinity={"nodeAffinity": {}},
         extraArgs=["--workers=4"],
         extraEnv=[{"name": "TZ", "value": "UTC"}],
         resources={"requests": {"cpu": "1"}, "limits": None},
     )
     pod = found["Deployment", "ingero-system", "ingero-operator"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    flags = dict(arg.removeprefix("--").partition("=")[::2] for arg in container["args"] if "=" in arg)
-    settings = OperatorConfig(
-        **{name.replace("-", "_"): value for name, value in flags.items() if not value.startswith("$(")}
-    )
+    settings = settings_of(container["args"])
 
     version = next(iter(yaml.safe_load_all((CHART / "Chart.yaml").read_text())))["appVersion"]
     assert container["image"] == f"registry.example.com/team/ingero/operator:{version}@{DIGEST}"
@@ -186,14 +189,23 @@ def test_values_become_settings_that_the_operator_takes(rendered: Rendered) -> N
     assert {"--no-taints", "--pause-taints"} <= set(container["args"])
     assert container["env"][-1] == {"name": "TZ", "value": "UTC"}
     assert container["resources"] == {"requests": {"cpu": "1", "memory": "192Mi"}}
+    assert (pod["nodeSelector"], pod["affinity"]) == ({"pool": "system"}, {"nodeAffinity": {}})
+    assert pod["tolerations"] == [{"key": "CriticalAddonsOnly", "operator": "Exists"}]
     assert "priorityClassName" not in pod
     assert not [key for key in found if key[0] == "PriorityClass"]
+
+
+def settings_of(arguments: list[str]) -> OperatorConfig:
+    """The settings that the operator takes from its arguments."""
+    command, *flags = arguments
+    given = run.make_context(command, [flag for flag in flags if "$(" not in flag]).params
+    return load(OperatorConfig, prefix="X_", flags={name: given[name] for name in OperatorConfig.model_fields})
 
 
 def test_for_some_namespaces_the_chart_makes_a_role_in_each(rendered: Rendered) -> None:
     found = rendered(watchNamespaces=["a", "b"])
 
-    assert "--watch-namespaces=a,b" in arguments_of(found)
+    assert settings_of(arguments_of(found)).watch_namespaces == ("a", "b")
     assert found["ClusterRole", "", "ingero-operator"]["rules"] == rules(True)
     for namespace in ("a", "b"):
         for item in namespace_access(namespace):

@@ -154,3 +154,19 @@ def test_a_claim_is_written_with_the_size_that_it_has_and_grows_in_a_write_of_it
 
     assert (decision.claim_size, decision.grow_to, decision.capacity) == (size, grow_to, capacity)
     assert next(item.reason for item in decision.conditions if item.type == "ResizePending") == reason
+
+
+def test_a_claim_that_somebody_deleted_is_named_while_its_pod_holds_it() -> None:
+    spec = EchoStoreSpec.model_validate({"tlsSecret": "t", "tokenSecret": {"name": "t"}})
+    claim = {
+        "metadata": {"name": "s-echo", "uid": "c", "deletionTimestamp": "t3"},
+        "spec": {"storageClassName": "a", "resources": {"requests": {"storage": "50Gi"}}},
+        "status": {"phase": "Bound", "capacity": {"storage": "50Gi"}},
+    }
+    volume = {"metadata": {"name": "pv", "uid": "v", "creationTimestamp": "t2"}, "spec": {}}
+
+    decision = decide(spec, GateInputs(classes=[], claim=claim, volume=volume, recorded={}))
+
+    (bound,) = [item for item in decision.conditions if item.type == "StorageBound"]
+    assert (bound.status, bound.reason) == ("False", "ClaimDeleted")
+    assert "ingero-echo backup" in bound.message

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ingero_operator.api.v1alpha1 import FleetClusterSpec
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
 from ingero_operator.plan import difference, plan, quantity, rolled_out
 from ingero_operator.render import desired, fleet
 from ingero_operator.render.common import Owner, Platform
@@ -61,6 +61,26 @@ def test_an_edit_by_hand_is_named_and_undone() -> None:
     assert "'evil:latest' instead of 'localhost/ingero/fleet:0.1.0'" in action.why
 
 
+@pytest.mark.parametrize(
+    ("spec", "kind", "name", "words"),
+    [
+        ({"fleet": {"maxNodes": 7}}, "ConfigMap", "prod-fleet",
+         "of .data.fleet.yaml is '    max_nodes: 200000' instead of '    max_nodes: 7'"),
+        ({"agents": {"push": {"resources": {"memory": "99Mi"}}}}, "DaemonSet", "prod-push",
+         ".spec.template.spec.containers[push].resources.requests.memory is '128Mi' instead of '99Mi'"),
+        ({"agents": {"jobId": "j"}}, "DaemonSet", "prod-push", "containers[push]"),
+    ],
+)  # fmt: skip
+def test_a_change_is_named_by_its_line_or_field_and_not_by_a_digest(
+    spec: dict[str, Any], kind: str, name: str, words: str
+) -> None:
+    (action,) = [
+        item for item in plan(rendered(**spec), observed(rendered())) if (item.kind, item.name) == (kind, name)
+    ]
+
+    assert words in action.why and "hash" not in action.why
+
+
 def test_what_others_add_is_left_alone() -> None:
     live = observed(rendered())
     deployment = live["Deployment", "prod-fleet"]
@@ -70,6 +90,21 @@ def test_what_others_add_is_left_alone() -> None:
     deployment["spec"]["template"]["spec"]["volumes"].insert(0, {"name": "mesh", "emptyDir": {}})
 
     assert plan(rendered(), live, staged=STAGED) == []
+
+
+def test_a_stateful_set_that_waits_for_its_pods_in_order_is_made_anew_once() -> None:
+    spec = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
+    children = desired.of_echo_store(Owner(kind="EchoStore", namespace="ml", name="s", uid="u-2"), spec, Platform())
+    live = observed(children)
+    found = live["StatefulSet", "s-echo"]
+    assert (found["spec"]["podManagementPolicy"], plan(children, live)) == ("Parallel", [])
+    found["spec"]["podManagementPolicy"] = "OrderedReady"
+
+    (action,) = plan(children, live)
+
+    assert (action.verb, action.kind, action.manifest["metadata"]["uid"]) == ("delete", "StatefulSet", "x")
+    found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert plan(children, live) == []
 
 
 def test_a_field_that_is_no_longer_rendered_is_noticed_by_its_digest() -> None:

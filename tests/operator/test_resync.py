@@ -17,12 +17,18 @@ def node(name: str, version: int) -> dict[str, Any]:
     return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {}}
 
 
-def compared(rounds: list[tuple[float, list[dict[str, Any]]]], watch: Callable[[Informer, int], None]) -> list[bool]:
-    """The answers of comparisons at these seconds with these nodes; `watch` delivers events before each of them."""
+def compared(
+    rounds: list[tuple[float, list[dict[str, Any]]]], watch: Callable[[Informer, int], None], patience: float = 0.0,
+    after: Callable[[Informer], None] = lambda _: None,
+) -> list[bool]:  # fmt: skip
+    """The answers of comparisons at these seconds with these nodes; `watch` delivers events before each of them,
+    `after` when the nodes have been listed."""
     nodes: list[dict[str, Any]] = []
+    informer = Informer(lambda key: None)
 
     async def serve(request: web.Request) -> web.Response:
         if request.path == "/api/v1/nodes":
+            asyncio.get_running_loop().call_later(0.05, after, informer)
             return web.json_response({"metadata": {"resourceVersion": "10"}, "items": nodes})
         named = [one for one in nodes if request.path == f"/api/v1/nodes/{one['metadata']['name']}"]
         if request.path.startswith("/api/v1/nodes/"):
@@ -37,8 +43,7 @@ def compared(rounds: list[tuple[float, list[dict[str, Any]]]], watch: Callable[[
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         found = []
         async with ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")) as api:
-            informer = Informer(lambda key: None)
-            resync = Resync(api, informer, 600.0)
+            resync = Resync(api, informer, 600.0, patience)
             for number, (now, listed) in enumerate(rounds):
                 nodes[:] = listed
                 watch(informer, number)
@@ -75,6 +80,17 @@ def test_a_watch_that_is_late_for_a_moment_is_alive() -> None:
               (40.0, [node("a", 6)])]  # fmt: skip
 
     assert all(compared(rounds, late_twice))
+
+
+def test_an_object_that_changes_all_the_time_and_whose_watch_is_always_a_moment_late_is_not_missed() -> None:
+    versions = iter(range(2, 5))
+
+    def bring(informer: Informer) -> None:
+        informer.on_event("Node", "MODIFIED", node("a", next(versions)))
+
+    rounds = [(600.0 * number, [node("a", 2 + number)]) for number in range(3)]
+
+    assert compared(rounds, silent, 5.0, bring) == [True, True, True]
 
 
 def test_different_objects_that_are_missed_do_not_add_up() -> None:

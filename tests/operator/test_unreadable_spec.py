@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from ingero_operator.api.v1alpha1 import Mode
-from ingero_operator.resources import readable_spec
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode
+from ingero_operator.errors import ReconcileError
+from ingero_operator.resources import parse, readable_spec
 
 GOOD = {
     "clusterId": "c",
@@ -37,3 +38,19 @@ def test_what_can_be_read_counts_and_nothing_new_is_tainted(
 @pytest.mark.parametrize("tree", [None, {}, {"clusterId": []}])
 def test_a_spec_without_anything_is_borne(tree: Any) -> None:
     assert readable_spec({"spec": tree}, "x").taints.mode is Mode.OBSERVE
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"agents": {"nodeSelector": {"a b": "c"}}}, "spec.agents.nodeSelector: 'a b' cannot be the key of a label"),
+        ({"fleet": {"pushInterval": "soon"}}, "spec.fleet.pushInterval: String should match"),
+    ],
+)
+def test_the_message_names_the_field_and_a_key_that_the_schema_cannot_check(
+    change: dict[str, Any], words: str
+) -> None:
+    error = parse(FleetClusterSpec, {"spec": {**GOOD, **change}})
+
+    assert isinstance(error, ReconcileError)
+    assert error.message.startswith(words)

@@ -314,7 +314,8 @@ def stateful_set(
     special = {
         "replicas": 1,
         "serviceName": owner.child(f"{part}-pods"),
-        "podManagementPolicy": "OrderedReady",
+        # OrderedReady would wait for ever for a pod that cannot start, also after its template was corrected.
+        "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "RollingUpdate"},
     }
     return workload(

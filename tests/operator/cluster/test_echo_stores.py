@@ -171,6 +171,18 @@ def test_an_encrypted_volume_is_proven_and_echo_starts(plane: ControlPlane, oper
     assert "ownerReferences" not in store.claim()["metadata"]
 
 
+def test_a_pod_that_no_node_takes_is_replaced_when_the_spec_is_corrected(operator: Any, store: Store) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "Echo to run")
+
+    store.apply(node_selector={"test.ingero.io/pool": "none"})
+    wait_until(lambda: store.condition("Available") == ("False", "Unschedulable"), "the scheduler's words")
+    store.apply()
+
+    wait_until(lambda: store.summary() == "Healthy", "another pod")
+
+
 def test_an_ingress_comes_and_goes_with_its_field(plane: ControlPlane, operator: Any, store: Store) -> None:
     def written() -> Any:
         return plane.read("-n", store.namespace, "ingress", "store-echo")
@@ -607,6 +619,26 @@ def test_the_claim_outlives_its_store_and_serves_the_next_one(
     store.apply()
     wait_until(lambda: store.summary() == "Healthy", "the store to be back on its volume")
     assert store.claim()["metadata"]["uid"] == uid
+
+
+def test_a_deleted_claim_is_named_while_its_pod_runs_and_when_it_is_gone(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "Echo to run")
+    uid = store.claim()["metadata"]["uid"]
+
+    plane.kubectl("-n", store.namespace, "delete", "pvc", "store-echo", "--wait=false")
+    wait_until(lambda: store.condition("StorageBound") == ("False", "ClaimDeleted"), "the warning")
+    plane.delete("pod", "store-echo-0", store.namespace)
+    kept = {"metadata": {"uid": uid}}
+    wait_until(lambda: (store.claim() or kept)["metadata"]["uid"] != uid, "another claim")
+
+    def words() -> str:
+        return plane.kubectl("-n", store.namespace, "get", "events", "--field-selector", "reason=ClaimGone")
+
+    wait_until(lambda: f"volume {store.volume} has the former events" in words(), "the Event")
 
 
 def older_than_now(body: Any) -> bool:

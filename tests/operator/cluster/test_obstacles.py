@@ -78,6 +78,28 @@ def test_a_right_that_lacks_is_named_with_verb_and_resource_and_nothing_else_is_
     wait_until(lambda: condition(plane, namespace)[1] == "SecretMissing", "the right to be back")
 
 
+def test_the_volume_of_a_store_is_judged_while_its_secrets_cannot_be_read(
+    plane: ControlPlane, operator: Any, namespace: str
+) -> None:
+    spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"className": "not-there"}}
+    metadata = {"name": "store", "namespace": namespace}
+    store = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": metadata, "spec": spec}
+    plane.apply(store)
+    wait_until(lambda: "EncryptionVerified" in messages(plane, namespace), "the first reconcile")
+    with without(plane, "secrets", "get"):
+        plane.apply({**store, "spec": {**spec, "tlsSecret": "other", "storage": {"className": "nor-this"}}})
+        wait_until(lambda: "nor-this" in messages(plane, namespace)["EncryptionVerified"], "the class to be judged")
+        words = plane.kubectl("-n", namespace, "get", "events", "--field-selector", "reason=Forbidden")
+
+    assert 'cannot get resource "secrets"' in words
+
+
+def messages(plane: ControlPlane, namespace: str) -> dict[str, str]:
+    """The messages of an EchoStore's conditions."""
+    status = (plane.read("-n", namespace, "echo", "store") or {}).get("status") or {}
+    return {item["type"]: item["message"] for item in status.get("conditions") or []}
+
+
 def test_a_child_that_may_not_be_written_is_named(plane: ControlPlane, operator: Any, namespace: str) -> None:
     with without(plane, "poddisruptionbudgets", "patch"):
         plane.apply(cluster(namespace))
