@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,8 @@ def save_baseline(file: Path, baseline: Baseline, now: float) -> None:
 def load_baseline(file: Path, now: float, stale_seconds: float) -> tuple[Baseline | None, str]:
     """Read it back, or say why there is none: missing, stale, corrupt, unreadable or newer.
 
-    A stale file is deleted, a corrupt one renamed, one from a newer version left alone.
+    A stale file is deleted, a corrupt one renamed, one from a newer version left alone. Where the folder cannot be
+    changed they stay, and are not used either.
     """
     try:
         with file.open("rb") as stream:
@@ -53,10 +55,12 @@ def load_baseline(file: Path, now: float, stale_seconds: float) -> tuple[Baselin
             raise ValueError("other weights, or no samples")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
-        file.replace(file.with_name(f"{file.name}.corrupt-{stamp}"))
+        with suppress(OSError):
+            file.replace(file.with_name(f"{file.name}.corrupt-{stamp}"))
         return None, "corrupt"
     if not 0 <= age <= stale_seconds:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.unlink()
         return None, "stale"
     return baseline, "fresh"
 

@@ -30,6 +30,7 @@ from ingero_kit.clock import Clock, Every, rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.logs import get
 from ingero_kit.otlp_encode import encode_event, encode_report
+from ingero_kit.write_watch import WriteWatch
 
 if TYPE_CHECKING:
     from ingero_agent.causal_chains import CausalChains
@@ -121,6 +122,7 @@ class PushLoop:
         self.rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
         self.latest: LatestPoll | None = None
         self.ticked_at = clock()
+        self._saving = WriteWatch("baseline", config.fleet_persist_path)
         self._save_due = Every(config.fleet_persist_interval, self.ticked_at + config.fleet_persist_interval)
         self._restore()
 
@@ -324,9 +326,11 @@ class PushLoop:
             return
         try:
             save_baseline(self._config.fleet_persist_path, self.baseline, now)
-            self.counters.saved += 1
         except OSError as error:
-            log.warning("baseline_not_saved", file=str(self._config.fleet_persist_path), reason=str(error))
+            self._saving.failed(error)
+        else:
+            self.counters.saved += 1
+            self._saving.succeeded()
 
 
 _NOTHING: Final = SignalReading(rate=0.0, compute=0.0, memory=0.0, cpu=0.0)

@@ -137,6 +137,8 @@ class FleetClient:
             self._read_headers(reply, now)
         if reply.failure is None:
             self.counters.sent += 1
+            if self._failures:
+                log.info("push_succeeded_again", failed=self._failures)
             self.pushed_at, self._failures = now, 0
         else:
             self.counters.failed[str(reply.failure)] += 1

@@ -146,6 +146,8 @@ class AgentSettings(Settings):
                 raise ValueError(f"{name} {problem}")
         if self.fleet_insecure and (self.fleet_tls_ca or self.fleet_tls_cert or self.fleet_tls_key):
             raise ValueError("fleet_insecure cannot be combined with TLS files")
+        if (self.fleet_tls_cert is None) != (self.fleet_tls_key is None):
+            raise ValueError("fleet_tls_cert and fleet_tls_key go together")
         if (self.api_tls_cert is None) != (self.api_tls_key is None):
             raise ValueError("api_tls_cert and api_tls_key go together")
         guarded = self.api_tls_cert and self.explain_token_file

@@ -9,9 +9,7 @@ from ingero_agent.settings import AgentSettings
 from ingero_agent.state_file import state_valid_seconds, write_state
 from ingero_contract.signals import RATIOS
 from ingero_kit.clock import Clock
-from ingero_kit.logs import get
-
-log = get(__name__)
+from ingero_kit.write_watch import WriteWatch
 
 
 def node_state(health: PushLoop, client: FleetClient) -> dict[str, Any]:
@@ -39,7 +37,7 @@ class StateWriter:
         self, file: Path, config: AgentSettings, health: PushLoop, client: FleetClient, clock: Clock
     ) -> None:
         self._file, self._config, self._health, self._client, self._clock = file, config, health, client, clock
-        self._failed = False
+        self._watch = WriteWatch("state", file)
 
     def write(self) -> None:
         """Replace the file."""
@@ -54,8 +52,6 @@ class StateWriter:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_state(self._file, state, self._clock(), valid)
         except OSError as error:
-            if not self._failed:
-                log.warning("state_not_written", file=str(self._file), reason=str(error))
-            self._failed = True
+            self._watch.failed(error)
         else:
-            self._failed = False
+            self._watch.succeeded()

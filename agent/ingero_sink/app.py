@@ -20,7 +20,10 @@ DIAL_SECONDS: Final = 2.0
 
 
 async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: float) -> None:
-    """Run until cancelled. Why the socket cannot be reached is logged once, and again when the reason changes."""
+    """Run until cancelled. Why the socket cannot be reached is logged once, and again when the reason changes.
+
+    An agent that is killed does not say that its node straggles no more, so what it said ends with its connection.
+    """
     reason = ""
     while True:
         try:
@@ -35,16 +38,16 @@ async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: f
         stats.connections += 1
         log.info("connected", path=str(path))
         try:
-            await read_lines(reader, stats, clock)
+            await read_lines(reader, stats, clock, str(path))
         finally:
             stats.connections -= 1
             writer.close()
-        log.info("disconnected", path=str(path))
+        log.info("disconnected", path=str(path), stragglers_unknown=stats.source_ended(str(path)))
         await asyncio.sleep(reconnect_delay)
 
 
-async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Clock) -> None:
-    """Record lines until the stream ends. A line that is too long is skipped and counted."""
+async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Clock, source: str = "") -> None:
+    """Record lines of a source until the stream ends. A line that is too long is skipped and counted."""
     too_long = False
     with contextlib.suppress(ConnectionError):
         while True:
@@ -58,7 +61,7 @@ async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Cloc
                 too_long = True
                 continue
             if not too_long:
-                stats.record_line(line, clock())
+                stats.record_line(line, clock(), source)
             if not line.endswith(b"\n"):
                 return
             too_long = False

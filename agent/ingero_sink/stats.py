@@ -16,7 +16,7 @@ MAX_TYPES: Final = 64
 
 @dataclass
 class SinkStats:
-    """Counters and the nodes that straggle at present, oldest first."""
+    """Counters, and the nodes that straggle at present, oldest first, with the source that says so."""
 
     max_nodes: int = MAX_NODES
     events: Counter[str] = field(default_factory=Counter)
@@ -25,10 +25,10 @@ class SinkStats:
     sockets: int = 1
     connections: int = 0
     last_event: float = 0.0
-    active: dict[NodeKey, None] = field(default_factory=dict)
+    active: dict[NodeKey, str] = field(default_factory=dict)
 
-    def record_line(self, line: bytes, now: float) -> None:
-        """Record one line. Invalid lines are counted, empty lines ignored."""
+    def record_line(self, line: bytes, now: float, source: str = "") -> None:
+        """Record one line of a source. Invalid lines are counted, empty lines ignored."""
         if not line.strip():
             return
         try:
@@ -43,9 +43,16 @@ class SinkStats:
             if key not in self.active and len(self.active) >= self.max_nodes:
                 del self.active[next(iter(self.active))]
                 self.dropped += 1
-            self.active[key] = None
+            self.active[key] = source
         elif isinstance(event, StragglerResolvedEvent):
             self.active.pop(node_key(event.cluster_id, event.node_id), None)
+
+    def source_ended(self, source: str) -> int:
+        """Forget the stragglers of a source that says nothing any more; returns how many they are."""
+        unknown = [key for key, known_by in self.active.items() if known_by == source]
+        for key in unknown:
+            del self.active[key]
+        return len(unknown)
 
     @property
     def connected(self) -> bool:

@@ -68,7 +68,7 @@ class PageServer:
 
     def _answer(self, request: Request) -> Response | Awaitable[Response]:
         page = self._pages.get(request.path)
-        return page(request) if page else Response(404, b"not found: %b\n" % b", ".join(self._pages))
+        return page(request) if page else Response(404, b"not found; here is %b\n" % b", ".join(self._pages))
 
 
 def metrics_pages(collectors: Sequence[Collector], ready: Reason, healthy: Reason) -> dict[bytes, Handler]:

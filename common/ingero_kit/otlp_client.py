@@ -93,6 +93,27 @@ def grpc_failure(code: str, retry_after: float | None) -> Failed:
     return (DeliveryFailure.BUSY if failure is DeliveryFailure.UNREACHABLE else failure), Disposition.RETRY
 
 
+_NO_GRPC: Final = ("an http1.x", "missing selected ALPN")
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "record layer failure", "Handshake read failed")
+_CLOSED: Final = ("Server disconnected without sending a response", "Socket closed", "ReadError")
+"""What the libraries say when the server takes no gRPC, speaks plain text, or closes a new connection."""
+
+
+def explained(detail: str, secure: bool) -> str:
+    """What a library says about a failed connection, and what that probably means; `secure`: over TLS."""
+
+    def says(texts: tuple[str, ...]) -> bool:
+        return any(text in detail for text in texts)
+
+    if says(_NO_GRPC):
+        return f"{detail} (this port takes no gRPC: it may be that of OTLP over HTTP)"
+    if secure and says(_NO_TLS):
+        return f"{detail} (this port speaks no TLS: send in plain text, as `insecure` allows, or set up TLS)"
+    if says(_CLOSED):
+        return f"{detail} (the server may require {'a client certificate' if secure else 'TLS'})"
+    return detail
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
     """The outcome of one request. `response`: the encoded export response; `headers`: headers of the answer or its

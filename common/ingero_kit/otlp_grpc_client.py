@@ -17,6 +17,7 @@ from ingero_kit.otlp_client import (
     DeliveryFailure,
     Disposition,
     ExportResult,
+    explained,
     grpc_failure,
     grpc_target,
 )  # fmt: skip
@@ -83,7 +84,8 @@ class OtlpGrpcClient:
             failure, disposition = grpc_failure(error.code().name, wait)
             if failure in NETWORK_FAILURES:
                 await self.close()
-            detail = f"{error.code().name}: {(error.details() or '')[:200]}"
+            said = f"{error.code().name}: {(error.details() or '')[:200]}"
+            detail = explained(said, self._credentials is not None) if failure in NETWORK_FAILURES else said
             return ExportResult(
                 failure=failure, disposition=disposition, detail=detail, headers=_text(found), retry_after=wait
             )

@@ -9,7 +9,15 @@ from urllib.parse import quote, urlsplit
 from ingero_contract import routes
 from ingero_kit.backoff import parse_retry_after
 from ingero_kit.http_library import httpx
-from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, ExportResult, base_url, http_failure
+from ingero_kit.otlp_client import (
+    ClientConfig,
+    DeliveryFailure,
+    Disposition,
+    ExportResult,
+    base_url,
+    explained,
+    http_failure,
+)  # fmt: skip
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
@@ -102,7 +110,8 @@ class OtlpHttpClient:
             kind = (
                 DeliveryFailure.TIMEOUT if isinstance(error, httpx.TimeoutException) else DeliveryFailure.UNREACHABLE
             )
-            detail = f"{type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {error}".removesuffix(": ")
+            detail = explained(said, self._urls[signal].startswith("https:"))
             return ExportResult(failure=kind, disposition=Disposition.RETRY, detail=detail)
         failed = http_failure(answer.status_code)
         if failed is None:

@@ -189,6 +189,12 @@ ENGINE: Final[tuple[MetricRow[Engine], ...]] = (
         "Failures after a tick: collectives, costs, live page.",
         lambda s: s.failed_listeners,
     ),
+    counter(
+        "ingero_fleet_failed_writes",
+        "Writes of snapshot and recording that failed.",
+        lambda s: s.failed_writes,
+        "file",
+    ),
     gauge(
         "ingero_fleet_tick_seconds",
         "Time of the latest tick.",

@@ -107,6 +107,13 @@ class Engine:
         """How often a part failed after a tick, which stands all the same."""
         return self._failed_listeners + self.machine.failed_bookings
 
+    @property
+    def failed_writes(self) -> dict[str, int]:
+        """How often a file of the settings could not be written, by file."""
+        snapshots = self._snapshots.failures if self._snapshots else None
+        counts = {"snapshot": snapshots, "record": self.machine.detector.failed_recordings}
+        return {name: count for name, count in counts.items() if count is not None}
+
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""
         age = self.clock() - self._announced

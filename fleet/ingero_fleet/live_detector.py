@@ -403,6 +403,11 @@ class LiveDetector:
             self._estimates = self.detector.estimates()
         return self._estimates
 
+    @property
+    def failed_recordings(self) -> int | None:
+        """Ticks that could not be recorded; `None` without a recording."""
+        return self._recorder.failures if self._recorder else None
+
     def close(self) -> None:
         """Close the recording, after a running tick has ended."""
         with self._lock:

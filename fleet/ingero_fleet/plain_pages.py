@@ -37,7 +37,7 @@ Pages = Mapping[str, Callable[[str | None], Page]]
 
 def not_found(pages: Pages) -> Page:
     """The answer to a path without a page."""
-    return Page(404, f"not found: {', '.join(pages)}\n".encode(), "text/plain; charset=utf-8")
+    return Page(404, f"not found; here is {', '.join(pages)}\n".encode(), "text/plain; charset=utf-8")
 
 
 def metrics_pages(collectors: Sequence[Collector]) -> Pages:

@@ -13,7 +13,7 @@ from ingero_contract.values import NodeState
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.fingerprint import processor_text
 from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, HELD, IDLE, Observation
-from ingero_kit.logs import get
+from ingero_kit.write_watch import WriteWatch
 
 PARTS: Final = ("workload_type", "job_id", "gpu_model", "stage", "cgroup_path_hash", "measure")
 """Columns that together name a cohort; `measure` separates nodes judged by score from those judged by rate."""
@@ -41,8 +41,6 @@ MAX_STATES_BYTES: Final = 16 << 20
 
 HEADER: Final = ("time", "cluster", "node", *PARTS, "state", "rate", RECORDED)
 
-log = get(__name__)
-
 
 class TickRecorder:
     """Appends ticks to a file; when it is full it becomes `FILE.1` and a new one begins.
@@ -51,10 +49,16 @@ class TickRecorder:
     """
 
     def __init__(self, file: Path, most_bytes: int) -> None:
-        self.failures = 0
         self._file, self._most = file, most_bytes
+        self._states_file = file.with_name(file.name + STATES_SUFFIX)
+        self._watch, self._states_watch = WriteWatch("history", file), WriteWatch("history", self._states_file)
         self._stream: TextIO | None = None
         self._written = 0
+
+    @property
+    def failures(self) -> int:
+        """Ticks and state hashes that could not be written."""
+        return self._watch.failures + self._states_watch.failures
 
     def write(self, now: float, seen: Observation) -> None:
         """Append one tick."""
@@ -73,22 +77,22 @@ class TickRecorder:
                 rows.writerow((repr(now), cluster, node, *parts, STATES[state], number_text, kind))
             stream.flush()
             self._written = stream.tell()
+            self._watch.succeeded()
         except OSError as error:
-            self.failures += 1
-            log.warning("history_not_written", file=str(self._file), reason=str(error))
+            self._watch.failed(error)
             self._take_back()
 
     def note_state(self, digest: str, state_hash: str) -> None:
         """Append the state hash after a tick to `FILE.states`, so that `replay` can compare its own."""
-        file = self._file.with_name(self._file.name + STATES_SUFFIX)
+        file = self._states_file
         try:
             if file.exists() and file.stat().st_size > MAX_STATES_BYTES:
                 file.unlink()
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(f"{digest},{state_hash},{processor_text()}\n")
+            self._states_watch.succeeded()
         except OSError as error:
-            self.failures += 1
-            log.warning("history_not_written", file=str(file), reason=str(error))
+            self._states_watch.failed(error)
 
     def _take_back(self) -> None:
         """Remove a partly written tick."""
@@ -103,6 +107,7 @@ class TickRecorder:
             self.close()
             self._file.replace(self._file.with_name(self._file.name + ".1"))
         if self._stream is None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             fresh = not self._file.exists() or not self._file.stat().st_size
             self._stream = self._file.open("a", encoding="utf-8", newline="")
             self._written = self._stream.tell()

@@ -6,6 +6,7 @@ from typing import Final
 
 from ingero_kit.files import replace_file
 from ingero_kit.logs import get
+from ingero_kit.write_watch import WriteWatch
 
 MOST_BYTES: Final = 1 << 30
 """Largest file that is read, bytes."""
@@ -26,8 +27,14 @@ class SnapshotFile:
     def __init__(self, file: Path, shortest: float, longest: float) -> None:
         self._file, self._shortest, self._longest = file, shortest, longest
         self._written: float | None = None
+        self._watch = WriteWatch("snapshot", file)
         self.cost = 0.0
         """Processor time of the latest snapshot, seconds."""
+
+    @property
+    def failures(self) -> int:
+        """Snapshots that could not be written."""
+        return self._watch.failures
 
     def due(self, now: float) -> bool:
         """Whether it is time to write again; `now` in seconds of any clock that does not jump."""
@@ -53,8 +60,11 @@ class SnapshotFile:
             return None
 
     def write(self, data: bytes) -> None:
-        """Replace the file."""
+        """Replace the file; its folder is made where it is missing."""
         try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self._file, data)
         except OSError as error:
-            log.warning("snapshot_not_written", file=str(self._file), reason=str(error))
+            self._watch.failed(error)
+        else:
+            self._watch.succeeded()

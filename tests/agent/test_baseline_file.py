@@ -53,5 +53,24 @@ def test_rubbish_is_renamed(tmp_path: Path, content: bytes) -> None:
     assert not file.exists()
 
 
+@pytest.mark.parametrize(("content", "outcome"), [(None, "stale"), (b"{", "corrupt")])
+def test_what_cannot_be_put_aside_does_not_end_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, outcome: str
+) -> None:
+    """As in a folder of another user, or on a file system that is read-only."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    file = tmp_path / "b.json"
+    save_baseline(file, BASELINE, NOW)
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setattr(Path, "replace", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+
+    assert load_baseline(file, NOW + 601, 600) == (None, outcome)
+
+
 def test_nothing_there_is_missing(tmp_path: Path) -> None:
     assert load_baseline(tmp_path / "b.json", NOW, 600) == (None, "missing")

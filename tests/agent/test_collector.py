@@ -85,7 +85,7 @@ def test_pages_report_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
         assert seen["ingero_agent_event_consumers"] == 0
         assert sum(value for name, value in seen.items() if name.startswith("ingero_agent_push_failures_total")) == 0
         assert pages.get("/healthz") == (200, "ok\n")
-        assert pages.get("/elsewhere") == (404, "not found: /metrics, /healthz, /readyz, /api/v1/explain\n")
+        assert pages.get("/elsewhere") == (404, "not found; here is /metrics, /healthz, /readyz, /api/v1/explain\n")
         assert pages.get("/api/v1/explain")[1].startswith("this agent reads no trace")
         undocumented(seen)
 

@@ -131,16 +131,19 @@ def test_mutual_tls_opens_only_to_the_right_certificate(tmp_path: Path) -> None:
         ClientTls(ca_file=files["other"], **mine),
     )  # fmt: skip
     with fleet(tmp_path, {"receivers": {"otlp": {"protocols": dict.fromkeys(PROTOCOLS, theirs)}}}) as guarded:
+        ports = {protocol: guarded.ports[f"otlp/{protocol}"] for protocol in PROTOCOLS}
         seen = {
-            protocol: [
-                run(once(route(guarded.ports[f"otlp/{protocol}"], protocol, tls=tls))).failure for tls in clients
-            ]
-            for protocol in PROTOCOLS
+            protocol: [run(once(route(port, protocol, tls=tls))) for tls in clients]
+            for protocol, port in ports.items()
         }
+        plain = {protocol: run(once(route(port, protocol))).detail for protocol, port in ports.items()}
 
-    assert seen == {
-        protocol: [None, DeliveryFailure.UNREACHABLE, DeliveryFailure.UNREACHABLE] for protocol in PROTOCOLS
-    }
+    expected = [None, DeliveryFailure.UNREACHABLE, DeliveryFailure.UNREACHABLE]
+    assert {protocol: [one.failure for one in results] for protocol, results in seen.items()} == dict.fromkeys(
+        PROTOCOLS, expected
+    )
+    assert all("certificate" in result.detail.lower() for results in seen.values() for result in results[1:2])
+    assert all("the server may require TLS" in detail for detail in plain.values()), plain
 
 
 def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
@@ -165,6 +168,23 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
 
 
 # Against Fleet's receiver with an answer of the test's choice.
+
+
+@pytest.mark.parametrize(
+    ("spoken", "protocol", "insecure", "hint"),
+    [
+        ("http", "http", False, "this port speaks no TLS"),
+        ("grpc", "grpc", False, "this port speaks no TLS"),
+        ("http", "grpc", True, "this port takes no gRPC"),
+        ("grpc", "http", True, "this port takes gRPC alone"),
+    ],
+)
+def test_a_wrong_port_or_tls_is_explained(spoken: str, protocol: str, insecure: bool, hint: str) -> None:
+    async def work() -> str:
+        async with receiver(spoken, Answer()) as (port, _):
+            return (await once(route(port, protocol, tls=ClientTls(insecure=insecure)))).detail
+
+    assert hint in run(work())
 
 
 @pytest.mark.parametrize(
@@ -289,6 +309,28 @@ def test_gzip_makes_pushes_smaller_on_the_wire(protocol: str) -> None:
 
 
 # When nobody answers.
+
+
+def test_the_log_says_when_pushes_fail_and_when_they_arrive_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = ExportResult(failure=DeliveryFailure.REFUSED, detail="why")
+    results = iter([ExportResult(), refused, refused, ExportResult(), ExportResult()])
+
+    async def send(*_: object) -> ExportResult:
+        return next(results)
+
+    async def work() -> None:
+        client = FleetClient(route(1, "http"))
+        monkeypatch.setattr(client._client, "send", send)
+        for _ in range(5):
+            await client.push(report(), NOW)
+        await client.close()
+
+    with capture_logs() as logs:
+        run(work())
+
+    assert [(line["event"], line.get("detail"), line.get("failed")) for line in logs] == [
+        ("push_failed", "why", None), ("push_succeeded_again", None, 2),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

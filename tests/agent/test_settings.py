@@ -152,3 +152,9 @@ def test_a_wrong_endpoint_in_it_is_named_with_its_file(
 
     with pytest.raises(SettingsError, match=r"ingero\.yaml: "):
         pushing()
+
+
+@pytest.mark.parametrize("given", ["fleet_tls_cert", "fleet_tls_key"])
+def test_half_a_client_certificate_is_refused(file: Path, given: str) -> None:
+    with pytest.raises(SettingsError, match="fleet_tls_cert and fleet_tls_key go together"):
+        read_push_settings({given: "x.pem"}, file)

@@ -14,19 +14,22 @@ from ingero_contract import metrics, routes
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_fleet import threshold_rule
-from ingero_fleet.cost.bill import Bill, make_bill, savings, shares
+from ingero_fleet.cost.bill import Bill, JobBill, StragglerCost, make_bill, savings, shares
 from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.files import read_prices
-from ingero_fleet.cost.ledger import CostLedger
+from ingero_fleet.cost.ledger import CostLedger, JobAccount
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import parse_providers
+from ingero_fleet.cost.tracker import COST, CostTracker
 from ingero_fleet.live_detector import LiveDetector
 from ingero_fleet.processor_settings import CostConfig, DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreLimits, ScoreTable
 from ingero_fleet.tick_snapshot import TickSnapshot
+from ingero_kit.exposition import exposition
 from ingero_kit.gpu_rates import builtin, parse
 from ingero_kit.health_report import HealthReport
+from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.settings import SettingsError
 from ingero_testing.processes import Running, fleet, wait_until
@@ -236,7 +239,7 @@ def test_over_time_shares_add_up_to_the_waiting(ticks: list[tuple[list[float], b
         now += seconds
         ledger.book(bill_of(job(score_table, world_size=8 * synchronised)), now, 30.0)
 
-    total = ledger.cluster("c")
+    total = ledger.sums()["c"]
     assert math.fsum(account.share for account in ledger.stragglers.values()) == pytest.approx(
         total.waiting, abs=1e-9
     )
@@ -247,13 +250,44 @@ def test_a_gap_is_not_charged_and_forgotten_accounts_stay_in_the_sum(monkeypatch
     ledger = CostLedger(0.0, 0.0)
     ledger.book(bill_of(job([1.0, 1.0, 1.0, 0.5], world_size=32)), 1e6, 3600.0)
 
-    assert ledger.cluster("c").cost == pytest.approx(4 * 8 * 12.29)
+    assert ledger.sums()["c"].cost == pytest.approx(4 * 8 * 12.29)
     monkeypatch.setattr("ingero_fleet.cost.ledger.MAX_STRAGGLERS", 0)
     monkeypatch.setattr("ingero_fleet.cost.ledger.MAX_JOBS", 0)
     ledger.book(Bill(), 1e6, 3600.0)
     assert not ledger.stragglers
     assert not ledger.jobs
-    assert ledger.closed_shares["c"] == pytest.approx(ledger.cluster("c").waiting)
+    assert ledger.closed_shares["c"] == pytest.approx(ledger.sums()["c"].waiting)
+
+
+def test_clusters_that_come_and_go_leave_neither_memory_nor_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MAX_JOBS", 5), ("MAX_STRAGGLERS", 5), ("MAX_CLUSTERS", 10)):
+        monkeypatch.setattr(f"ingero_fleet.cost.ledger.{name}", value)
+    monkeypatch.setattr("ingero_fleet.cost.tracker.MAX_SERIES", 8)
+    tracker = CostTracker(CostConfig(), [], CONFIG.cohort.by, 0.0)
+    ledger = tracker.ledger
+    for number in range(100):
+        key, node = (f"c{number}", "j"), node_key(f"c{number}", "n")
+        straggler = StragglerCost(node, key, 0.5, 1.0, 1.0)
+        ledger.book(Bill({key: JobBill(key, 1, 8, True, 2.0, 1.0, 0)}, [straggler]), 3600.0 * (number + 1), 3600.0)
+
+    assert len(ledger.closed_jobs) == len(ledger.closed_shares) == 11
+    assert sum(account.cost for account in ledger.sums().values()) == pytest.approx(200.0)
+    assert ledger.sums()["c99"] == JobAccount(2.0, 1.0, 360_000.0)
+    assert tracker.summary()["cost"] == tracker.answer()["cost"] == pytest.approx(200.0)
+    assert tracker.answer()["forgotten_shares"] == pytest.approx(95.0)
+    page = exposition([TableCollector(COST, lambda: tracker)]).decode()
+    assert page.count("\ningero_fleet_job_cost_total{") == 8
+    assert 'ingero_fleet_job_cost_total{cluster_id="",currency="USD"} 170.0' in page
+
+
+def test_a_booking_does_not_disturb_who_reads_meanwhile() -> None:
+    ledger, bill = CostLedger(0.0, 0.0), bill_of(job([1.0, 1.0, 1.0, 0.5], world_size=32))
+    ledger.book(bill, 10.0, 30.0)
+    reading = [iter(ledger.jobs.items()), iter(ledger.stragglers.items())]
+    other = ("c", "another")
+    ledger.book(Bill({other: JobBill(other, 1, 8, True, 2.0, 1.0, 0)}, bill.stragglers), 20.0, 30.0)
+
+    assert [len(list(items)) for items in reading] == [1, 1]
 
 
 def push(service: Running, reports: list[HealthReport]) -> None:

@@ -52,7 +52,7 @@ def test_only_reading_is_served_and_only_what_there_is() -> None:
     )
 
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
-    assert (absent.status_code, absent.text) == (404, "not found: /metrics\n")
+    assert (absent.status_code, absent.text) == (404, "not found; here is /metrics\n")
     assert head.status_code == 200
 
 

@@ -615,7 +615,8 @@ def test_what_is_not_http2_is_closed(octets: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(octets)
         answer = await asyncio.wait_for(reader.read(), 10)
-        assert answer.startswith(b"HTTP/1.1 505 ") if octets[0] > 0x20 else answer == b""
+        http1 = answer.startswith(b"HTTP/1.1 505 ") and b"this port takes gRPC" in answer
+        assert http1 if octets[0] > 0x20 else answer == b""
         writer.close()
         await served(server)
 

@@ -22,6 +22,11 @@ _DRAIN_PING: Final = b"\0drained"
 _DRAIN_SECONDS: Final = 1.0
 """How long a client may take to confirm that it knows of the drain."""
 _PREFACE_AND_HEAD: Final = len(h2.PREFACE) + h2.FRAME_HEAD_BYTES
+_WRONG_VERSION: Final = b"this port takes gRPC alone, over HTTP/2; OTLP over HTTP has another, usually 4318\n"
+_NOT_HTTP1: Final = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_WRONG_VERSION), _WRONG_VERSION)
+)
 
 
 class Http2Connection(asyncio.Protocol):
@@ -161,7 +166,7 @@ class Http2Connection(asyncio.Protocol):
         """Expect the preface and SETTINGS (RFC 9113, 3.4); returns how many bytes were processed."""
         if not data.startswith(h2.PREFACE[: len(data)]):
             if data[:5] in (b"POST ", b"GET /", b"PUT /") and self._transport:
-                self._outbox.frames.append(b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n\r\n")
+                self._outbox.frames.append(_NOT_HTTP1)
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
         if len(data) < _PREFACE_AND_HEAD:
             return 0

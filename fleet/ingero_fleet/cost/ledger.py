@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.cost.bill import Bill, JobKey
@@ -10,6 +10,12 @@ from ingero_fleet.cost.bill import Bill, JobKey
 MAX_STRAGGLERS: Final = 10_000
 MAX_JOBS: Final = 10_000
 """Most accounts; beyond that, the one booked longest ago is added to the cluster's sum and closed."""
+
+MAX_CLUSTERS: Final = 1_000
+"""Most clusters with a sum of closed accounts; beyond that, the oldest sum is added to that of `FORGOTTEN`."""
+
+FORGOTTEN: Final = ""
+"""Stands for clusters that are no longer told apart. No cluster has this name."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,20 @@ class JobAccount:
     waiting: float = 0.0
     last: float = 0.0
 
+    def __add__(self, other: "JobAccount") -> "JobAccount":
+        """Both together."""
+        return JobAccount(self.cost + other.cost, self.waiting + other.waiting, max(self.last, other.last))
+
+
+Sum = TypeVar("Sum", float, JobAccount)
+
 
 @dataclass
 class CostLedger:
-    """All accounts. `closed_*` hold, by cluster, the sums of accounts that were closed."""
+    """All accounts. `closed_*` hold, by cluster, the sums of accounts that were closed.
+
+    A booking replaces the dictionaries and changes none, so that other threads may read them meanwhile.
+    """
 
     since: float
     last: float
@@ -50,12 +66,13 @@ class CostLedger:
         """Add the time since the last booking at the bill's prices; a gap counts as `longest_seconds` at most."""
         seconds = min(max(0.0, now - self.last), longest_seconds)
         self.last, hours = now, seconds / 3600.0
+        jobs, stragglers = dict(self.jobs), dict(self.stragglers)
         for key, job in bill.jobs.items():
-            account = self.jobs.pop(key, JobAccount())
-            self.jobs[key] = JobAccount(account.cost + job.cost * hours, account.waiting + job.waiting * hours, now)
+            account = jobs.pop(key, JobAccount())
+            jobs[key] = JobAccount(account.cost + job.cost * hours, account.waiting + job.waiting * hours, now)
         for straggler in bill.stragglers:
-            known = self.stragglers.pop(straggler.node, None) or StragglerAccount(straggler.job, now, now)
-            self.stragglers[straggler.node] = replace(
+            known = stragglers.pop(straggler.node, None) or StragglerAccount(straggler.job, now, now)
+            stragglers[straggler.node] = replace(
                 known,
                 job=straggler.job,
                 last=now,
@@ -64,13 +81,15 @@ class CostLedger:
                 saving=known.saving + straggler.saving * hours,
                 unpriced_gpus=max(known.unpriced_gpus, straggler.unpriced_gpus),
             )
-        while len(self.stragglers) > MAX_STRAGGLERS:
-            node = next(iter(self.stragglers))
-            self.closed_shares[node[0]] = self.closed_shares.get(node[0], 0.0) + self.stragglers.pop(node).share
-        while len(self.jobs) > MAX_JOBS:
-            key = next(iter(self.jobs))
-            gone, kept = self.jobs.pop(key), self.closed_jobs.get(key[0], JobAccount())
-            self.closed_jobs[key[0]] = JobAccount(kept.cost + gone.cost, kept.waiting + gone.waiting, gone.last)
+        closed_shares, closed_jobs = dict(self.closed_shares), dict(self.closed_jobs)
+        while len(stragglers) > MAX_STRAGGLERS:
+            node = next(iter(stragglers))
+            _close(closed_shares, node[0], stragglers.pop(node).share)
+        while len(jobs) > MAX_JOBS:
+            key = next(iter(jobs))
+            _close(closed_jobs, key[0], jobs.pop(key))
+        self.jobs, self.stragglers = jobs, stragglers
+        self.closed_jobs, self.closed_shares = closed_jobs, closed_shares
 
     def state(self) -> dict[str, Any]:
         """Everything that later bookings depend on."""
@@ -87,12 +106,18 @@ class CostLedger:
         self.closed_shares = dict(state["closed_shares"])
         self.closed_jobs = {cluster: JobAccount(**account) for cluster, account in state["closed_jobs"]}
 
-    def cluster(self, name: str) -> JobAccount:
-        """All jobs of a cluster together, closed ones included."""
-        own = [account for key, account in self.jobs.items() if key[0] == name]
-        own += [self.closed_jobs[name]] if name in self.closed_jobs else []
-        return JobAccount(sum(item.cost for item in own), sum(item.waiting for item in own))
+    def sums(self, cluster: str | None = None) -> dict[str, JobAccount]:
+        """All jobs together by cluster, closed ones included; of one cluster or of all."""
+        found = {name: account for name, account in self.closed_jobs.items() if cluster in (None, name)}
+        for (name, _), account in self.jobs.items():
+            if cluster is None or name == cluster:
+                found[name] = found[name] + account if name in found else account
+        return found
 
-    def clusters(self) -> list[str]:
-        """Clusters with any account."""
-        return sorted({key[0] for key in self.jobs} | set(self.closed_jobs))
+
+def _close(closed: dict[str, Sum], cluster: str, account: Sum) -> None:
+    """Add an account to the sum of its cluster, which becomes the newest; forget the oldest if there are too many."""
+    closed[cluster] = closed.pop(cluster) + account if cluster in closed else account
+    if len(closed) > MAX_CLUSTERS + (FORGOTTEN in closed):
+        oldest = next(name for name in closed if name != FORGOTTEN)
+        _close(closed, FORGOTTEN, closed.pop(oldest))

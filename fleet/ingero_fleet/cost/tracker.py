@@ -21,7 +21,7 @@ MAX_GAP_INTERVALS: Final = 3.0
 """Most push intervals that one booking may cover; time that Fleet did not observe is not charged."""
 
 MAX_SERIES: Final = 1_000
-"""Most stragglers with their own series on the Prometheus page, the most expensive first."""
+"""Most clusters, jobs and stragglers with their own series on the Prometheus page, the most expensive first."""
 
 
 class CostTracker:
@@ -79,7 +79,7 @@ class CostTracker:
         """What jobs cost in all, and how much of it is waiting: by the hour now, and since Fleet started."""
         ledger, table = self.ledger, self.prices.table
         jobs = [job for key, job in self.bill.jobs.items() if cluster in (None, key[0])]
-        sums = [ledger.cluster(name) for name in ledger.clusters() if cluster in (None, name)]
+        sums = ledger.sums(cluster).values()
         return {
             "currency": table.currency,
             "symbol": table.symbol,
@@ -132,8 +132,8 @@ class CostTracker:
             if cluster in (None, node[0])
         ]
         stragglers.sort(key=lambda item: (-float(item["share"] or 0), str(item["node_id"])))
-        clusters = [name for name in ledger.clusters() if cluster in (None, name)]
-        sums = [ledger.cluster(name) for name in clusters]
+        sums = ledger.sums(cluster).values()
+        forgotten = sum(share for name, share in ledger.closed_shares.items() if cluster in (None, name))
         return {
             "cluster_id": cluster,
             "currency": self.prices.table.currency,
@@ -142,7 +142,7 @@ class CostTracker:
             "until": rfc3339(ledger.last),
             "cost": _money(sum(item.cost for item in sums)),
             "waiting": _money(sum(item.waiting for item in sums)),
-            "forgotten_shares": _money(sum(ledger.closed_shares.get(name, 0.0) for name in clusters)),
+            "forgotten_shares": _money(forgotten),
             "jobs": jobs,
             "culprits": stragglers,
             "missing_rates": [
@@ -166,14 +166,16 @@ def _money(value: float) -> float:
 
 def _clusters(name: str, text: str, sums: Callable[[JobAccount], float]) -> MetricRow[CostTracker]:
     def samples(s: CostTracker) -> Samples:
-        return {(cluster, s.currency): sums(s.ledger.cluster(cluster)) for cluster in s.ledger.clusters()}
+        costliest = sorted(s.ledger.sums().items(), key=lambda item: -item[1].cost)[:MAX_SERIES]
+        return {(cluster, s.currency): sums(account) for cluster, account in costliest}
 
     return counter(name, text, samples, "cluster_id", "currency")
 
 
 def _jobs(name: str, text: str, value: Callable[[JobBill], float]) -> MetricRow[CostTracker]:
     def samples(s: CostTracker) -> Samples:
-        return [((*key, s.currency), value(job)) for key, job in list(s.bill.jobs.items())[:MAX_SERIES]]
+        costliest = sorted(s.bill.jobs.items(), key=lambda item: -item[1].cost)[:MAX_SERIES]
+        return [((*key, s.currency), value(job)) for key, job in costliest]
 
     return gauge(name, text, samples, "cluster_id", "job", "currency")
 
