@@ -141,7 +141,7 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._api(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._unread)
+        exchange = _ApiExchange(scope, receive, send, self._unread)
         try:
             await self._serve(exchange)
         except EchoApiError as refused:
@@ -155,7 +155,7 @@ class AuthMiddleware:
             self._observe(_handler(exchange.path), f"{exchange.status // 100}xx")
             self._record(exchange)
 
-    async def _serve(self, exchange: "_Exchange") -> None:
+    async def _serve(self, exchange: "_ApiExchange") -> None:
         headers, path = dict(exchange.scope["headers"]), exchange.path
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > MAX_BODY:
@@ -172,7 +172,7 @@ class AuthMiddleware:
         application = self._mcp if path in MCP_PATHS else self._api
         await application(exchange.scope, exchange.receive, exchange.send)
 
-    def _authenticate(self, exchange: "_Exchange", authorization: bytes | None) -> None:
+    def _authenticate(self, exchange: "_ApiExchange", authorization: bytes | None) -> None:
         """Find the caller, within its limits."""
         identity = exchange.identity = self._tokens.find(authorization)
         if identity is None:
@@ -186,7 +186,7 @@ class AuthMiddleware:
                 "wait as Retry-After says", 429, max(1.0, wait),
             )  # fmt: skip
 
-    def _refuse_token(self, exchange: "_Exchange", authorization: bytes) -> None:
+    def _refuse_token(self, exchange: "_ApiExchange", authorization: bytes) -> None:
         self.wrong_tokens += 1
         wait = self._failures.wait(exchange.source)
         if wait > 0:
@@ -204,7 +204,7 @@ class AuthMiddleware:
         if error:
             raise error
 
-    def _record(self, exchange: "_Exchange") -> None:
+    def _record(self, exchange: "_ApiExchange") -> None:
         """Write the audit line of a request that had a token, or needed one."""
         identity, refused = exchange.identity, exchange.refused_token
         if refused is None and not (identity is not None and identity.digest):
@@ -217,7 +217,7 @@ class AuthMiddleware:
         )  # fmt: skip
 
 
-class _Exchange:
+class _ApiExchange:
     """One request and its response."""
 
     def __init__(self, scope: Scope_, receive: Receive, send: Send, unread: UnreadResponses) -> None:

@@ -45,14 +45,15 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """A connection to the API server. `renew` brings new credentials when the old ones are no longer accepted."""
+    """A connection to the API server. `namespaces` are those that `every` lists, all if empty; `renew` brings new
+    credentials when the old ones are no longer accepted."""
 
     def __init__(
         self, connection: kopf.ConnectionInfo, namespaces: tuple[str, ...] = (),
         renew: Callable[[], kopf.ConnectionInfo | None] | None = None,
     ) -> None:  # fmt: skip
         self._connection = connection
-        self._namespaces = namespaces
+        self.namespaces = namespaces
         self._renew = renew
         self._renewing = asyncio.Lock()
         self._renewed = -RENEW_SECONDS
@@ -146,7 +147,7 @@ class ApiClient:
         self, kind: ResourceKind, *, selector: str | None = None, metadata_only: bool = False
     ) -> AsyncIterator[Manifest]:
         """Every object of a kind in the watched namespaces, page by page; the kind is filled in."""
-        for namespace in (kind.namespaced and self._namespaces) or (None,):
+        for namespace in (kind.namespaced and self.namespaces) or (None,):
             async for page in self.pages(kind, namespace=namespace, selector=selector, metadata_only=metadata_only):
                 for item in page.get("items") or []:
                     item.setdefault("kind", kind.name)
@@ -250,6 +251,16 @@ class ApiClient:
         """Minor version of the API server."""
         response = await self.request("GET", "/version")
         return int("".join(filter(str.isdigit, str(response.get("minor", "0")))) or 0)
+
+    async def may_list(self, kind: ResourceKind, namespace: str) -> str:
+        """Why this account may not list a kind in a namespace; empty where it may."""
+        try:
+            await self.request("GET", kind.path(namespace), query={"limit": "1"})
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            return error.message
+        return ""
 
     async def serves(self, kind: ResourceKind) -> bool:
         """Whether the API server knows a kind."""

@@ -134,10 +134,11 @@ class Operator:
 
     async def _lead(self, ended: asyncio.Event) -> None:
         await self._check_cluster()
+        self.api.namespaces = await self._namespaces()
         kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
         watching = kopf.operator(
             registry=handlers.registry(self.informer), standalone=True,
-            clusterwide=not self.config.watch_namespaces, namespaces=self.config.watch_namespaces,
+            clusterwide=not self.api.namespaces, namespaces=self.api.namespaces,
             stop_flag=kopf_stop, ready_flag=kopf_ready,
             identity=self.config.identity,  # type: ignore[arg-type]  # kopf would ask for a user name: a container has none
         )  # fmt: skip
@@ -197,6 +198,17 @@ class Operator:
                 raise RestartRequired(f"the API server does not serve {kind.plural}.{kind.group}: apply crds/ first")
         await self._platform()
 
+    async def _namespaces(self) -> tuple[str, ...]:
+        """The watched namespaces that the account has rights in. One that was deleted, with its Role, or has no Role
+        yet, stops no work in the others."""
+        refused = {name: await self.api.may_list(FLEET_CLUSTER, name) for name in self.config.watch_namespaces}
+        for name, reason in refused.items():
+            if reason:
+                log.warning("namespace_not_watched", namespace=name, reason=reason)
+        if refused and all(refused.values()):
+            raise RestartRequired(f"no namespace of watch_namespaces can be watched: {next(iter(refused.values()))}")
+        return tuple(name for name, reason in refused.items() if not reason)
+
     async def _platform(self) -> None:
         self.context.platform = Platform(
             config=self.config,
@@ -233,6 +245,8 @@ class Operator:
             await asyncio.sleep(self.resync.pause())
             try:
                 await self._platform()
+                if await self._namespaces() != self.api.namespaces:
+                    raise RestartRequired("the namespaces that can be watched have changed; starting anew")
                 if not await self.resync.run(time.monotonic()):
                     raise RestartRequired("the watches miss what the API server has; starting anew")
                 trim_heap()

@@ -163,7 +163,7 @@ def fleet_cluster(namespace: str) -> dict[str, Any]:
     return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
 
 
-def test_with_roles_in_its_namespaces_the_operator_manages_these_and_no_other(
+def test_the_operator_manages_the_namespaces_that_it_has_roles_in_and_starts_anew_for_another_one(
     plane: ControlPlane, start: Any, namespace: str
 ) -> None:
     other = f"{namespace}-other"
@@ -179,7 +179,7 @@ def test_with_roles_in_its_namespaces_the_operator_manages_these_and_no_other(
     try:
         wait_until(lambda: may(namespace) and not may(other), "the rights")
         plane.apply(fleet_cluster(namespace), fleet_cluster(other))
-        with start("--watch-namespaces", namespace) as instance:
+        with start("--watch-namespaces", f"{namespace},{other}") as instance:
             wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents")
             wait_until(lambda: "effective" in plane.read("-n", namespace, "fc", "prod")["status"], "the status")
             instance.settle(2)
@@ -187,7 +187,10 @@ def test_with_roles_in_its_namespaces_the_operator_manages_these_and_no_other(
             wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents again")
 
             assert plane.read("-n", other, "deploy,ds,sa", "-l", "ingero.io/owner=prod")["items"] == []
-            assert "orbidden" not in instance.running.words(), instance.running.words()
+            words = instance.running.words().splitlines()
+            assert all("namespace_not_watched" in line for line in words if "orbidden" in line), words
+            plane.apply(*namespace_access(other))
+            wait_until(lambda: instance.running.process.poll() == 1, "the restart with the new rights")
     finally:
         plane.apply(installed("ClusterRole"))
         wait_until(lambda: may(other), "the rights of others")
