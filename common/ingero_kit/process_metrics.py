@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,18 @@ _VERSION: Final = {
     "minor": str(sys.version_info.minor), "patchlevel": str(sys.version_info.micro),
     "version": platform.python_version(),
 }  # fmt: skip
+
+
+def _release() -> str:
+    """The installed version of ingero."""
+    try:
+        return version("ingero")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+_RELEASE: Final = _release()
+"""As of the start, because an upgrade replaces files that this process has loaded."""
 
 
 @cache
@@ -43,6 +56,7 @@ _ROWS: Final[tuple[MetricRow[object], ...]] = (
     counter("process_cpu_seconds", "Processor time in user and system mode.", lambda _: sum(os.times()[:2])),
     gauge("process_open_fds", "Open file descriptors.", lambda _: len(os.listdir("/proc/self/fd"))),  # noqa: PTH208
     gauge("process_max_fds", "Most open file descriptors.", lambda _: resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    gauge("ingero_build_info", "1; the version of ingero.", lambda _: {_RELEASE: 1}, "version"),
     gauge("python_info", "Version of Python.", lambda _: {tuple(_VERSION.values()): 1}, *_VERSION),
 )
 

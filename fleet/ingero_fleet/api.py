@@ -20,6 +20,7 @@ from ingero_fleet.tick_snapshot import (
     why_answer,
 )
 from ingero_kit.otlp_receiver import Authenticator
+from ingero_kit.tokens import token_refusal
 
 Cluster = Annotated[str, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
 OptionalCluster = Annotated[str | None, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
@@ -35,7 +36,7 @@ def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
 
     def check(authorization: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
         if not authenticator.admit(authorization):
-            raise HTTPException(401, "a bearer token is required", {"www-authenticate": "Bearer"})
+            raise HTTPException(401, token_refusal(authorization), {"www-authenticate": "Bearer"})
 
     return check
 
@@ -44,8 +45,9 @@ def browser_bearer(authenticator: Authenticator) -> Callable[[str | None], None]
     """Like `bearer`, and for browsers: HTTP Basic authentication with the token as password and any user."""
 
     def check(authorization: Annotated[str | None, Header(include_in_schema=False)] = None) -> None:
-        if not authenticator.admit(as_bearer(authorization)):
-            raise HTTPException(401, "a token is required", {"www-authenticate": 'Basic realm="ingero Fleet"'})
+        sent = as_bearer(authorization)
+        if not authenticator.admit(sent):
+            raise HTTPException(401, token_refusal(sent), {"www-authenticate": 'Basic realm="ingero Fleet"'})
 
     return check
 

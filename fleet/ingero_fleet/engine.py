@@ -29,6 +29,9 @@ log = get(__name__)
 POLLS_PER_TICK: Final = 10
 """How often, between two ticks, reports are searched for nodes that have fallen far."""
 
+STANDSTILL: Final = 2.0
+"""Push intervals without a tick and a report beyond which this process stood still."""
+
 SNAPSHOT_TICKS: Final = 2
 """Ticks between two snapshots, as long as they cost little."""
 
@@ -67,7 +70,7 @@ class Engine:
             self._snapshots = SnapshotFile(settings.snapshot, shortest, settings.snapshot_interval)
             self._restore(self._snapshots)
         self._gc_freezer = GcFreezer()
-        self._started = self._announced = clock()
+        self._started = self._announced = self._ticked_at = clock()
         self.worker = ThreadPoolExecutor(1, "tick")
         """Where everything runs that takes longer than a push may wait."""
 
@@ -174,6 +177,7 @@ class Engine:
         started = time.perf_counter()
         loop, machine = asyncio.get_running_loop(), self.machine
         now = self.clock()
+        self._excuse_pause(now)
         if self.collect_reports:
             await self.collect_reports()
         last_verdicts = machine.start_tick(now)
@@ -187,6 +191,15 @@ class Engine:
         if self._snapshots and self._snapshots.due(time.monotonic()):
             await self.save()
         return result.snapshot
+
+    def _excuse_pause(self, now: float) -> None:
+        """Forget no node for the time in which this process stood still, as in a virtual machine that is moved."""
+        before, self._ticked_at = self._ticked_at, now
+        interval, seen = self.config.push_interval, self.table.view("seen")
+        pause = now - float(np.max(seen, initial=before))
+        if pause > STANDSTILL * interval:
+            self.table.excuse(pause, now - interval)
+            log.warning("stood_still", seconds=round(pause, 1))
 
     async def save(self) -> None:
         """Save the state that a restart needs. No tick may run meanwhile."""

@@ -15,6 +15,7 @@ import orjson
 from ingero_contract import routes
 from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 from ingero_kit.otlp_receiver import Authenticator
+from ingero_kit.tokens import token_refusal
 
 Health = tuple[bool, dict[str, Any]]
 """Whether a Fleet is healthy, and facts about it."""
@@ -56,7 +57,7 @@ def health_pages(health_now: Callable[[], Health], authenticator: Authenticator)
     def state(authorization: str | None) -> Page:
         """Everything about Fleet's own health."""
         if not authenticator.admit(authorization):
-            refusal = b'{"detail":"a bearer token is required"}'
+            refusal = orjson.dumps({"detail": token_refusal(authorization)})
             return Page(401, refusal, "application/json", ((b"www-authenticate", b"Bearer"),))
         healthy, facts = health_now()
         return Page(200 if healthy else 503, orjson.dumps({"healthy": healthy, **facts}), "application/json")

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,8 @@ def test_a_process_reports_itself() -> None:
     assert used and reserved and 1 << 20 < used < reserved
     assert opened and most and 3 <= opened <= most
     assert (sample(PROCESS, "process_cpu_seconds_total") or 0) > 0
-    assert b"python_info{" in exposition([PROCESS])
+    page = exposition([PROCESS])
+    assert b"python_info{" in page
+    assert f'\ningero_build_info{{version="{version("ingero")}"}} 1.0\n'.encode() in page
     with Path(os.devnull).open():
         assert sample(PROCESS, "process_open_fds") == opened + 1

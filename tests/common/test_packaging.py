@@ -47,6 +47,14 @@ def test_a_unit_is_as_hardened_as_documented(name: str) -> None:
     assert f"`{settings_file(unit.read_text()).name}`" in row
 
 
+def test_the_example_of_fleet_names_only_files_that_its_user_can_read() -> None:
+    text, unit = ((PACKAGING / name).read_text() for name in ("etc/fleet.yaml", "systemd/ingero-fleet.service"))
+
+    assert "DynamicUser=yes" in unit
+    assert re.findall(r"_file: (?!/run/credentials/ingero-fleet\.service/)", text) == []
+    assert "LoadCredential=tokens:" in (ROOT / "docs/slurm.md").read_text()
+
+
 def test_the_examples_are_valid_and_agree() -> None:
     fleet = load(FleetConfig, file=PACKAGING / "etc/fleet.yaml", prefix="")
     agent = read_settings({}, PACKAGING / "etc/agent.yaml")

@@ -42,7 +42,12 @@ def test_the_state_is_for_those_with_a_token(tmp_path: Path) -> None:
         app, ("GET", "/internal/ee/state"), headers={"authorization": "Bearer a-token-of-32-characters-or-more"}
     )[0]
 
+    other = ask(app, ("GET", "/internal/ee/state"), headers={"authorization": "Bearer another"})[0]
+
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert [one.json()["detail"] for one in (refused, other)] == [
+        "a bearer token is required", "this bearer token is not accepted",
+    ]  # fmt: skip
     assert told.json() == {"healthy": True, "nodes": 5}
 
 

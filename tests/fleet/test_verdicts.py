@@ -414,6 +414,31 @@ def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -
     assert edge.verdict.time == pytest.approx(polled_at + 10, abs=5)
 
 
+def test_only_a_pause_of_fleet_itself_excuses_silent_nodes() -> None:
+    """Nodes are forgotten after 50 s. Nothing arrives while a process stands still."""
+    now = [1_700_000_000.0]
+    engine = Engine(StateMachine(ProcessorsConfig(ingero=CONFIG), now[0]), lambda: now[0])
+
+    def report(*numbers: int) -> None:
+        for number in numbers:
+            engine.table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=1.0), now[0])
+
+    async def known_after(*steps: tuple[float, tuple[int, ...]]) -> int:
+        for seconds, numbers in steps:
+            now[0] += seconds
+            report(*numbers)
+            await engine.tick()
+        return len(engine.table)
+
+    async def run() -> list[int]:
+        return [
+            await known_after((10, (0, 1, 2)), (10, ()), (90, ())), await known_after(*[(10, (0, 1))] * 6),
+            await known_after((45, (0,)), (45, (0,))),
+        ]  # fmt: skip
+
+    assert asyncio.run(run()) == [3, 2, 1]
+
+
 def test_an_early_poll_sees_what_other_processes_heard() -> None:
     now = [1_700_000_000.0]
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})

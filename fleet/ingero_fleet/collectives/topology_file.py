@@ -27,7 +27,9 @@ def read_topology(file: Path | None) -> dict[str, RankPort]:
         if len(content) > MAX_BYTES:
             raise TopologyError(f"more than {MAX_BYTES >> 20} MiB")
         return ports_of(load_yaml(content))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise SettingsError(f"processors.nccl.topology_file {file}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise SettingsError(f"processors.nccl.topology_file {file}: {str(error)[:300]}") from None
 
 
