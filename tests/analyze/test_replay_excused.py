@@ -148,6 +148,22 @@ def test_what_nodes_lose_that_always_fall_together_is_their_jobs(tmp_path: Path,
     assert ("n0" in named(found, "together")) is jobs
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_what_nodes_of_like_noise_lose_together_is_their_jobs(tmp_path: Path, share: bool) -> None:
+    """Pairs of nodes share their noise, or follow a common load alike; one pair loses, and a node of another."""
+    rates = healthy(160, 8)
+    common = np.random.default_rng(2).normal(0, 0.02, (160, 4)) if share else np.zeros((160, 4))
+    if not share:
+        common += 0.1 * np.sin(np.arange(160) / 9)[:, None] * (1 + np.arange(4) / 30)
+    rates *= np.exp(np.repeat(common, 2, axis=1))
+    rates[100:, 0:2] *= 0.7
+    rates[110:, 5] *= 0.7
+
+    found = judged(tmp_path, rates)
+
+    assert (named(found), named(found, "together")) == ((["n5"], ["n0", "n1"]) if share else (["n0", "n1", "n5"], []))
+
+
 def test_what_nodes_of_one_named_job_lose_together_is_theirs(tmp_path: Path) -> None:
     rates = healthy(150)
     rates[80:110, :6] *= 0.8
@@ -340,6 +356,16 @@ def test_a_loss_that_ends_by_itself_at_once_is_a_pause(tmp_path: Path, ticks: in
     rates[150 : 150 + ticks, 3] *= 0.3
 
     assert named(judged(tmp_path, rates), who) == ["n3"]
+
+
+@pytest.mark.parametrize(("apart", "what"), [(12, ""), (80, "pause")])
+def test_a_node_whose_pauses_come_back_is_accused_if_they_cost_much(tmp_path: Path, apart: int, what: str) -> None:
+    """n2 stops for two ticks again and again, since the time in which the detector learns what is usual."""
+    rates = healthy(240)
+    for begin in range(66, 240, apart):
+        rates[begin : begin + 2, 2] *= 0.3
+
+    assert named(judged(tmp_path, rates), what) == ["n2"]
 
 
 def test_a_node_that_pauses_again_is_accused(tmp_path: Path) -> None:
