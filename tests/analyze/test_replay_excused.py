@@ -376,17 +376,24 @@ def test_a_node_that_pauses_again_is_accused(tmp_path: Path) -> None:
     assert named(judged(tmp_path, rates)) == ["n3"]
 
 
-@pytest.mark.parametrize("how", ["without a column of jobs", "in one job", "two only", "slow afterwards"])
+@pytest.mark.parametrize(
+    "how", ["without a column of jobs", "in one job", "two only", "two as well", "slow afterwards"]
+)
 def test_nodes_that_stop_together_have_lost_their_job_where_no_column_tells_jobs(tmp_path: Path, how: str) -> None:
     rates, jobs = healthy(), np.zeros((300, 12), np.int64)
     stopped = [2, 5] if how == "two only" else [2, 5, 7, 8]
     rates[150:200, stopped] = 0
     if how == "slow afterwards":
         rates[200:, 5] *= 0.6
+    if how == "two as well":
+        rates[100:140, [0, 1]] = 0
+        stopped = [0, 1, *stopped]
 
     found = judged(tmp_path, rates, jobs if how == "in one job" else None)
 
-    accused = {"without a column of jobs": [], "slow afterwards": ["n5"]}.get(how, [f"n{node}" for node in stopped])
+    accused = {"without a column of jobs": [], "two as well": [], "slow afterwards": ["n5"]}.get(
+        how, [f"n{node}" for node in stopped]
+    )
     assert named(found) == accused
     assert set(named(found) + named(found, "job_end")) == {f"n{node}" for node in stopped}
 

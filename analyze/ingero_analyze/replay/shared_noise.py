@@ -28,9 +28,13 @@ are no noise, and a fall may be shared by two neighbouring means."""
 SPREAD: Final = 1.4826
 """Standard deviation of a normal variable, in median absolute ones."""
 
-SURE: Final = 3.5
+SURE: Final = 2.8
 """Standard deviations by which nodes that lost together share more noise than by chance, which comes to that in one
-of 1,000 cases (one of 4,300 on each scale, and on all together)."""
+of 100 cases (one of 390 on each scale, and on all together)."""
+
+OF_MEDIAN: Final = 0.5
+"""Of the correlation of independent nodes, which is negative where the median of a cohort is taken from each, this
+share of what it is for the mean (one over the number of nodes) is made good."""
 
 RECENT: Final = 16
 FEWEST: Final = 6
@@ -72,9 +76,9 @@ class _Correlations:
         self._with_common += (change * common).sum(axis=0)
         self._common += (counted * common**2).sum(axis=0)
 
-    def scores(self, nodes: Ints) -> Floats:
+    def scores(self, nodes: Ints, size: int) -> Floats:
         """How far the changes of every two of some nodes are correlated, apart from what they share with all of their
-        cohort, in standard deviations (Fisher 1915)."""
+        cohort, in standard deviations (Fisher 1915). `size`: how many nodes that has."""
         both = np.ix_(nodes, nodes)
         common, with_common = self._common[nodes], self._with_common[nodes]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -82,7 +86,7 @@ class _Correlations:
             left = self._product[both] - np.outer(follows, follows) * np.minimum.outer(common, common)
             alike = left / np.sqrt(np.outer(np.diag(left), np.diag(left)))
         sure = np.sqrt(np.maximum(0.0, self._many[both] / MEMORY - 3))
-        scores: Floats = np.arctanh(np.clip(np.nan_to_num(alike), -0.999, 0.999)) * sure
+        scores: Floats = np.arctanh(np.clip(np.nan_to_num(alike) + OF_MEDIAN / size, -0.999, 0.999)) * sure
         return scores
 
     def _enlarge(self, nodes: int) -> None:
@@ -127,7 +131,8 @@ class SharedNoise:
             return False
         places = np.array([self._numbers[name] for name in names], np.int64)
         first, second = np.triu_indices(len(places), 1)
-        scores = np.array([scale.scores(places)[first, second] for scale in self._scales])
+        size = int(np.count_nonzero(self._cohort == self._cohort[places[0]]))
+        scores = np.array([scale.scores(places, size)[first, second] for scale in self._scales])
         scores = np.vstack((scores, scores.sum(axis=0) / np.sqrt(len(SCALES))))
         of_all, own = (each.sum(axis=1) / np.sqrt(each.shape[1]) for each in (scores, scores[:, first == 0]))
         return bool(((of_all >= SURE) & (own >= OWN)).any())
