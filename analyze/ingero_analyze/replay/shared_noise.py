@@ -59,8 +59,9 @@ class _Correlations:
         self._product, self._many = np.zeros((0, 0)), np.zeros((0, 0))
         self._with_common, self._common = np.zeros(0), np.zeros(0)
 
-    def add(self, values: Floats, cohort: Ints) -> None:
-        """Add values by tick and node, NaN where there is none."""
+    def add(self, values: Floats, cohort: Ints, largest: Floats) -> Floats:
+        """Add values by tick and node, NaN where there is none. `largest`: by node the largest change that counts;
+        returns the same for these values, which are no more."""
         self._enlarge(values.shape[1])
         change = np.diff(np.vstack((self._last, values)), axis=0)
         self._last = values[-1]
@@ -68,13 +69,15 @@ class _Correlations:
         change -= common
         recent = np.vstack((self._recent, change))
         self._recent = recent[-RECENT:]
-        change = _ordinary(change, np.abs(recent))
+        largest = np.minimum(_largest(np.abs(recent)), largest)
+        change = _ordinary(change, largest)
         known = np.isfinite(change)
         change, counted = np.where(known, change, 0.0), known.astype(np.float64)
         self._product += change.T @ change
         self._many += counted.T @ counted
         self._with_common += (change * common).sum(axis=0)
         self._common += (counted * common**2).sum(axis=0)
+        return largest
 
     def scores(self, nodes: Ints, size: int) -> Floats:
         """How far the changes of every two of some nodes are correlated, apart from what they share with all of their
@@ -142,19 +145,24 @@ class SharedNoise:
         for row, (place, logs) in enumerate(self._waiting):
             values[row, place] = logs
         self._waiting = []
+        largest = np.full(len(self._numbers), np.inf)
         for ticks, scale in zip(SCALES, self._scales, strict=True):
             means = values[: len(values) // ticks * ticks].reshape(-1, ticks, values.shape[1]).mean(axis=1)
             if len(means):
-                scale.add(means, self._cohort)
+                largest = scale.add(means, self._cohort, largest)
 
 
-def _ordinary(change: Floats, sizes: Floats) -> Floats:
-    """Changes by tick and node; NaN for those that are large among some `sizes`, beside these, and where sizes are
-    few."""
+def _largest(sizes: Floats) -> Floats:
+    """By node the largest change that counts among these sizes; 0 where they are few."""
     some = np.isfinite(sizes).sum(axis=0) >= FEWEST
-    most = np.zeros(change.shape[1])
+    most = np.zeros(sizes.shape[1])
     most[some] = LARGE * SPREAD * np.nanmedian(sizes[:, some], axis=0)
-    large = ~(np.abs(change) <= most)
+    return most
+
+
+def _ordinary(change: Floats, largest: Floats) -> Floats:
+    """Changes by tick and node; NaN for those that are too large, and beside these."""
+    large = ~(np.abs(change) <= largest)
     beside = large.copy()
     beside[1:] |= large[:-1]
     beside[:-1] |= large[1:]
