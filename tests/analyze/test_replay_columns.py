@@ -203,8 +203,11 @@ def test_histories_of_ordinary_tools_are_read_without_renaming(
         ("gpu_compute_ms fwd_bwd_time forward_backward_time fwd_bwd_ms latency_ms", "step_seconds"),
         ("normalized_throughput relative_speed compute_efficiency throughput_tokens token_throughput", "rate"),
         ("allreduce_busbw_gbps nccl_all_gather_bw bus_bw output_tokens_per_s model_flops_utilization", "rate"),
-        ("learning_rate error_rate step_time_p99 allreduce_time_ms rx_bandwidth power_w mean", None),
-        ("power latency p99_latency_ms memory_bandwidth_gbps relative_power", None),
+        ("latency p99_latency_ms latency_p50 step_time_p99 duration time_this_iter_s", "step_seconds"),
+        ("power power_w gpu_power_watts DCGM_FI_DEV_POWER_USAGE powerWatts avg_gpu_power tput", "rate"),
+        ("dcgm.sm_active system/gpu_0_utilization_percentage system/gpu.0.powerWatts", "rate"),
+        ("learning_rate error_rate allreduce_time_ms rx_bandwidth mean p50 value power_limit", None),
+        ("memory_bandwidth_gbps relative_power", None),
     ],
 )
 def test_names_tell_what_values_are(names: str, measure: str | None) -> None:
@@ -267,14 +270,18 @@ def test_a_row_of_1970_is_said_to_be_out_of_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "chosen", "words"),
     [
-        (["time", "host", "server", "rate"], {}, "host, server could all be the node; choose one with --column"),
+        (
+            ["time", "host", "server", "rate"],
+            {},
+            "could all be the node; choose one: --column node=host or",
+        ),
         (
             ["Time", "node-1", "node-2"],
             {},
             "where each node has a column of its own, say what these hold with --wide",
         ),
         (["time", "rate", "node-1"], {}, "there is no column 'node' (there are: time, rate, node-1); choose one"),
-        (["time", "node", "latency"], {}, "there are: time, node, latency); choose one with --column rate=COLUMN"),
+        (["time", "node", "heat"], {}, "there are: time, node, heat); choose one with --column rate=heat (larger"),
         (
             ["when", "node", "rate"],
             {},
@@ -486,8 +493,14 @@ def test_objects_that_hold_the_same_are_told_apart_by_nobody() -> None:
         (["tokens_total", "tokens_per_sec"], "tokens_per_sec"),
         (["step_time", "compute_time", "tokens_per_sec"], "compute_time"),
         (["step time", "mfu", "tokens/s", "samples/s"], "tokens/s"),
-        (["gpu_util", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_TEMP"], "DCGM_FI_DEV_SM_CLOCK"),
-        (["utilization.gpu [%]", "clocks.current.sm [MHz]", "clocks.mem"], "clocks.current.sm [MHz]"),
+        (["sm_clock", "power_w", "gpu_util"], "gpu_util"),
+        (["sm_clock", "power_w", "gpu_temp"], "power_w"),
+        (
+            ["gpu_util", "DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"],
+            "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+        ),
+        (["step_time_p99", "step_time_p50"], "step_time_p50"),
+        (["utilization.gpu [%]", "power.draw [W]"], "utilization.gpu [%]"),
         (["gpu_util", "mem_util"], "gpu_util"),
         (["Durchsatz", "Last"], "Durchsatz"),
     ],
@@ -496,11 +509,39 @@ def test_of_several_values_the_one_that_says_most_about_work_is_judged(names: li
     assert recognised(["Zeit", "Knoten", *names], {}).value == value
 
 
+def test_the_share_of_cycles_in_which_a_chip_works_counts_times_its_clock(tmp_path: Path) -> None:
+    file = tmp_path / "smi.csv"
+    line = "{iso}, {node}, H100, {rate:.1f} %, 1980 MHz"
+    lines = slow_node("timestamp, index, name, utilization.gpu [%], clocks.current.sm [MHz]", line).splitlines()
+    slower = (row.replace("1980", "990") if ", n4," in row and at > 420 else row for at, row in enumerate(lines))
+    file.write_text("\n".join(slower))
+
+    found = judged(file)
+
+    assert sorted((one["node"], round(one["severity"], 1)) for one in found["episodes"]) == [("n2", 0.4), ("n4", 0.5)]
+    assert found["summary"]["columns"]["used"]["rate"] == ["utilization.gpu [%]", "clocks.current.sm [MHz]"]
+
+
 @pytest.mark.parametrize(("name", "per_second"), [("epoch_ms", 1000.0), ("relative_s", 1.0)])
 def test_names_of_times(name: str, per_second: float) -> None:
     found = recognised([name, "node", "rate"], {})
 
     assert (found.roles["time"], found.per_second) == ((name,), per_second)
+
+
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (["timeUnixNano", "name", "host.name", "asDouble"], {"metric": "name", "rate": "asDouble"}),
+        (["timestamp", "run_uuid", "key", "value"], {"node": "run_uuid", "metric": "key", "rate": "value"}),
+        (["_time", "_value", "_field", "host"], {"time": "_time", "rate": "_value", "metric": "_field"}),
+        (["time", "agentId", "tput"], {"node": "agentId"}),
+    ],
+)
+def test_points_of_metrics_are_known(names: list[str], roles: dict[str, str]) -> None:
+    found = recognised(names, {}, metric="tokens_per_second" if "metric" in roles else None).roles
+
+    assert {role: found[role] for role in roles} == {role: (name,) for role, name in roles.items()}
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_the_episode_of_a_node_that_was_away_for_more_than_a_day_is_kept(
     first = found["episodes"][0]
     assert [episode["kind"] for episode in found["episodes"]] == kinds
     assert (first["end"], first["severity"]) == (None, pytest.approx(0.2, abs=0.02))
-    assert first["lost_node_hours"] == pytest.approx(first["severity"] * 500 / 60, rel=0.02)
+    assert first["lost_node_hours"] == pytest.approx(0.2 * 500 / 60, rel=0.03)
 
 
 @pytest.mark.parametrize(("now", "kind", "severity"), [(0.8, "slow", 0.2), (1.0, "stopped", 0.98)])
@@ -85,3 +85,4 @@ def test_a_node_that_stopped_and_works_again_slowly_loses_what_it_does_now(
     assert (episode["node"], episode["kind"]) == ("n2", kind)
     assert episode["severity"] == pytest.approx(severity, abs=0.02)
     assert (episode["end"] is None) == (now < 1)
+    assert 60 * episode["lost_node_hours"] == pytest.approx(20 + 80 * (1 - now), rel=0.03)

@@ -148,6 +148,22 @@ def test_what_nodes_lose_that_always_fall_together_is_their_jobs(tmp_path: Path,
     assert ("n0" in named(found, "together")) is jobs
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_what_nodes_of_like_noise_lose_together_is_their_jobs(tmp_path: Path, share: bool) -> None:
+    """Pairs of nodes share their noise, or follow a common load alike; one pair loses, and a node of another."""
+    rates = healthy(160, 8)
+    common = np.random.default_rng(2).normal(0, 0.02, (160, 4)) if share else np.zeros((160, 4))
+    if not share:
+        common += 0.1 * np.sin(np.arange(160) / 9)[:, None] * (1 + np.arange(4) / 30)
+    rates *= np.exp(np.repeat(common, 2, axis=1))
+    rates[100:, 0:2] *= 0.7
+    rates[110:, 5] *= 0.7
+
+    found = judged(tmp_path, rates)
+
+    assert (named(found), named(found, "together")) == ((["n5"], ["n0", "n1"]) if share else (["n0", "n1", "n5"], []))
+
+
 def test_what_nodes_of_one_named_job_lose_together_is_theirs(tmp_path: Path) -> None:
     rates = healthy(150)
     rates[80:110, :6] *= 0.8
@@ -342,6 +358,16 @@ def test_a_loss_that_ends_by_itself_at_once_is_a_pause(tmp_path: Path, ticks: in
     assert named(judged(tmp_path, rates), who) == ["n3"]
 
 
+@pytest.mark.parametrize(("apart", "what"), [(12, ""), (80, "pause")])
+def test_a_node_whose_pauses_come_back_is_accused_if_they_cost_much(tmp_path: Path, apart: int, what: str) -> None:
+    """n2 stops for two ticks again and again, since the time in which the detector learns what is usual."""
+    rates = healthy(240)
+    for begin in range(66, 240, apart):
+        rates[begin : begin + 2, 2] *= 0.3
+
+    assert named(judged(tmp_path, rates), what) == ["n2"]
+
+
 def test_a_node_that_pauses_again_is_accused(tmp_path: Path) -> None:
     rates = healthy()
     rates[150:152, 3] *= 0.3
@@ -350,17 +376,24 @@ def test_a_node_that_pauses_again_is_accused(tmp_path: Path) -> None:
     assert named(judged(tmp_path, rates)) == ["n3"]
 
 
-@pytest.mark.parametrize("how", ["without a column of jobs", "in one job", "two only", "slow afterwards"])
+@pytest.mark.parametrize(
+    "how", ["without a column of jobs", "in one job", "two only", "two as well", "slow afterwards"]
+)
 def test_nodes_that_stop_together_have_lost_their_job_where_no_column_tells_jobs(tmp_path: Path, how: str) -> None:
     rates, jobs = healthy(), np.zeros((300, 12), np.int64)
     stopped = [2, 5] if how == "two only" else [2, 5, 7, 8]
     rates[150:200, stopped] = 0
     if how == "slow afterwards":
         rates[200:, 5] *= 0.6
+    if how == "two as well":
+        rates[100:140, [0, 1]] = 0
+        stopped = [0, 1, *stopped]
 
     found = judged(tmp_path, rates, jobs if how == "in one job" else None)
 
-    accused = {"without a column of jobs": [], "slow afterwards": ["n5"]}.get(how, [f"n{node}" for node in stopped])
+    accused = {"without a column of jobs": [], "two as well": [], "slow afterwards": ["n5"]}.get(
+        how, [f"n{node}" for node in stopped]
+    )
     assert named(found) == accused
     assert set(named(found) + named(found, "job_end")) == {f"n{node}" for node in stopped}
 

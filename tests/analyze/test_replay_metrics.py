@@ -23,14 +23,14 @@ def judged(*arguments: str | Path) -> dict[str, Any]:
 
 
 def metrics(folder: Path, column: str = "metric", value: str = "value", by_metric: bool = False) -> Path:
-    """Six nodes with three metrics each; n2 loses 40 % of its rate from tick 60 on, its power stays."""
+    """Six nodes with three metrics each; n2 loses 40 % of its rate from tick 60 on, its heat stays."""
     random = np.random.default_rng(3)
     rows = []
     for tick in range(120):
         for node in range(6):
             rate = 100 * np.exp(0.03 * random.normal()) * (0.6 if node == 2 and tick >= 60 else 1)
             for name, number in (
-                ("tokens_per_second", rate), ("step_time_ms", 1e5 / rate), ("power", 600 + random.normal()),
+                ("tokens_per_second", rate), ("step_time_ms", 1e5 / rate), ("heat", 600 + random.normal()),
                 ("text", -1),
             ):  # fmt: skip
                 rows.append((name if by_metric else "", tick, node, name, number))
@@ -68,14 +68,14 @@ def test_the_name_of_a_chosen_metric_says_what_its_values_are(tmp_path: Path, co
 def test_a_metric_whose_name_says_nothing_needs_a_role(tmp_path: Path) -> None:
     file = metrics(tmp_path)
 
-    unknown = run(file, "--metric", "power")
+    unknown = run(file, "--metric", "heat")
 
     assert unknown.exit_code == 2
     assert "--column rate=value" in unknown.stderr
-    assert not judged(file, "--metric", "power", "--column", "rate=value")["episodes"]
+    assert not judged(file, "--metric", "heat", "--column", "rate=value")["episodes"]
 
 
-@pytest.mark.parametrize("others", [(), ("power", "text")], ids=["alone", "beside others"])
+@pytest.mark.parametrize("others", [(), ("heat", "text")], ids=["alone", "beside others"])
 def test_the_only_metric_whose_name_says_what_it_is_is_judged(tmp_path: Path, others: tuple[str, ...]) -> None:
     file = metrics(tmp_path)
     kept = ("tokens_per_second", *others, "metric")
@@ -85,16 +85,16 @@ def test_the_only_metric_whose_name_says_what_it_is_is_judged(tmp_path: Path, ot
     found = judged(file)
 
     assert [episode["node"] for episode in found["episodes"]] == ["n2"]
-    among = ", of tokens_per_second, power, text" if others else ""
+    among = ", of tokens_per_second, heat, text" if others else ""
     assert f"the metric tokens_per_second is judged{among}" in found["summary"]["notes"]
 
 
 def test_the_only_metric_of_a_file_needs_a_role_if_its_name_says_nothing(tmp_path: Path) -> None:
     file = metrics(tmp_path)
-    lines = [line for line in file.read_text().splitlines() if line.split(",")[2] in ("power", "metric")]
+    lines = [line for line in file.read_text().splitlines() if line.split(",")[2] in ("heat", "metric")]
     file.write_text("\n".join(lines) + "\n")
 
-    assert "what the metric 'power' means is not certain; say it with --column rate=value" in run(file).stderr
+    assert "what the metric 'heat' means is not certain; choose one with --column rate=value" in run(file).stderr
 
 
 def test_files_of_different_metrics_are_not_put_together(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_files_of_different_metrics_are_not_put_together(tmp_path: Path) -> None
     ("arguments", "text"),
     [
         (["--metric", "tokens", "--column", "rate=value"], "no row is of the metric 'tokens' (there are: tok"),
-        (["--column", "metric=", "--metric", "power", "--column", "rate=value"], "no column says which row"),
+        (["--column", "metric=", "--metric", "heat", "--column", "rate=value"], "no column says which row"),
     ],
 )  # fmt: skip
 def test_a_metric_that_cannot_be_found_is_said(tmp_path: Path, arguments: list[str], text: str) -> None:
@@ -145,7 +145,7 @@ def test_a_tag_that_does_not_tell_rows_of_a_node_apart_is_no_metric(tmp_path: Pa
     lines = [
         line
         for line in file.read_text().splitlines()
-        if "power" not in line and "ms" not in line and "text" not in line
+        if "heat" not in line and "ms" not in line and "text" not in line
     ]
     file.write_text(
         "\n".join(line.replace("tokens_per_second", f"tag-{line.split(',')[1]}") for line in lines) + "\n"

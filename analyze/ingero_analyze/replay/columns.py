@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from shlex import quote
 from typing import Final
 
 from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
@@ -36,11 +37,12 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "rate": (
         "rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps", "durchsatz", "speed",
         "training speed", "performance", "perf", "efficiency", "throughput tokens", "throughput samples",
-        "model flops utilization", "model flops utilisation",
+        "model flops utilization", "model flops utilisation", "tput",
     ),
     "step_seconds": (
         "step seconds", "time per step", "time per iteration", "time per batch", "elapsed time per iteration",
-        "schrittzeit", "schrittdauer", "iterationszeit",
+        "schrittzeit", "schrittdauer", "iterationszeit", "duration", "latency",
+        "request latency", "inference latency",
     ),
     "counter": (),
     "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
@@ -67,9 +69,11 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 _LATER_NODES: Final = (
     ("pod", "pod name", "k8s pod name", "kubernetes pod name"),
     ("worker", "worker id", "replica", "replica id", "process", "process id"),
-    ("run", "run name", "run id", "trial", "trial id"),
+    ("agent", "agent id", "node ip", "host ip", "ip", "ip address", "nodelist", "node list"),
+    ("run", "run name", "run id", "run uuid", "trial", "trial id"),
     ("uuid",),
     ("series", "legend"),
+    ("label", "name"),
 )
 """Names of what is judged where there is no node, in order."""
 
@@ -95,8 +99,12 @@ _QUERIED: Final = re.compile(r"(?:utilization|clocks|power|temperature|memory|ec
 _SMI: Final = {"gpu": "index", "gpu_model": "name"}
 """Columns of `nvidia-smi --query-gpu`, and what two of them are."""
 
-_VALUE: Final = "value"
-"""Name of the column of the values of all metrics, in lower case."""
+_VALUES: Final = ("value", "values", "as double", "as int")
+"""Names of the column of the values of all metrics; a point of OTLP has one of the last two."""
+
+_POINTS: Final = ("as double", "as int")
+_NAME: Final = "name"
+"""Values of OTLP, and the name of the column of their metrics beside one of these."""
 
 _UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "min"}
 """Seconds of a unit; `min` is as often a minimum."""
@@ -134,7 +142,8 @@ _STEP_TIME: Final = re.compile(
 """Names of times of as much work as there is in every step."""
 
 _STATISTIC: Final = re.compile(
-    r"(?<![a-z0-9])(?:(p50|median|med)|(mean|avg|average)|achieved|observed|measured|actual)(?![a-z0-9])[ _.-]*",
+    r"(?<![a-z0-9])(?:(p50|median|med)|(mean|avg|average)|(p9[059]|p999)|achieved|observed|measured|actual)"
+    r"(?![a-z0-9])[ _.-]*",
     re.IGNORECASE,
 )
 """What the name of a value may have beside it, where the value is the usual one."""
@@ -142,7 +151,9 @@ _STATISTIC: Final = re.compile(
 _NAMESPACED: Final = ("rate", "step_seconds")
 """What may stand behind the name of a group, as trackers of experiments write it: train/step_time."""
 
-_STEPS: Final = ("step", "iteration", "iter", "batch", "total", "duration", "forward backward", "fwd bwd")
+_STEPS: Final = (
+    "step", "iteration", "iter", "batch", "total", "duration", "forward backward", "fwd bwd", "time this iter",
+)  # fmt: skip
 """What a time is that of a step, where its name has a unit."""
 
 _NESTED: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", *LABELS)
@@ -171,11 +182,22 @@ _USE: Final = re.compile(
 _CLOCK: Final = re.compile(
     r"(?:dcgm fi dev )?(?:(?:sm|gpu|graphics|core) clocks?|clocks? (?:current )?(?:sm|gr|graphics)|pclk)(?: mhz)?"
 )
-_UTILISATION: Final = re.compile(
-    r"(?:dcgm fi dev )?(?:gpu )?(?:util|utili[sz]ation)(?: gpu)?(?: percent| pct)?"
-    r"|dcgm fi prof (?:gr engine|sm|pipe tensor) active"
+_POWER: Final = re.compile(
+    r"(?:dcgm fi dev )?(?:(?:gpu(?: \d+)?|board|chip|socket|package|average|total) )*power"
+    r"(?: (?:draw|usage|consumption|average|instant))*(?: (?:w|watts?|kw|mw|milliwatts))?"
 )
-"""Names of rates that say less about work than others."""
+_TENSOR: Final = re.compile(r"(?:dcgm fi prof )?(?:pipe )?tensor(?: core)? (?:active|activity)")
+_SM: Final = re.compile(r"(?:dcgm fi prof )?sm (?:active|activity)")
+_ENGINE: Final = re.compile(r"(?:dcgm fi prof )?(?:gr|graphics) engine (?:active|activity)")
+_UTILISATION: Final = re.compile(
+    r"(?:dcgm fi dev )?(?:gpu(?: \d+)? )?(?:util|utili[sz]ation)(?: gpu)?(?: (?:percent|pct|percentage))?"
+)
+_CYCLES: Final = (_TENSOR, _SM, _ENGINE, _UTILISATION)
+"""Names of shares of the cycles or the time of a chip in which it works. The first says most about work: cores that
+only wait for other ranks keep the others busy."""
+
+_HARDWARE: Final = (*_CYCLES, _POWER, _CLOCK)
+"""Names of rates that say less about work than others, in order: a clock runs as fast for a GPU that does nothing."""
 
 _SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
 
@@ -211,7 +233,7 @@ class Columns:
 
     @property
     def value(self) -> str:
-        """The column of the value."""
+        """The column of the value, or the first one of two whose product is that."""
         return self.roles[self.measure][0]
 
 
@@ -242,47 +264,13 @@ def recognised(
     says which column is missing or not certain.
     """
     recorded = RECORDED in names
-    taken = {name for columns in chosen.values() for name in columns}
-    for name in sorted(taken - set(names)):
-        raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
-    free = [name for name in names if name not in taken]
-    if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_number, names)):
-        raise ValueError(
-            f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a line"
-        )
-    matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
-    if not recorded:
-        for role, name in _of_nvidia_smi(names).items():
-            matching[role] = matching[role] or [name]
-        for role, name in _nested(free, matching).items():
-            matching[role] = [name]
-        matching["time"] = matching["time"] or _later_times(free)
-        hosts = [name for name in matching["node"] if words_of(name) != _SCRAPED]
-        matching["node"] = hosts or matching["node"] or _later_nodes(free, matching["gpu"])
+    matching = _matching(names, chosen, recorded)
     roles = {role: tuple(columns) for role, columns in chosen.items() if columns}
-    measured = any(role in chosen or matching[role] for role in MEASURES)
-    if by_file and measured and "node" not in chosen and not matching["node"]:
-        roles["node"] = (FILE,)
-    if "node" not in roles and _is_wide(names, matching):
-        raise WideOpenError(
-            f"there is no column 'node' ({_there_are(names)}): where each node has a column of its own, say what "
-            "these hold with --wide rate (or step_seconds, score, counter); else choose one with --column node=COLUMN"
-        )
-    for role in ("time", "node"):
-        if role not in roles:
-            roles[role] = (_only(role, names, matching[role]),)
-    if "metric" in chosen:
-        matching["metric"] = list(chosen["metric"])
-    elif "__name__" in free:
-        matching["metric"] = ["__name__"]
+    roles |= _place_and_time(names, chosen, matching, by_file)
     measured_by = ""
     if not any(role in roles for role in MEASURES):
-        values = [name for name in free if name.lower() == _VALUE]
-        if not any(matching[role] for role in MEASURES) and len(values) == 1 and matching["metric"]:
-            roles[_measure_of(metric, matching["metric"][0], values[0])] = (values[0],)
-            measured_by = metric or ""
-        else:
-            roles |= _measured(names, matching)
+        found, measured_by = _values(names, matching, metric)
+        roles |= found
     if metric is not None and not matching["metric"]:
         raise ValueError(
             f"no column says which row is of the metric {metric!r}; choose it with --column metric=COLUMN"
@@ -306,6 +294,65 @@ def recognised(
         roles, measures[0], unit_of(measured_by or roles[measures[0]][0]) or 1.0, per_second,
         tuple(name for name in names if name and name not in used), recorded, steps,
     )  # fmt: skip
+
+
+def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorded: bool) -> dict[str, list[str]]:
+    """By role the columns, none of them `chosen`, that may have it by their names."""
+    taken = {name for columns in chosen.values() for name in columns}
+    for name in sorted(taken - set(names)):
+        raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
+    free = [name for name in names if name not in taken]
+    if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_number, names)):
+        raise ValueError(
+            f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a line"
+        )
+    matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
+    if "metric" in chosen:
+        matching["metric"] = list(chosen["metric"])
+    elif "__name__" in free:
+        matching["metric"] = ["__name__"]
+    elif any(words_of(name) in _POINTS for name in free):
+        matching["metric"] = matching["metric"] or [name for name in free if words_of(name) == _NAME]
+    if not recorded:
+        for role, name in _of_nvidia_smi(names).items():
+            matching[role] = matching[role] or [name]
+        for role, name in _nested(free, matching).items():
+            matching[role] = [name]
+        matching["time"] = matching["time"] or _later_times(free)
+        hosts = [name for name in matching["node"] if words_of(name) != _SCRAPED]
+        others = [name for name in free if name not in (*matching["metric"], *matching["gpu_model"])]
+        matching["node"] = hosts or matching["node"] or _later_nodes(others, matching["gpu"])
+    return matching
+
+
+def _place_and_time(
+    names: Sequence[str], chosen: Mapping[str, Sequence[str]], matching: Mapping[str, Sequence[str]], by_file: bool
+) -> dict[str, tuple[str, ...]]:
+    """The columns of the time and the node, as far as they are not chosen."""
+    roles: dict[str, tuple[str, ...]] = {role: tuple(chosen[role]) for role in ("time", "node") if chosen.get(role)}
+    values = [name for name in names if words_of(name) in _VALUES]
+    if by_file and "node" not in chosen and not matching["node"]:
+        if any(role in chosen or matching[role] for role in MEASURES):
+            roles["node"] = (FILE,)
+        elif len(values) == 1:
+            raise ValueError(f"what the column {values[0]} of each file holds is not certain; {_say(values[0])}")
+    if "node" not in roles and _is_wide(names, matching):
+        raise WideOpenError(
+            f"there is no column 'node' ({_there_are(names)}): where each node has a column of its own, say what "
+            "these hold with --wide rate (or step_seconds, score, counter); else choose one with --column node=COLUMN"
+        )
+    return roles | {role: (_only(role, names, matching[role]),) for role in ("time", "node") if role not in roles}
+
+
+def _values(
+    names: Sequence[str], matching: Mapping[str, Sequence[str]], metric: str | None
+) -> tuple[dict[str, tuple[str, ...]], str]:
+    """The columns of the value by its role; and the metric whose name says what this is, "" where that of the
+    column does."""
+    values = [name for name in names if words_of(name) in _VALUES]
+    if not any(matching[role] for role in MEASURES) and len(values) == 1 and matching["metric"]:
+        return {_measure_of(metric, matching["metric"][0], values[0]): (values[0],)}, metric or ""
+    return _measured(names, matching), ""
 
 
 def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
@@ -403,7 +450,8 @@ def _only(role: str, names: Sequence[str], matching: Sequence[str]) -> str:
         return role if role in matching else matching[0]
     option = f"--column {role}=COLUMN"
     if matching:
-        raise ValueError(f"the columns {', '.join(matching)} could all be the {role}; choose one with {option}")
+        options = " or ".join(f"--column {role}={_quoted(name)}" for name in matching)
+        raise ValueError(f"the columns {', '.join(matching)} could all be the {role}; choose one: {options}")
     raise ValueError(f"there is no column {role!r} ({_there_are(names)}); choose one with {option}")
 
 
@@ -414,16 +462,46 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
         return exact
     fitting = preferred([(role, name) for role in MEASURES for name in matching[role]])
     if len(fitting) == 1:
-        return {fitting[0][0]: (fitting[0][1],)}
-    options = " or ".join(f"--column {role}={name}" for role, name in fitting)
+        return {fitting[0][0]: (fitting[0][1], *_clock_of(fitting[0][1], matching["rate"]))}
+    options = " or ".join(f"--column {role}={_quoted(name)}" for role, name in fitting)
     if fitting:
         raise ValueError(
             f"the columns {', '.join(name for _, name in fitting)} could all be the value; choose one: {options}"
         )
+    known = {name for found in matching.values() for name in found}
+    unknown = [name for name in names if name and name not in known]
+    values = [name for name in unknown if words_of(name) in _VALUES] or unknown
+    which = values[0] if len(values) == 1 else "COLUMN"
     raise ValueError(
         f"exactly one of the columns {', '.join(MEASURES)} is needed; there is none ({_there_are(names)}); "
-        f"choose one with --column rate=COLUMN, or step_seconds, score or counter instead of rate"
+        f"{_say(which)}"
     )
+
+
+def _clock_of(name: str, rates: Sequence[str]) -> list[str]:
+    """The clock beside a share of the cycles of a chip: both together are how much it does."""
+    clocks = [one for one in rates if _matches((_CLOCK,), one)]
+    return clocks[:1] if _matches(_CYCLES, name) else []
+
+
+def _matches(kinds: Sequence[re.Pattern[str]], name: str) -> bool:
+    """Whether a name, also without its unit, is one of these."""
+    texts = words_of(_usual(name)), split_unit(_usual(name))[0]
+    return any(kind.fullmatch(text) for kind in kinds for text in texts)
+
+
+def _say(column: str) -> str:
+    """How to say what a column holds."""
+    shown = _quoted(column)
+    return (
+        f"choose one with --column rate={shown} (larger is better) or --column step_seconds={shown} (smaller is "
+        "better), or score or counter instead of these"
+    )
+
+
+def _quoted(column: str) -> str:
+    """A column as a shell takes it."""
+    return quote(column) if " " in column else column
 
 
 def _measure_of(metric: str | None, column: str, value: str) -> str:
@@ -432,10 +510,7 @@ def _measure_of(metric: str | None, column: str, value: str) -> str:
         raise MetricOpenError(column, value)
     fitting = _measures_of(metric) or ["counter"] * words_of(metric).endswith(" total")
     if len(fitting) != 1:
-        raise ValueError(
-            f"what the metric {metric!r} means is not certain; say it with --column rate={value} (larger is better), "
-            f"or step_seconds, score or counter instead of rate"
-        )
+        raise ValueError(f"what the metric {metric!r} means is not certain; {_say(value)}")
     return fitting[0]
 
 
@@ -462,7 +537,7 @@ def _preference(role: str, name: str) -> int:
         head = _head(_leaf(name))
         return 0 if head in (*_COMPUTE_TIMES, *_PASSES) else 4 if head in _LATENCIES else 2
     if role == "rate":
-        kinds = {6: _UTILISATION, 5: _CLOCK, 3: _USE}
+        kinds = {3: _USE, **dict(enumerate(_HARDWARE, 5))}
         return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
     return 4
 
@@ -477,7 +552,7 @@ def is_level(name: str) -> bool:
     """Whether values with this name are clocks or shares: whole ones are rounded, and no numbers of events."""
     name = _usual(name)
     text, leaf = words_of(name), words_of(_leaf(name))
-    kinds = (_UTILISATION, _CLOCK, _USE, _SHARE)
+    kinds = (*_HARDWARE, _USE, _SHARE)
     return any(kind.fullmatch(one) for kind in kinds for one in (text, leaf, split_unit(name)[0]))
 
 
@@ -492,7 +567,9 @@ def _usual(name: str) -> str:
 
 
 def _measures_of(metric: str) -> list[str]:
-    return [role for role in MEASURES if _is(role, metric)]
+    """What a metric is by its name, or by that without its groups: `dcgm.sm_active`."""
+    names = (metric, _leaf(metric))
+    return next(filter(None, ([role for role in MEASURES if _is(role, name)] for name in names)), [])
 
 
 def measure_named(text: str) -> str | None:
@@ -512,7 +589,7 @@ def _is(role: str, name: str) -> bool:
     if role == "time":
         return head in known and unit in (*_UNITS, "utc")
     if role == "rate":
-        patterns = (_PER_SECOND, _RELATIVE_RATE, _CLOCK, _UTILISATION, _BANDWIDTH)
+        patterns = (_PER_SECOND, _RELATIVE_RATE, *_HARDWARE, _BANDWIDTH)
         return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
     if role == "counter":
         return bool(_TOTAL.fullmatch(whole))

@@ -43,6 +43,7 @@ class Excuses:
         for episode in episodes:
             self._by_node.setdefault(episode.node, []).append(episode)
         self._mates = {} if self._jobs_known or not episodes else seen.job_mates.found(self._hosts)
+        short = set[Onset]() if live else pauses(episodes, tick)
         ended = set() if self._jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
         self._tests: Final[tuple[tuple[Reason, Callable[[Episode], bool]], ...]] = (
             ("uneven", _one_of(seen.slowdowns.explained(episodes))),
@@ -51,7 +52,7 @@ class Excuses:
             ("rollout", self._rolled_out),
             ("routine", _one_of(routines(episodes, last, tick))),
             ("shared", seen.shared.shared),
-            ("pause", _one_of(set() if live else pauses(episodes, tick))),
+            ("pause", lambda one: one.key in short and not seen.dips.seen(one.node)),
             ("job_end", _one_of(ended)),
             ("together", self._lost_together),
         )
@@ -74,9 +75,17 @@ class Excuses:
         if self._jobs_known:
             return False
         companions = self._seen.companions
-        return companions.together(episode, self._hosts, self._tick) or lost_with_job(
-            episode, self._mates.get(episode.node, ()), companions.of(episode), self._by_node, self._last, self._tick
+        return companions.together(episode, self._hosts, self._tick) or any(
+            lost_with_job(episode, mates, companions.of(episode), self._by_node, self._last, self._tick)
+            for mates in (self._mates.get(episode.node, ()), self._of_like_noise(episode))
         )
+
+    def _of_like_noise(self, episode: Episode) -> list[NodeKey]:
+        """The nodes of other hosts that lost alike, if the node shares its noise with them."""
+        node = episode.node
+        host = self._hosts.get(node, node)
+        others = [one for one in self._seen.companions.of(episode) if self._hosts.get(one, one) != host]
+        return others if self._seen.shared_noise.shared(node, others) else []
 
 
 def _one_of(accusations: set[Onset]) -> Callable[[Episode], bool]:

@@ -6,7 +6,9 @@ from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.job_mates import JobMates
 from ingero_analyze.replay.mirrored_gains import MirroredGains
 from ingero_analyze.replay.other_jobs import OtherJobs
+from ingero_analyze.replay.returning_dips import ReturningDips
 from ingero_analyze.replay.shared_losses import SharedLosses
+from ingero_analyze.replay.shared_noise import SharedNoise
 from ingero_analyze.replay.silences import Silences
 from ingero_analyze.replay.slowdowns import Slowdowns
 from ingero_analyze.replay.starts import Starts
@@ -23,9 +25,9 @@ class Observers:
         self.presences = Presences(self.silences, tick_seconds)
         self.other_jobs = OtherJobs(tick_seconds)
         self.shared, self.companions, self.mirrored = SharedLosses(), Companions(), MirroredGains()
-        self.job_mates = JobMates()
+        self.job_mates, self.shared_noise = JobMates(), SharedNoise()
         self.slowdowns, self.grace = Slowdowns(tick_seconds), Grace(tick_seconds)
-        self._own_band = parameters.own_band
+        self._own_band, self.dips = parameters.own_band, ReturningDips(parameters.own_band)
 
     def note(self, now: float, seen: Observation, edges: list[Edge]) -> None:
         """Note what nodes did in a tick (`now` in seconds), and which accusations began and ended."""
@@ -36,10 +38,13 @@ class Observers:
 
     def judged(self, now: float, memory: ColumnStore, edges: list[Edge]) -> None:
         """Note what the detector remembers after the tick that was noted last."""
+        self.presences.judged(now, memory)
         self.shared.note(now, memory, edges)
         self.companions.note(now, memory, edges)
         self.mirrored.note(memory)
         self.job_mates.note(memory)
+        self.shared_noise.note(memory)
+        self.dips.note(memory)
         self.slowdowns.note(now, memory, edges)
         self.grace.note(now, memory, edges)
         self.starts.judged(now, memory, self._own_band)

@@ -82,8 +82,11 @@ class Replay:
         return not episode.ended and self.silences.silent(node)
 
     def lost_node_hours(self, episode: Episode) -> float:
-        """What an episode cost: the share that its node lost, times the hours in which it reported."""
-        return episode.severity * self._presence(episode).reported / HOUR
+        """What an episode cost: the share that its node lost in each tick in which it reported; where the detector
+        does not expect anything of the node by its own history, that of the episode in all of these."""
+        presence = self._presence(episode)
+        lost = episode.severity * presence.reported if presence.lost is None else presence.lost
+        return lost / HOUR
 
     def _presence(self, episode: Episode) -> Presence:
         if self.slow_hosts and any(episode is one for one in self.of_hosts):

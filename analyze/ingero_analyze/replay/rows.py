@@ -1,8 +1,10 @@
 """Turns the rows of files into arrays: which rows can be used, and how the files were read."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from pathlib import PurePath
 from typing import Any, Final
 
 import numpy as np
@@ -13,11 +15,13 @@ from ingero_analyze.member_columns import ColumnsOfMembers
 from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
 from ingero_analyze.replay.columns import (
     FILE,
+    MEASURES,
     Columns,
     MetricOpenError,
     WideOpenError,
     date_of,
     is_gpu_of_host,
+    measure_named,
     metrics_with_meaning,
     recognised,
     time_of,
@@ -43,6 +47,9 @@ CODES: Final = {
 
 _OWN_STATES: Final = ("active", "calibrating")
 """Words that only a column of such states holds; others may be those of Slurm or of a job."""
+
+_TAGGED: Final = re.compile(r"-tag-(?P<tag>.+)\.csv")
+"""The name of a file that TensorBoard writes of a series: run-RUN-tag-TAG.csv."""
 
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
@@ -157,6 +164,8 @@ class RowReader:
             if not begun:
                 columns = found[0] = self._with_known_states(batch, columns)
                 self.reading.begin(file, columns)
+                if product := columns.roles[columns.measure][1:]:
+                    self.reading.note(f"the rate is {columns.value} times {product[0]}: how much a chip works in all")
                 self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
                 begun = True
                 named = columns.one("metric")
@@ -191,7 +200,8 @@ class RowReader:
         values they hold, the metric that says most about work, or the only one at all, is judged."""
         some = len(self._files) > 1
         try:
-            return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
+            chosen = {**_of_tag(file, names, self._chosen), **self._chosen}
+            return recognised(names, chosen, self._labels, self._metric, by_file=some)
         except WideOpenError:
             measure = wide_measure(names, time_of(names, self._chosen), short_names([file])[0])
             if measure is None:
@@ -266,6 +276,9 @@ class RowReader:
     def _values(self, batch: TableBatch, columns: Columns, form: Form, check: _Check, working: Bools) -> Floats:
         name, measure = columns.value, columns.measure
         cells = _cells(batch, name, lambda column: numbers(column, form))
+        for other in columns.roles[measure][1:]:
+            factor = _cells(batch, other, lambda column: numbers(column, form_of(column)))
+            cells = Cells(cells.values * factor.values, cells.wrong | factor.wrong)
         if not form.comma and points_may_be_thousands(batch.columns[name]):
             self.reading.doubt(POINTS)
         if measure != "counter" and coarseness(cells.values, whole=measure == "step_seconds") > COARSEST:
@@ -337,6 +350,14 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
+
+
+def _of_tag(file: str, names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """What TensorBoard's column `Value` holds, by the tag at the end of the name that it gives a file."""
+    tag = _TAGGED.search(PurePath(file).name)
+    measure = measure_named(tag["tag"].replace("_", " ")) if tag else None
+    values = [name for name in names if name == "Value"]
+    return {measure: values} if measure and values and chosen.keys().isdisjoint(MEASURES) else {}
 
 
 def _empty(batch: TableBatch, columns: Columns) -> Bools:

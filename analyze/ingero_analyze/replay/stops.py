@@ -19,7 +19,8 @@ LONGEST_SHORT_TICKS: Final = 3
 """Ticks that a pause lasts at most, and, where that is no more than so many seconds, so many."""
 
 FEWEST_HOSTS: Final = 3
-"""Hosts that stop when a job ends; fewer may have failed."""
+FEW_HOSTS: Final = 2
+"""Hosts that stop when a job ends: fewer may have failed, unless so many have shown at another time that jobs end."""
 
 TOGETHER: Final = 1.5
 """Ticks within which they stop."""
@@ -75,12 +76,14 @@ def ends_of_jobs(
         since = np.array([episode.first.since for episode in stops], np.float64)
         end = np.array([episode.end or np.nan for episode in stops], np.float64)
         length = np.where(np.isfinite(end), end, last) - since
+        alike = [np.abs(since - one) <= TOGETHER * tick_seconds for one in since]
+        hosts_alike = np.array([len(np.unique(host[together])) for together in alike], np.int64)
         many = max(FEWEST_HOSTS, SHARE * max(episode.first.cohort_size for episode in stops))
         for number, episode in enumerate(stops):
-            together = np.abs(since - since[number]) <= TOGETHER * tick_seconds
+            shown = bool((hosts_alike[~alike[number]] >= FEWEST_HOSTS).any())
             usual = (rest >= AS_LONG * length[number]) & (resting != host[number])
             often = min(len(np.unique(resting[usual])), _times(begun[usual], TOGETHER * tick_seconds)) + 1 >= many
-            if not works_slowly(episode) and (often or len(np.unique(host[together])) >= FEWEST_HOSTS):
+            if not works_slowly(episode) and (often or hosts_alike[number] >= (FEW_HOSTS if shown else FEWEST_HOSTS)):
                 found.add((names[number], float(since[number])))
     return found
 
