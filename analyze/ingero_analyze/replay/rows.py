@@ -122,78 +122,40 @@ class RowReader:
 
         `TableError` when a column is missing or not certain.
         """
-        found: list[Columns] = []
-        wide: list[WideTable] = []
-        members: list[ColumnsOfMembers] = []
-        date: list[str] = []
-
-        def choose(names: Sequence[str]) -> Sequence[str]:
-            chosen = chain.from_iterable(self._chosen.values())
-            of_members = None if self._wide else columns_of_members(names, chosen)
-            if of_members:
-                members.append(of_members)
-                names = of_members.long_names
-            columns = self._wide or self._recognised(file, names)
-            if isinstance(columns, str):
-                wide.append(wide_table(names, time_of(names, self._chosen), self._metric))
-                found.append(wide[0].columns(columns))
-                date.extend(date_of(names, wide[0].time))
-                return [wide[0].time, *date, *(one.column for one in wide[0].series)]
-            found.append(columns)
-            used = list(dict.fromkeys(name for names in columns.roles.values() for name in names))
-            used = [name for name in used if name in names]
-            date.extend(date_of([name for name in names if name not in used], columns.roles["time"][0]))
-            used += date
-            used += [RECORDED] if columns.recorded else []
-            return of_members.needed(used) if of_members else used
-
-        consumed, begun = 0, False
-        clock: Clock | None = None
-        form = Form()
-        metric: MetricColumn | None = None
-        for batch in read_columns(file, choose, self._note_problem, json=True):
-            columns = found[0]
-            if members:
-                batch = members[0].long(batch)
-            if date:
-                time = wide[0].time if wide else columns.roles["time"][0]
-                joined = with_dates(batch.columns[date[0]], batch.columns[time])
-                if joined is not None:
-                    batch = replace(batch, columns={**batch.columns, time: joined})
-                    columns = found[0] = columns.with_date(date[0])
-            if not begun:
-                columns = found[0] = self._with_known_states(batch, columns)
-                self.reading.begin(file, columns)
-                if product := columns.roles[columns.measure][1:]:
-                    self.reading.note(f"the rate is {columns.value} times {product[0]}: how much a chip works in all")
-                self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
-                begun = True
-                named = columns.one("metric")
-                metric = None if named is None else MetricColumn(file, named, self._metric)
-            if columns.one("node") == FILE and FILE not in batch.columns:
-                batch = self._with_file(batch)
-            if wide:
-                batch = wide[0].long(batch, columns.measure)
-            if metric is not None:
-                batch = metric.select(batch)
-            if batch.rows:
-                if clock is None:
-                    clock = clock_of(batch.columns[columns.roles["time"][0]], columns.per_second)
-                    if clock.misnamed:
-                        self.reading.doubt(MISNAMED)
-                    form = form_of(batch.columns[columns.value])
-                    if form.unit and columns.measure == "step_seconds":
-                        columns = found[0] = replace(columns, seconds=unit_of(form.unit) or columns.seconds)
-                rows, kept = self._rows(batch, columns, clock, form)
-                if metric is not None:
-                    metric.check(batch, rows.source, kept)
+        table, consumed = _FileTable(self, file), 0
+        for batch in read_columns(file, table.choose, self._note_problem, json=True):
+            reports = table.reports(batch)
+            if reports.rows:
+                clock, form = table.forms(reports)
+                rows, kept = self._rows(reports, table.columns, clock, form)
+                table.check(reports, rows, kept)
                 if len(kept):
                     self.reading.rows += len(kept)
-                    yield batch, rows, kept
+                    yield reports, rows, kept
             progress(batch.consumed - consumed)
             consumed = batch.consumed
-        if metric is not None:
-            metric.finish()
+        table.finish()
+
+    def layout(self, file: str, names: Sequence[str]) -> tuple[Columns | str, ColumnsOfMembers | None]:
+        """How a file with columns of these names is used (`_recognised`), and the columns of each node, if it has
+        such."""
+        chosen = chain.from_iterable(self._chosen.values())
+        of_members = None if self._wide else columns_of_members(names, chosen)
+        return self._wide or self._recognised(file, of_members.long_names if of_members else names), of_members
+
+    def wide_table(self, names: Sequence[str]) -> WideTable:
+        """A table each of whose columns is a node."""
+        return wide_table(names, time_of(names, self._chosen), self._metric)
+
+    def begin(self, file: str, batch: TableBatch, columns: Columns) -> tuple[Columns, MetricColumn | None]:
+        """Note how a file is read, as its first rows show it: its columns, and which rows are of which metric."""
+        columns = self._with_known_states(batch, columns)
+        self.reading.begin(file, columns)
+        if product := columns.roles[columns.measure][1:]:
+            self.reading.note(f"the rate is {columns.value} times {product[0]}: how much a chip works in all")
+        self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
+        named = columns.one("metric")
+        return columns, None if named is None else MetricColumn(file, named, self._metric)
 
     def _recognised(self, file: str, names: Sequence[str]) -> Columns | str:
         """The columns of a file; what they hold where each node has one, and this is known. Where it is open whose
@@ -234,7 +196,8 @@ class RowReader:
         self.reading.note(f"the column {name} is not used: it holds {shown}, and not active, idle, calibrating")
         return columns.without("state")
 
-    def _with_file(self, batch: TableBatch) -> TableBatch:
+    def with_file(self, batch: TableBatch) -> TableBatch:
+        """A batch with a column that names its file."""
         import pyarrow as pa
 
         names = pa.array([self._short[self._files.index(batch.file)]] * batch.rows, pa.string())
@@ -350,6 +313,80 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
+
+
+class _FileTable:
+    """A file that is read: how its columns are used, and, since its first rows, what its cells look like."""
+
+    columns: Columns
+
+    def __init__(self, reader: RowReader, file: str) -> None:
+        self._reader, self._file = reader, file
+        self._wide: WideTable | None = None
+        self._members: ColumnsOfMembers | None = None
+        self._metric: MetricColumn | None = None
+        self._clock: Clock | None = None
+        self._date, self._form, self._begun = list[str](), Form(), False
+
+    def choose(self, names: Sequence[str]) -> Sequence[str]:
+        """The columns that are needed. `TableError` when one is missing or not certain."""
+        layout, members = self._reader.layout(self._file, names)
+        self._members, names = members, members.long_names if members else names
+        if isinstance(layout, str):
+            wide = self._wide = self._reader.wide_table(names)
+            self.columns = wide.columns(layout)
+            self._date += date_of(names, wide.time)
+            return [wide.time, *self._date, *(one.column for one in wide.series)]
+        self.columns = layout
+        used = list(dict.fromkeys(name for names in layout.roles.values() for name in names))
+        used = [name for name in used if name in names]
+        self._date += date_of([name for name in names if name not in used], layout.roles["time"][0])
+        used += self._date
+        used += [RECORDED] if layout.recorded else []
+        return members.needed(used) if members else used
+
+    def reports(self, batch: TableBatch) -> TableBatch:
+        """A batch with a row for each report, of the metric that is judged."""
+        batch = self._with_dates(self._members.long(batch) if self._members else batch)
+        if not self._begun:
+            self.columns, self._metric = self._reader.begin(self._file, batch, self.columns)
+            self._begun = True
+        if self.columns.one("node") == FILE and FILE not in batch.columns:
+            batch = self._reader.with_file(batch)
+        if self._wide:
+            batch = self._wide.long(batch, self.columns.measure)
+        return batch if self._metric is None else self._metric.select(batch)
+
+    def forms(self, batch: TableBatch) -> tuple[Clock, Form]:
+        """How the times and the values of the file are written, by its first rows."""
+        if self._clock is None:
+            columns = self.columns
+            self._clock = clock_of(batch.columns[columns.roles["time"][0]], columns.per_second)
+            if self._clock.misnamed:
+                self._reader.reading.doubt(MISNAMED)
+            self._form = form_of(batch.columns[columns.value])
+            if self._form.unit and columns.measure == "step_seconds":
+                self.columns = replace(columns, seconds=unit_of(self._form.unit) or columns.seconds)
+        return self._clock, self._form
+
+    def check(self, batch: TableBatch, rows: BatchRows, kept: Ints) -> None:
+        """Note what the rows that are used say about metrics."""
+        if self._metric is not None:
+            self._metric.check(batch, rows.source, kept)
+
+    def finish(self) -> None:
+        """End the file. `TableError` if no row is of the metric."""
+        if self._metric is not None:
+            self._metric.finish()
+
+    def _with_dates(self, batch: TableBatch) -> TableBatch:
+        """A batch with whole times, where dates have a column of their own."""
+        time = self._wide.time if self._wide else self.columns.roles["time"][0]
+        joined = with_dates(batch.columns[self._date[0]], batch.columns[time]) if self._date else None
+        if joined is None:
+            return batch
+        self.columns = self.columns.with_date(self._date[0])
+        return replace(batch, columns={**batch.columns, time: joined})
 
 
 def _of_tag(file: str, names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
