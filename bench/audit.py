@@ -23,8 +23,8 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
 from audit_bound import table_of_bounds
-from ingero_detect.audit import audit
-from ingero_detect.audit_tiers import AuditLevel
+from ingero_detect.audit.audit import audit
+from ingero_detect.audit.audit_tiers import AuditLevel
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Bools, Floats
 from ingero_detect.healthy_spread import normal_upper_tail

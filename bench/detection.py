@@ -28,10 +28,10 @@ import families
 import timelines
 from families import TICK, WARMUP, Generator
 from ingero_contract.identifiers import node_key
-from ingero_detect.detector import Detector
-from ingero_detect.diagnosis import diagnose
-from ingero_detect.observation import ACTIVE, Observation
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.detector import Detector
+from ingero_detect.nodes.observation import ACTIVE, Observation
+from ingero_detect.nodes.parameters import Parameters
+from ingero_detect.ranks.diagnosis import diagnose
 from optimal_delay import optimal_delay
 from rules import OURS, RULES, Score, judge
 

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
-from ingero_detect.ras_status import parse_status  # noqa: E402
+from ingero_detect.hangs.ras_status import parse_status  # noqa: E402
 from ingero_kit.ras_client import RasUnavailable, fetch_status  # noqa: E402
 from ingero_testing.gpu_job import attached  # noqa: E402
 from ingero_testing.processes import Running  # noqa: E402

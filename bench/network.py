@@ -15,8 +15,8 @@ import structlog
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support"), str(Path(__file__).parent)]
 
 from fabric_table import OutcomeTable  # noqa: E402
-from ingero_detect.links import RankPort  # noqa: E402
-from ingero_detect.topology import ports_of  # noqa: E402
+from ingero_detect.network.links import RankPort  # noqa: E402
+from ingero_detect.network.topology import ports_of  # noqa: E402
 from ingero_fleet.collectives.communicators import Communicators  # noqa: E402
 from ingero_fleet.collectives.gpu_states import GpuStates  # noqa: E402
 from ingero_fleet.collectives.points import CommKey, PointReader, PointSource  # noqa: E402

@@ -15,8 +15,8 @@ from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import RecordedTick
 from ingero_analyze.replay.result import Judge
 from ingero_contract.identifiers import node_key
-from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.observation import ABSENT, ACTIVE, IDLE, Observation
+from ingero_detect.nodes.parameters import Parameters
 
 
 @dataclass

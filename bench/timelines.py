@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.timeline import Timeline
+from ingero_detect.ranks.timeline import Timeline
 
 CLOCKS = 10.0
 """Largest clock offset of a rank, seconds."""

@@ -16,9 +16,9 @@ from typing import Final
 
 from ingero_agent.push import FleetClient
 from ingero_contract.values import HangVerdict
-from ingero_detect.ras_hangs import RasRank
-from ingero_detect.ras_status import RasStatus, RasUnreadable, parse_status
-from ingero_detect.ras_watch import RasFinding, RasWatch
+from ingero_detect.hangs.ras_hangs import RasRank
+from ingero_detect.hangs.ras_status import RasStatus, RasUnreadable, parse_status
+from ingero_detect.hangs.ras_watch import RasFinding, RasWatch
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import Clock
 from ingero_kit.hang_records import MAX_NAMED, HangRank, HangRecord, encode_hangs

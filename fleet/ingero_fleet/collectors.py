@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.codes import STATES
+from ingero_detect.nodes.codes import STATES
 from ingero_fleet.engine import Engine
 from ingero_fleet.live_detector import Findings
 from ingero_fleet.receivers.traffic import Traffic

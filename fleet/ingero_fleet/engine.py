@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.column_store import SnapshotError
+from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet import verdict_records
 from ingero_fleet.live_detector import Findings
 from ingero_fleet.processor_settings import IngeroConfig

@@ -15,12 +15,12 @@ from pydantic import TypeAdapter
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import SLOW_FROM_START
 from ingero_contract.verdicts import VerdictLine, parse_verdict
-from ingero_detect.codes import IDLING, LEARNING, SILENT, is_accused
-from ingero_detect.codes import STATES as VERDICT_STATES
-from ingero_detect.cohorts import CohortKey
-from ingero_detect.detector import Detector
-from ingero_detect.fingerprint import state_hash
-from ingero_detect.observation import (
+from ingero_detect.nodes.codes import IDLING, LEARNING, SILENT, is_accused
+from ingero_detect.nodes.codes import STATES as VERDICT_STATES
+from ingero_detect.nodes.cohorts import CohortKey
+from ingero_detect.nodes.detector import Detector
+from ingero_detect.nodes.fingerprint import state_hash
+from ingero_detect.nodes.observation import (
     ABSENT,
     ACTIVE,
     CALIBRATING,
@@ -31,10 +31,10 @@ from ingero_detect.observation import (
     Observation,
     Outcome,
 )
-from ingero_detect.parameters import Parameters
-from ingero_detect.sequential_tests import LARGEST_SHARE
-from ingero_detect.verdict_view import VerdictView
-from ingero_detect.verdicts import Verdict
+from ingero_detect.nodes.parameters import Parameters
+from ingero_detect.nodes.sequential_tests import LARGEST_SHARE
+from ingero_detect.nodes.verdict_view import VerdictView
+from ingero_detect.nodes.verdicts import Verdict
 from ingero_fleet import score_table
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.recording import MERGEABLE, PARTS, TickRecorder

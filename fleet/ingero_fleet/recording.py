@@ -10,9 +10,9 @@ from typing import Final, TextIO
 import numpy as np
 
 from ingero_contract.values import NodeState
-from ingero_detect.cohorts import CohortKey
-from ingero_detect.fingerprint import processor_text
-from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, HELD, IDLE, Observation
+from ingero_detect.nodes.cohorts import CohortKey
+from ingero_detect.nodes.fingerprint import processor_text
+from ingero_detect.nodes.observation import ABSENT, ACTIVE, CALIBRATING, HELD, IDLE, Observation
 from ingero_kit.write_watch import WriteWatch
 
 PARTS: Final = ("workload_type", "job_id", "gpu_model", "stage", "cgroup_path_hash", "measure")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohorts import CohortKey
+from ingero_detect.nodes.cohorts import CohortKey
 from ingero_fleet.score_table import COLUMNS, ScoreTable
 
 ROWS_PER_PIECE: Final = 8192

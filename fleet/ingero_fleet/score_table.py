@@ -13,7 +13,7 @@ from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
-from ingero_detect.cohorts import CohortKey
+from ingero_detect.nodes.cohorts import CohortKey
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.verdict_cache import cohort_of
 from ingero_kit.health_report import HealthReport

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.column_store import SnapshotError
+from ingero_detect.nodes.column_store import SnapshotError
 
 State = dict[str, Any]
 """Text, numbers, booleans, `None`, bytes, arrays, dataclasses, and lists and dictionaries by text of these."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.column_store import SnapshotError
+from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet import threshold_rule
 from ingero_fleet.collectives.migrations import with_transfer_times, with_work
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick

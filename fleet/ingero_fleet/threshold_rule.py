@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.cohorts import CohortKey, drop_orders, widened
+from ingero_detect.nodes.cohorts import CohortKey, drop_orders, widened
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot

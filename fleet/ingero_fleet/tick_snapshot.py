@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.signals import SIGNALS, HealthSignal
 from ingero_contract.values import SLOW_FROM_START, VerdictState
-from ingero_detect.codes import CODE
+from ingero_detect.nodes.codes import CODE
+from ingero_detect.nodes.verdicts import Verdict
 from ingero_detect.threshold import HYSTERESIS
-from ingero_detect.verdicts import Verdict
 from ingero_fleet.live_detector import Findings
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot

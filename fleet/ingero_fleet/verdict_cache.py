@@ -8,7 +8,7 @@ from typing import Final
 
 from ingero_contract import headers
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohorts import CohortKey
+from ingero_detect.nodes.cohorts import CohortKey
 from ingero_detect.threshold import HIGHEST, LOWEST
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import ACCEPTED, Answer

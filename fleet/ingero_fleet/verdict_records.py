@@ -11,8 +11,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import VerdictState
-from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Verdict
+from ingero_detect.nodes.observation import Edge
+from ingero_detect.nodes.verdicts import Verdict
 from ingero_kit.clock import rfc3339
 from ingero_kit.otlp_encode import pairs
 

@@ -18,7 +18,7 @@ from ingero_analyze.audit.joint_rows import nodes_of, of_single_members
 from ingero_analyze.audit.measurements import Measurements, ReadingOptions
 from ingero_analyze.audit.value_lists import of_single_values
 from ingero_analyze.audit.wide import unpivoted
-from ingero_detect.audit import audit
+from ingero_detect.audit.audit import audit
 from ingero_testing.audit_tables import answer, run, short, written
 
 Results = dict[tuple[int, int, int], float]

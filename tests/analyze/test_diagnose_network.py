@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from ingero_analyze.diagnose.timeline_files import verdict
 from ingero_analyze.diagnose.topology import with_network
-from ingero_detect.slower_part import LATE_PART
-from ingero_detect.topology import ports_of
+from ingero_detect.network.topology import ports_of
+from ingero_detect.ranks.slower_part import LATE_PART
 from ingero_fleet.cli import main
 from ingero_testing.fabric_jobs import FabricJob, fabric_job, judged, recorded
 

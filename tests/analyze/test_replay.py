@@ -19,7 +19,7 @@ from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_analyze.replay.report import print_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import read_batches
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.parameters import Parameters
 from ingero_fleet.cli import main
 from ingero_testing.replays import shown_twice
 

@@ -15,10 +15,10 @@ from ingero_analyze.replay.judge import replay
 from ingero_analyze.replay.reading import Reading
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_contract.identifiers import node_key
-from ingero_detect.detector import Detector
-from ingero_detect.fingerprint import state_hash
-from ingero_detect.observation import ACTIVE, Observation
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.detector import Detector
+from ingero_detect.nodes.fingerprint import state_hash
+from ingero_detect.nodes.observation import ACTIVE, Observation
+from ingero_detect.nodes.parameters import Parameters
 from ingero_fleet.cli import main
 from ingero_fleet.recording import MERGEABLE, TickRecorder
 

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.identifiers import node_key
-from ingero_detect.detector import Detector
-from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Edge, JobSlow, Observation
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.detector import Detector
+from ingero_detect.nodes.observation import ABSENT, ACTIVE, IDLE, Edge, JobSlow, Observation
+from ingero_detect.nodes.parameters import Parameters
 
 TICK = 5.0
 

@@ -6,13 +6,13 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ingero_detect.audit import AuditResult, Population, audit
-from ingero_detect.audit_tiers import AuditLevel
-from ingero_detect.chip_effects import binomial_upper_tail, unit_effects
-from ingero_detect.chip_levels import two_levels
+from ingero_detect.audit.audit import AuditResult, Population, audit
+from ingero_detect.audit.audit_tiers import AuditLevel
+from ingero_detect.audit.chip_effects import binomial_upper_tail, unit_effects
+from ingero_detect.audit.chip_levels import two_levels
+from ingero_detect.audit.place_levels import place_levels
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, normal_upper_tail, outlier_chances
-from ingero_detect.place_levels import place_levels
 from ingero_testing.audit_fleets import BAD_VALUES, CHIP_SPREADS, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.autocorrelation import autocorrelation
+from ingero_detect.nodes.autocorrelation import autocorrelation
 
 from .fleets import healthy, play, play_each, play_side_by_side
 

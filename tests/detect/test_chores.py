@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingero_detect.diagnosis import diagnose
-from ingero_detect.imbalance import Diagnosis
+from ingero_detect.ranks.diagnosis import diagnose
+from ingero_detect.ranks.imbalance import Diagnosis
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ingero_detect.counted_events import noise_of_counts, on_root_scale, smallest_unit, whole_multiples
+from ingero_detect.nodes.counted_events import noise_of_counts, on_root_scale, smallest_unit, whole_multiples
 
 from .fleets import Matrix, play, play_each
 

@@ -14,11 +14,11 @@ import pytest
 
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import VerdictState
-from ingero_detect.column_store import SnapshotError
-from ingero_detect.detector import Detector
-from ingero_detect.observation import ACTIVE, HELD, Observation
-from ingero_detect.parameters import Parameters
-from ingero_detect.verdicts import Kind
+from ingero_detect.nodes.column_store import SnapshotError
+from ingero_detect.nodes.detector import Detector
+from ingero_detect.nodes.observation import ACTIVE, HELD, Observation
+from ingero_detect.nodes.parameters import Parameters
+from ingero_detect.nodes.verdicts import Kind
 
 from .fleets import TICK, Matrix, healthy, play, play_each, play_side_by_side
 

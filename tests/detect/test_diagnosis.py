@@ -11,14 +11,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingero_detect.calm_compute import data_peers
-from ingero_detect.diagnosis import diagnose, without_usual_chips
-from ingero_detect.imbalance import Cause, Diagnosis
-from ingero_detect.last_arrival import min_last_count
-from ingero_detect.rank_outliers import CHIP_SPREAD, moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
-from ingero_detect.shared_data import DataGroups
-from ingero_detect.stalls import late_together, stalling_rank
-from ingero_detect.timeline import Timeline
+from ingero_detect.ranks.calm_compute import data_peers
+from ingero_detect.ranks.diagnosis import diagnose, without_usual_chips
+from ingero_detect.ranks.imbalance import Cause, Diagnosis
+from ingero_detect.ranks.last_arrival import min_last_count
+from ingero_detect.ranks.rank_outliers import (
+    CHIP_SPREAD,
+    moderated_errors,
+    straggler_ranks,
+    trimmed_mean,
+    upper_quantile,
+)
+from ingero_detect.ranks.shared_data import DataGroups
+from ingero_detect.ranks.stalls import late_together, stalling_rank
+from ingero_detect.ranks.timeline import Timeline
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 

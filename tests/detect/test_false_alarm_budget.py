@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_detect import false_alarm_budget
-from ingero_detect.false_alarm_budget import Tail
 from ingero_detect.grouped import Floats, Groups, grouped_median
+from ingero_detect.nodes import false_alarm_budget
+from ingero_detect.nodes.false_alarm_budget import Tail
 
 
 def test_run_length_is_siegmunds() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ingero_detect.group_families import families
-from ingero_detect.links import compared_groups
+from ingero_detect.network.group_families import families
+from ingero_detect.network.links import compared_groups
 
 Members = tuple[int, ...]
 

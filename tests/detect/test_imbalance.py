@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.diagnosis import diagnose
-from ingero_detect.imbalance import Diagnosis
+from ingero_detect.ranks.diagnosis import diagnose
+from ingero_detect.ranks.imbalance import Diagnosis
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ingero_detect.audit import Population, audit
-from ingero_detect.job_values import always_together, are_of_jobs, often_together
+from ingero_detect.audit.audit import Population, audit
+from ingero_detect.audit.job_values import always_together, are_of_jobs, often_together
 
 
 def jobs(slow: dict[int, float], seed: int, nodes: int = 48, count: int = 300, jitter: float = 0.0) -> Population:

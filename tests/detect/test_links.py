@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingero_detect.links import (
+from ingero_detect.network.links import (
     FEWEST_OF_JOB,
     GroupExcess,
     RankPort,
@@ -15,7 +15,7 @@ from ingero_detect.links import (
     path_elements,
     work_elements,
 )
-from ingero_detect.slow_links import explain_doubtfully
+from ingero_detect.network.slow_links import explain_doubtfully
 
 PORTS = {
     node * 2 + rail: RankPort(f"node-{node}", f"nic-{rail}", (f"leaf-{node // 2}-{rail}", f"spine-{rail}"))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ingero_detect.node_kinds import NodeKinds, node_kinds
+from ingero_detect.audit.node_kinds import NodeKinds, node_kinds
 
 CHIPS = 4
 

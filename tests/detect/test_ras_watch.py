@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ingero_contract.values import HangVerdict
-from ingero_detect.ras_status import RasStatus, RasUnreadable, parse_status
-from ingero_detect.ras_watch import MAX_JOBS, RasFinding, RasWatch
+from ingero_detect.hangs.ras_status import RasStatus, RasUnreadable, parse_status
+from ingero_detect.hangs.ras_watch import MAX_JOBS, RasFinding, RasWatch
 from ingero_testing.ras_service import communicator, gone, rank, status, world
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ingero_detect.diagnosis import diagnose
-from ingero_detect.recorded_parts import recorded_parts
+from ingero_detect.ranks.diagnosis import diagnose
+from ingero_detect.ranks.recorded_parts import recorded_parts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ingero_detect.timeline import Timeline
-from ingero_detect.work import with_equal_work
+from ingero_detect.ranks.timeline import Timeline
+from ingero_detect.ranks.work import with_equal_work
 
 
 def line(work: list[float], computing: list[float], waiting: list[float], ranks: int, steps: int) -> Timeline:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingero_detect.grouped import Floats, row_medians
-from ingero_detect.work_in_waits import explained_time, learn_curve, steadied, told
+from ingero_detect.ranks.work_in_waits import explained_time, learn_curve, steadied, told
 
 RANKS, STEPS = 8, 60
 

@@ -13,9 +13,9 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, metrics
-from ingero_detect.links import RankPort
-from ingero_detect.slow_links import slow_elements
-from ingero_detect.topology import WHOLE_NODE, nearest_switches, ports_of
+from ingero_detect.network.links import RankPort
+from ingero_detect.network.slow_links import slow_elements
+from ingero_detect.network.topology import WHOLE_NODE, nearest_switches, ports_of
 from ingero_fleet.collectives.batch import POINT
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.excuses import Claim

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from ingero_detect.observation import Observation
+from ingero_detect.nodes.observation import Observation
 from ingero_fleet.recording import TickRecorder
 from ingero_fleet.snapshot_file import SnapshotFile
 

@@ -10,8 +10,8 @@ import pytest
 
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState, VerdictState
-from ingero_detect.codes import STATES
-from ingero_detect.column_store import SnapshotError
+from ingero_detect.nodes.codes import STATES
+from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet import state_machine
 from ingero_fleet.engine import Engine
 from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig

@@ -12,8 +12,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from ingero_contract import routes
 from ingero_contract.values import VerdictState
-from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Axis, Kind, Verdict
+from ingero_detect.nodes.observation import Edge
+from ingero_detect.nodes.verdicts import Axis, Kind, Verdict
 from ingero_fleet.verdict_records import encode
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ingero_detect.topology import ports_of
+from ingero_detect.network.topology import ports_of
 from ingero_fleet.settings import FleetConfig
 from ingero_operator.api.v1alpha1 import FleetClusterSpec
 from ingero_operator.render import desired, fleet

@@ -12,8 +12,8 @@ import numpy as np
 
 from ingero_analyze.audit.quantities import MISSING
 from ingero_analyze.audit.runs import numbered
+from ingero_detect.audit.job_values import always_together
 from ingero_detect.grouped import Bools, Ints
-from ingero_detect.job_values import always_together
 
 _HOST: Final = re.compile(r"[a-z][a-z0-9-]*(?:\.[a-z][a-z0-9-]*)+")
 """The name of a host with its domain."""

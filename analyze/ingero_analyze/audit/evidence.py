@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.audit_tiers import robust_spread
+from ingero_detect.audit.audit_tiers import robust_spread
 from ingero_detect.grouped import Floats, Ints
 
 DEVIATIONS: Final = 3.0

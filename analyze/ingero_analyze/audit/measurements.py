@@ -63,11 +63,11 @@ from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.json_tables import Row
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import Rows, read_rows
-from ingero_detect.audit import Population
-from ingero_detect.audit_tiers import FEWEST_UNITS
+from ingero_detect.audit.audit import Population
+from ingero_detect.audit.audit_tiers import FEWEST_UNITS
+from ingero_detect.audit.job_values import are_of_jobs
+from ingero_detect.audit.node_kinds import node_kinds
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.job_values import are_of_jobs
-from ingero_detect.node_kinds import node_kinds
 
 KINDS: Final = ("cluster", "model", "benchmark", "parameters", "unit")
 """What rows that are compared with each other share."""

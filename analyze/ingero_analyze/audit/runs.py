@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.audit_tiers import robust_spread
+from ingero_detect.audit.audit_tiers import robust_spread
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.threshold import MAD_TO_SIGMA
 

@@ -13,8 +13,8 @@ from ingero_analyze.diagnose.sources import Problems, SourceData
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_analyze.terminal import listed
 from ingero_detect.grouped import Bools
-from ingero_detect.timeline import shortest_by_instance, step_period
-from ingero_detect.wait_attribution import with_exposed_waits
+from ingero_detect.ranks.timeline import shortest_by_instance, step_period
+from ingero_detect.ranks.wait_attribution import with_exposed_waits
 
 SHOWN: Final = 32
 

@@ -9,9 +9,9 @@ import numpy as np
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
 from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_detect.grouped import Floats
-from ingero_detect.last_arrival import residuals_by_step
-from ingero_detect.timeline import Timeline, most_common_by_rank, step_period, sum_by_rank_and_step
-from ingero_detect.wait_attribution import with_exposed_waits
+from ingero_detect.ranks.last_arrival import residuals_by_step
+from ingero_detect.ranks.timeline import Timeline, most_common_by_rank, step_period, sum_by_rank_and_step
+from ingero_detect.ranks.wait_attribution import with_exposed_waits
 
 MOST_COLUMNS: Final = 400
 """Columns of a picture; of more steps, each has the mean of several."""

@@ -5,8 +5,8 @@ from typing import Any, Final
 from ingero_analyze.diagnose.hangs import SHOWN, SHOWN_RANKS
 from ingero_analyze.diagnose.sources import Claims
 from ingero_contract.values import HangVerdict
-from ingero_detect.ras_hangs import APART, RasFront, judge_statuses
-from ingero_detect.ras_status import RasStatus
+from ingero_detect.hangs.ras_hangs import APART, RasFront, judge_statuses
+from ingero_detect.hangs.ras_status import RasStatus
 
 CLAIMS: Final = Claims(
     can=(

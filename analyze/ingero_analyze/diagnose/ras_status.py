@@ -9,7 +9,7 @@ from typing import Final
 
 from ingero_analyze.diagnose import sources
 from ingero_analyze.diagnose.sources import Problems
-from ingero_detect.ras_status import RasStatus, RasUnreadable, parse_status
+from ingero_detect.hangs.ras_status import RasStatus, RasUnreadable, parse_status
 from ingero_kit.ras_client import RasUnavailable, fetch_status, is_address
 
 MAX_STATUS: Final = min(256 << 20, sources.MAX_FILE_BYTES)

@@ -6,7 +6,7 @@ from typing import Any, Final
 from ingero_analyze.diagnose.hangs import HANGS
 from ingero_analyze.diagnose.ras_hangs import RAS_HANGS
 from ingero_analyze.diagnose.topology import sentence, slow_group_lines
-from ingero_detect.diagnosis import ONE_RANK
+from ingero_detect.ranks.diagnosis import ONE_RANK
 
 NO_NODE: Final = "no node is the cause: "
 

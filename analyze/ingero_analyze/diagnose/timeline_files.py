@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from ingero_analyze.audit.columns import SECONDS as SECONDS_OF
 from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
-from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, step_period
+from ingero_detect.ranks.diagnosis import diagnose
+from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, step_period
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")

@@ -9,13 +9,13 @@ import numpy as np
 
 from ingero_analyze.diagnose.sources import SourceError, read_content
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline
-from ingero_detect.diagnosis import LISTED
-from ingero_detect.links import WORK, Element, RankPort, SlowElements
-from ingero_detect.rank_outliers import SMALLEST_EFFECT
-from ingero_detect.slow_links import slow_elements, slow_work
-from ingero_detect.slower_part import LATE_PART
-from ingero_detect.timeline import Timeline, step_period
-from ingero_detect.topology import TopologyError, ports_of
+from ingero_detect.network.links import WORK, Element, RankPort, SlowElements
+from ingero_detect.network.slow_links import slow_elements, slow_work
+from ingero_detect.network.topology import TopologyError, ports_of
+from ingero_detect.ranks.diagnosis import LISTED
+from ingero_detect.ranks.rank_outliers import SMALLEST_EFFECT
+from ingero_detect.ranks.slower_part import LATE_PART
+from ingero_detect.ranks.timeline import Timeline, step_period
 from ingero_kit.yaml_documents import YamlError, load_yaml
 
 SHOWN: Final = 32

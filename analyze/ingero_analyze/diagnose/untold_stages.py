@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Ints
-from ingero_detect.imbalance import Cause, Diagnosis
-from ingero_detect.timeline import Timeline, sum_by_rank_and_step
+from ingero_detect.ranks.imbalance import Cause, Diagnosis
+from ingero_detect.ranks.timeline import Timeline, sum_by_rank_and_step
 
 ALIKE: Final = 0.02
 """By which share some ranks may have more sends than others where all stages have equally many."""

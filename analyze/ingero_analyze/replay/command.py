@@ -9,7 +9,7 @@ import click
 
 from ingero_analyze.figures import PlotError
 from ingero_analyze.flags import chosen_columns, json_flag, plot_flag, with_tables
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.parameters import Parameters
 from ingero_kit.flags import FiniteRange, SecondsRange
 
 

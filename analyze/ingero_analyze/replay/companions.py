@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import Edge
+from ingero_detect.nodes.verdicts import Axis
 
 KEPT: Final = 128
 """Last ticks of which residuals are kept, 4 bytes for each node: a longer accusation is judged by these."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from ingero_analyze.replay.silences import Silences
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
-from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import Edge
+from ingero_detect.nodes.verdicts import Axis
 
 HOUR: Final = 3600.0
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.recorded_history import RecordedTick
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.detector import Detector
-from ingero_detect.fingerprint import processor_text, state_hash
-from ingero_detect.observation import Edge, JobSlow
-from ingero_detect.parameters import Parameters
-from ingero_detect.verdicts import Verdict
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.detector import Detector
+from ingero_detect.nodes.fingerprint import processor_text, state_hash
+from ingero_detect.nodes.observation import Edge, JobSlow
+from ingero_detect.nodes.parameters import Parameters
+from ingero_detect.nodes.verdicts import Verdict
 from ingero_fleet.recording import MAX_STATES_BYTES, STATES_SUFFIX
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ingero_analyze.replay.silences import Silence, Silences
-from ingero_detect.episodes import Episode
+from ingero_detect.nodes.episodes import Episode
 
 LONGEST: Final = 900.0
 LONGEST_TICKS: Final = 30

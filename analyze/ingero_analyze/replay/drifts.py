@@ -7,7 +7,7 @@ import numpy as np
 
 from ingero_analyze.replay.behind import Behind, behind
 from ingero_analyze.replay.numbering import CohortMembers, CohortTick, longer
-from ingero_detect.audit_tiers import robust_spread
+from ingero_detect.audit.audit_tiers import robust_spread
 from ingero_detect.grouped import Floats, Ints, grouped_median
 
 LEAST: Final = 0.05

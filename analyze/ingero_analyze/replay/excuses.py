@@ -11,7 +11,7 @@ from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_analyze.replay.routines import routines
 from ingero_analyze.replay.stops import ends_of_jobs, pauses
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.episodes import Episode
+from ingero_detect.nodes.episodes import Episode
 
 Reason = Literal["uneven", "other_job", "rollout", "routine", "shared", "pause", "job_end", "together"]
 REASONS: Final[tuple[Reason, ...]] = (

@@ -8,10 +8,10 @@ import numpy as np
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.cohort_assignment import RESUME_TICKS
 from ingero_detect.grouped import Ints
-from ingero_detect.observation import ACTIVE, Edge, Observation
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
+from ingero_detect.nodes.observation import ACTIVE, Edge, Observation
+from ingero_detect.nodes.verdicts import Axis
 
 MORE_TICKS: Final = RESUME_TICKS
 """Working ticks after the warm-up within which evidence against a node that was slow in it begins."""

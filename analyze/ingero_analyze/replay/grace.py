@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.observation import Edge
+from ingero_detect.nodes.verdicts import Axis
 
 SHARE: Final = 0.5
 """Share of the loss, log units, with which a node is accused, that it had in every tick since its onset, at least."""

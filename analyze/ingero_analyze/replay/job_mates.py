@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohort_assignment import RESUME_TICKS
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Ints
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
 
 LEAST: Final = 0.05
 SPREADS: Final = 6.0

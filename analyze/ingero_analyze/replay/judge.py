@@ -17,8 +17,8 @@ from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.result import Judge, Replay, Watch
 from ingero_analyze.replay.slow_hosts import SlowHosts
-from ingero_detect.episodes import Episode, Episodes, in_order
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.episodes import Episode, Episodes, in_order
+from ingero_detect.nodes.parameters import Parameters
 
 MOST_FALSE: Final = 0.01
 """False accusations that are allowed for a whole history, unless a budget is given."""

@@ -13,9 +13,9 @@ import numpy as np
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_analyze.replay.own_work import Cohort, Gain, repaired
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.codes import is_accused
-from ingero_detect.cohorts import cohort_name
-from ingero_detect.column_store import ColumnStore
+from ingero_detect.nodes.codes import is_accused
+from ingero_detect.nodes.cohorts import cohort_name
+from ingero_detect.nodes.column_store import ColumnStore
 
 LASTING: Final = 12
 """Ticks that a gain lasts, at least: after a pause a node may do more for a moment."""

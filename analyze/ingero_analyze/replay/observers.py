@@ -12,9 +12,9 @@ from ingero_analyze.replay.shared_noise import SharedNoise
 from ingero_analyze.replay.silences import Silences
 from ingero_analyze.replay.slowdowns import Slowdowns
 from ingero_analyze.replay.starts import Starts
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.observation import Edge, Observation
-from ingero_detect.parameters import Parameters
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.observation import Edge, Observation
+from ingero_detect.nodes.parameters import Parameters
 
 
 class Observers:

@@ -8,12 +8,12 @@ import numpy as np
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohort_assignment import RESUME_TICKS
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.observation import ABSENT, ACTIVE, Observation
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import ABSENT, ACTIVE, Observation
+from ingero_detect.nodes.verdicts import Axis
 from ingero_detect.threshold import MAD_TO_SIGMA, MEDIAN_ERROR
-from ingero_detect.verdicts import Axis
 
 KEPT: Final = 10
 """Working ticks of a node whose median is its level; that after a return begins once it has warmed up."""

@@ -10,9 +10,9 @@ import numpy as np
 from ingero_analyze.replay.starts import Rest
 from ingero_analyze.replay.stops import did_nothing, works_slowly
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Floats
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.verdicts import Axis
 
 SHARE: Final = 0.1
 FEWEST: Final = 2

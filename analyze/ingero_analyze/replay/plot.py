@@ -10,7 +10,7 @@ import numpy as np
 from ingero_analyze.figures import PlotError, pyplot, save
 from ingero_analyze.replay.result import Replay
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.episodes import Episode
+from ingero_detect.nodes.episodes import Episode
 
 MOST_NODES: Final = 60
 """Rows of the heat map: accused nodes first, then others evenly."""

@@ -10,10 +10,10 @@ from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_analyze.replay.recorded_history import RecordedTick
 from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import VerdictState
-from ingero_detect.cohorts import CohortKey
-from ingero_detect.observation import ACTIVE, Edge
+from ingero_detect.nodes.cohorts import CohortKey
+from ingero_detect.nodes.observation import ACTIVE, Edge
+from ingero_detect.nodes.verdicts import Axis, Kind, Verdict
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
-from ingero_detect.verdicts import Axis, Kind, Verdict
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

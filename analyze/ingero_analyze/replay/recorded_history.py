@@ -40,8 +40,8 @@ from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
 from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohorts import CohortKey, cohort_name
-from ingero_detect.observation import ACTIVE, Observation
+from ingero_detect.nodes.cohorts import CohortKey, cohort_name
+from ingero_detect.nodes.observation import ACTIVE, Observation
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from ingero_analyze.replay.costs import HOUR
 from ingero_analyze.replay.excuses import REASONS
 from ingero_analyze.replay.result import Replay
 from ingero_analyze.terminal import plain, print_rows
-from ingero_detect.verdicts import Kind, Verdict
+from ingero_detect.nodes.verdicts import Kind, Verdict
 from ingero_kit.clock import rfc3339
 
 TIMES: Final = ("start", "detected", "end")

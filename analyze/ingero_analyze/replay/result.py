@@ -16,7 +16,7 @@ from ingero_analyze.replay.slow_hosts import SlowHosts
 from ingero_analyze.replay.starts import Start
 from ingero_analyze.replay.subjects import NOBODY
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.episodes import Episode
+from ingero_detect.nodes.episodes import Episode
 
 Judge = DetectorJudge | PublishedRuleJudge
 

@@ -7,8 +7,8 @@ itself. What came later tells, when the whole history is known.
 import numpy as np
 
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import grouped_median
+from ingero_detect.nodes.column_store import ColumnStore
 
 
 class ReturningDips:

@@ -7,11 +7,11 @@ import numpy as np
 
 from ingero_analyze.replay.level_blocks import BLOCK_TICKS, KeptLevels, LevelBlock
 from ingero_analyze.replay.numbering import CohortMembers
-from ingero_detect.cohort_assignment import RESUME_TICKS
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, row_medians
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.verdicts import Axis
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.verdicts import Axis
 
 SIDE: Final = 3
 """Blocks before and after a step, whose median levels are compared; two are known at least."""

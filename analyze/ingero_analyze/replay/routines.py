@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohort_assignment import RESUME_TICKS
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.verdicts import Axis
 
 SHARE: Final = 0.5
 FEWEST: Final = 3

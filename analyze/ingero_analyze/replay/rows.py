@@ -36,7 +36,7 @@ from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
 from ingero_analyze.terminal import listed
 from ingero_contract.identifiers import node_key
-from ingero_detect.observation import ACTIVE
+from ingero_detect.nodes.observation import ACTIVE
 from ingero_fleet.recording import EMPTY, PARTS, RECORDED, STATES
 
 CODES: Final = {

@@ -8,12 +8,12 @@ import numpy as np
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.codes import is_accused
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.codes import is_accused
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import Edge
+from ingero_detect.nodes.verdicts import Axis
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Ticks over which losses are averaged."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.nodes.column_store import ColumnStore
 
 SCALES: Final = (1, 3, 9)
 """Ticks of which means are compared: of more of them these show what nodes share slowly, under noise of their own."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.observation import ABSENT, Observation
+from ingero_detect.nodes.observation import ABSENT, Observation
 
 MOST_SPELLS: Final = 1000
 """Spells of silence that ended and are listed; all are counted."""

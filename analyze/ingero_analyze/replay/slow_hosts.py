@@ -14,12 +14,12 @@ from ingero_analyze.replay.costs import Presence, Presences
 from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.silences import Silences
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.detector import Detector
-from ingero_detect.episodes import Episode, Episodes
 from ingero_detect.grouped import extremes, grouped_median
-from ingero_detect.observation import ACTIVE, Edge, Observation
-from ingero_detect.parameters import Parameters
-from ingero_detect.verdicts import Axis, Verdict
+from ingero_detect.nodes.detector import Detector
+from ingero_detect.nodes.episodes import Episode, Episodes
+from ingero_detect.nodes.observation import ACTIVE, Edge, Observation
+from ingero_detect.nodes.parameters import Parameters
+from ingero_detect.nodes.verdicts import Axis, Verdict
 
 FEWEST_GPUS: Final = 2
 """GPUs of a host that can be slow alike."""

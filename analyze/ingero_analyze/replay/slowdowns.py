@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.cohort_assignment import RESUME_TICKS
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.observation import Edge
-from ingero_detect.verdicts import Axis
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import Edge
+from ingero_detect.nodes.verdicts import Axis
 
 LEAST: Final = 0.05
 """Loss of three quarters of a cohort that is a slowdown of all, log units."""

@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohort_assignment import RESUME_TICKS
-from ingero_detect.column_store import ColumnStore
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import filled
-from ingero_detect.observation import ABSENT, ACTIVE, Observation
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
+from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import ABSENT, ACTIVE, Observation
 
 LONGEST: Final = 1800.0
 """Seconds, or `RESUME_TICKS` if these are longer, in which a node comes up."""

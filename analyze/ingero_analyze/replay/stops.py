@@ -9,9 +9,9 @@ import numpy as np
 
 from ingero_analyze.replay.starts import Rest
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.episodes import Episode
 from ingero_detect.grouped import Floats
-from ingero_detect.verdicts import Axis, Kind, Verdict
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.verdicts import Axis, Kind, Verdict
 
 LONGEST_TICKS: Final = 2
 LONGEST: Final = 300.0

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.audit_tiers import robust_spread
+from ingero_detect.audit.audit_tiers import robust_spread
 from ingero_detect.grouped import Bools, Floats, Ints
 
 CERTAIN: Final = 25.0

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ingero_analyze.packed import SUFFIXES as PACKED
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.cohorts import CohortKey
 from ingero_detect.grouped import extremes
+from ingero_detect.nodes.cohorts import CohortKey
 
 NOBODY: Final = node_key("", "")
 """Stands for the nodes of a recorded tick without any."""

@@ -8,8 +8,8 @@ at once, and the time lost to it is at least the configured share: being last by
 is a pause added to such a habit, as of a rank that writes a checkpoint: of each loss counts at most as much as eight
 of the rank's losses reach.
 
-`ingero_detect.diagnosis` averages lags over the steps of a whole timeline instead. A window here has no steps, and
-may hold too few collectives to estimate the error of an average, while a count of last arrivals is exact from the
+`ingero_detect.ranks.diagnosis` averages lags over the steps of a whole timeline instead. A window here has no steps,
+and may hold too few collectives to estimate the error of an average, while a count of last arrivals is exact from the
 eighth on.
 """
 
@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.last_arrival import at_most_repeated
+from ingero_detect.ranks.last_arrival import at_most_repeated
 
 LOSS_SHARES: Final = (0.4, 0.7, 1.0)
 """Shares of the total loss that the counted collectives contain; all are tried, and chance is corrected for that."""

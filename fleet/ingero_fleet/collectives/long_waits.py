@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.links import FEWEST_PEERS
+from ingero_detect.network.links import FEWEST_PEERS
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.window import CommunicatorWindow

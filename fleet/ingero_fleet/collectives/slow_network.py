@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.links import Element, GroupExcess, RankPort, SlowElements, compared_groups, explained
-from ingero_detect.timeline import FEWEST_STEPS
+from ingero_detect.network.links import Element, GroupExcess, RankPort, SlowElements, compared_groups, explained
+from ingero_detect.ranks.timeline import FEWEST_STEPS
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.points import PointSource
 from ingero_fleet.collectives.transfer_times import TransferSeries, TransferTimes

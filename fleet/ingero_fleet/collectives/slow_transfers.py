@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.links import FEWEST_PEERS, SMALLEST_EXCESS
+from ingero_detect.network.links import FEWEST_PEERS, SMALLEST_EXCESS
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.transfer_times import Floats, TransferTimes

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ingero_detect.links import RankPort
-from ingero_detect.topology import TopologyError, ports_of
+from ingero_detect.network.links import RankPort
+from ingero_detect.network.topology import TopologyError, ports_of
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_kit.yaml_documents import load_yaml

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.links import RankPort
+from ingero_detect.network.links import RankPort
 from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import PointBatch, renumbered

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.work_in_waits import (
+from ingero_detect.ranks.work_in_waits import (
     differing,
     explained_time,
     learn_curve,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.cohorts import CohortKey
+from ingero_detect.nodes.cohorts import CohortKey
 from ingero_fleet.cost.pricing import Priced, Prices, price
 from ingero_fleet.score_table import IDLE, Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.topology import nearest_switches
+from ingero_detect.network.topology import nearest_switches
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.hangs import HangTracker

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from ingero_detect.column_store import SnapshotError
+from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet.collectives.polling import MAX_POLL_LOAD
 from ingero_fleet.engine import POLLS_PER_TICK, Engine
 from ingero_fleet.replication.agreement import Agreement

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ingero_detect.column_store import SnapshotError
+from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet import verdict_records
 from ingero_fleet.receivers.messages import decode_push
 from ingero_fleet.replication.log_bodies import BatchHead, Marker, decode_reports

@@ -16,8 +16,8 @@ import orjson
 from ingero_analyze.diagnose.timeline_files import RecordedTimeline, verdict
 from ingero_analyze.diagnose.topology import with_network
 from ingero_contract import attributes, metrics
-from ingero_detect.timeline import Timeline
-from ingero_detect.topology import ports_of
+from ingero_detect.network.topology import ports_of
+from ingero_detect.ranks.timeline import Timeline
 
 NODES: Final = 8
 GPUS: Final = 8

@@ -1,0 +1,106 @@
+"""Finds ranks that are slow for a while: in nearly all steps of some stretch, wherever it begins. Pure.
+
+Means of arbitrary stretches would name ranks that pause a few times in a row. The lower quartile of a stretch is high
+only where three quarters of its steps are slow. How high the highest one of a rank gets by chance, however its values
+follow one another, is seen from all other ranks. Where these are slow in single steps too, a stretch of one of them
+may be chance.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.ranks.last_arrival import residuals_by_step
+from ingero_detect.ranks.timeline import FEWEST_STEPS
+from ingero_detect.reference import small_sample_factor
+from ingero_detect.threshold import MAD_TO_SIGMA
+
+LOWER: Final = 0.25
+"""Share of the steps of a stretch that may be as usual."""
+
+GROWTH: Final = 1.5
+"""Each length of stretches over the one before."""
+
+FEWEST_LIKE: Final = 3
+"""Ranks with the same work that are needed to compare them."""
+
+SHORTEST_SHARE: Final = 0.25
+"""Share of the steps that a stretch has at least."""
+
+CONCENTRATED: Final = 0.8
+"""Share of all slow steps that a stretch must have."""
+
+LEAST_NOISE: Final = 0.25
+"""Usual deviation of a step below which highest quartiles of ranks do not differ but by luck, as a share."""
+
+
+@dataclass(frozen=True)
+class SlowSpells:
+    """By row: the highest lower quartile, its deviations above those of the others, and in which steps it is.
+
+    `lengths`: of how many lengths stretches were tried; `apart`: the values minus those of ranks with the same work.
+    """
+
+    lengths: int
+    apart: Floats
+    level: Floats
+    deviations: Floats
+    begin: Ints
+    end: Ints
+
+    def rare_elsewhere(self, flagged: Bools) -> Bools:
+        """Those of the flagged rows whose stretch has nearly all slow steps of it and of rows that are not flagged.
+
+        Slow is a step by half of the stretch's level.
+        """
+        found = flagged.copy()
+        for row in np.flatnonzero(flagged).tolist():
+            slow = self.apart > self.level[row] / 2
+            inside = np.count_nonzero(slow[row, self.begin[row] : self.end[row]])
+            found[row] = inside >= CONCENTRATED * (inside + np.count_nonzero(slow[~flagged]))
+        return found
+
+
+def slow_spells(values: Floats, alike: Ints) -> SlowSpells | None:
+    """The slowest stretch of each row, at most half of the steps long; `None` where there is nothing to compare.
+
+    `values` by (rank, step) are compared with those of ranks with the same work (`alike`) in the same step.
+    """
+    ranks, steps = values.shape
+    judged = np.bincount(alike)[alike] >= FEWEST_LIKE
+    if steps < 2 * FEWEST_STEPS or judged.sum() < FEWEST_LIKE + 1:
+        return None
+    own = residuals_by_step(values, alike)
+    noise = MAD_TO_SIGMA * float(np.nanmedian(np.abs(own[judged])))
+    own = np.nan_to_num(own, nan=0.0)  # what is missing shows no slowness
+    correction = float(small_sample_factor(np.array([int(judged.sum())]))[0])
+    lengths = _lengths(steps)
+    begin, end = np.zeros((2, ranks), np.int64)
+    found = SlowSpells(len(lengths), own, np.zeros(ranks), np.full(ranks, -np.inf), begin, end)
+    for length in lengths:
+        stride = max(1, length // FEWEST_STEPS)
+        windows = np.lib.stride_tricks.sliding_window_view(own, length, axis=1)[:, ::stride]
+        lower = np.quantile(windows, LOWER, axis=2)
+        place = lower.argmax(axis=1)
+        highest = lower[np.arange(ranks), place]
+        usual = highest[judged]
+        middle = float(np.median(usual))
+        spread = MAD_TO_SIGMA * float(np.median(np.abs(usual - middle))) * correction
+        deviations = (highest - middle) / max(spread, LEAST_NOISE * noise, 1e-9)
+        better = judged & (deviations > found.deviations)
+        for table, new in (
+            (found.level, highest), (found.deviations, deviations),
+            (found.begin, place * stride), (found.end, place * stride + length),
+        ):  # fmt: skip
+            table[better] = new[better]
+    return found
+
+
+def _lengths(steps: int) -> list[int]:
+    """From the shortest stretch up to half of the steps."""
+    found = [max(FEWEST_STEPS, int(SHORTEST_SHARE * steps))]
+    while found[-1] * GROWTH <= steps / 2:
+        found.append(int(found[-1] * GROWTH))
+    return found

@@ -1,0 +1,117 @@
+"""Finds a large part of the ranks that is slower than the rest, which medians over all ranks do not show. Pure.
+
+Where half of the ranks with the same work are slow, the median lies between the halves and nobody stands out. The
+faster half is then the measure: all slow ranks must be far behind all others. Whether they are on slow hosts, of
+another kind of hardware or always have more to do is not known, so nobody is named.
+"""
+
+from math import comb
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.ranks.idle_together import MOST_IDLE, idle_seconds
+from ingero_detect.ranks.imbalance import Cause, Diagnosis
+from ingero_detect.ranks.last_arrival import median_by_step
+from ingero_detect.ranks.rank_outliers import (
+    MIN_SPREADS,
+    SIGNIFICANCE,
+    SMALLEST_EFFECT,
+    moderated_errors,
+    trimmed_mean,
+    upper_quantiles,
+    variance_inflation_of,
+    without_common_mode,
+)
+from ingero_detect.ranks.stalls import WAITING
+from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
+
+SLOWER_PART: Final = "slower_part"
+"""What shows that up to half of the ranks compute longer than all others, or do nothing for longer."""
+
+LATE_PART: Final = "late_part"
+"""What shows that up to half of the ranks are only waited for by all others."""
+
+SMALLEST_CHANCE: Final = 1e-300
+"""The smallest chance whose quantile is known; that of one set among all of very many ranks is smaller."""
+
+FEWEST_RANKS: Final = 4
+"""Ranks from which a slower half is more than a pair, one of which is always the slower one."""
+
+
+def idle_part(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | None:
+    """The ranks that do nothing for longer than all others, in all stages, while these are blocked the longer.
+
+    `recorded`: all operations with their durations; the waits of `line` are those in which a rank does nothing else;
+    `period`: seconds of a step.
+    """
+    blocked = sum_by_rank_and_step(line, line.collective, line.duration)
+    idle = np.where(np.isfinite(blocked), idle_seconds(recorded), np.nan)
+    known = well_covered_steps(idle)
+    idle, blocked = idle[:, known] / period, blocked[:, known] / period
+    slow = slower_ranks(idle, np.zeros(len(idle), np.int64), 0.0)
+    if slow is None:
+        return None
+    usual, waits = np.nanmedian(idle, axis=1), np.nanmedian(blocked, axis=1)
+    longer = float(np.median(usual[slow]) - np.median(usual[~slow]))
+    if usual[~slow].max() > MOST_IDLE or np.median(waits[~slow]) - np.median(waits[slow]) < WAITING * longer:
+        return None
+    return _possible(slow, idle, period)
+
+
+def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float, period: float) -> Diagnosis | None:
+    """The ranks that compute longer than all others and are waited for, or that are only waited for.
+
+    `compute`: share of a step by (rank, step), `None` if it is not comparable; `late`: seconds by (rank, step) that
+    each was blocked less than ranks with the same work (`alike`), without steps where no waits were recorded;
+    `chips`: by which share of a step healthy chips usually differ; `period`: seconds of a step.
+    """
+    waited = late / period
+    slow = slower_ranks(compute, alike, chips) if compute is not None else None
+    if slow is not None and compute is not None:
+        behind = np.nanmean(waited, axis=1) if late.shape[1] else slow.astype(np.float64)
+        if behind[slow].min() > behind[~slow].max():
+            return _possible(slow, compute, period)
+    slow = slower_ranks(waited, alike, 0.0)
+    return _possible(slow, waited, period, LATE_PART) if slow is not None else None
+
+
+def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
+    """At least two and at most half of the ranks, the least of which is far above the highest of all others.
+
+    What the two parts differ by is no chance, of all sets of so many ranks, by the errors of the ranks and by that of
+    the difference, which contains what ranks of a host have in common.
+    """
+    ranks, steps = values.shape
+    if ranks < FEWEST_RANKS or steps < FEWEST_STEPS or (np.isfinite(values).sum(axis=1) < FEWEST_STEPS).any():
+        return None
+    values = without_common_mode(values, alike)
+    mean, error = trimmed_mean(values)
+    error, freedom = moderated_errors(error, steps)
+    excess = np.zeros(ranks)
+    for kind in np.unique(alike).tolist():
+        own = alike == kind
+        excess[own] = mean[own] - np.median(np.sort(mean[own])[: (own.sum() + 1) // 2])
+    order = np.argsort(-excess)
+    gaps = excess[order][1 : ranks // 2] - excess[order][2 : ranks // 2 + 1]
+    slow = np.zeros(ranks, np.bool_)
+    slow[order[: int(gaps.argmax()) + 2]] = True
+    spread = max(float(np.std(excess[~slow], ddof=1)), chips)
+    if gaps.max() <= max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread):
+        return None
+    apart = median_by_step(values[slow]) - median_by_step(values[~slow])
+    own = float(np.nanstd(apart, ddof=1)) * np.sqrt(variance_inflation_of(values) / steps)
+    separate = float(np.hypot(*(np.sqrt((error[part] ** 2).sum()) / part.sum() for part in (slow, ~slow))))
+    chance = max(SIGNIFICANCE / comb(ranks, int(slow.sum())), SMALLEST_CHANCE)
+    needed = float(upper_quantiles(chance, freedom[slow].min(keepdims=True))[0])
+    return slow if np.nanmean(apart) > needed * max(own, separate) else None
+
+
+def _possible(slow: Bools, values: Floats, period: float, by: str = SLOWER_PART) -> Diagnosis | None:
+    """The verdict on slow ranks if they cost enough: what the last of them is behind the last of the others."""
+    lost = float(np.nanmean(np.nanmax(values[slow], axis=0) - np.nanmax(values[~slow], axis=0)))
+    if lost < SMALLEST_EFFECT:
+        return None
+    evidence = {"by": by, "possible": np.flatnonzero(slow).tolist()}
+    return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost * period, evidence=evidence)
