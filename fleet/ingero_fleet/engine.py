@@ -70,7 +70,8 @@ class Engine:
             self._snapshots = SnapshotFile(settings.snapshot, shortest, settings.snapshot_interval)
             self._restore(self._snapshots)
         self._gc_freezer = GcFreezer()
-        self._started = self._announced = self._ticked_at = clock()
+        self._started = self._announced = clock()
+        self._ticked_at: float | None = None
         self.worker = ThreadPoolExecutor(1, "tick")
         """Where everything runs that takes longer than a push may wait."""
 
@@ -195,6 +196,8 @@ class Engine:
     def _excuse_pause(self, now: float) -> None:
         """Forget no node for the time in which this process stood still, as in a virtual machine that is moved."""
         before, self._ticked_at = self._ticked_at, now
+        if before is None:
+            return
         interval, seen = self.config.push_interval, self.table.view("seen")
         pause = now - float(np.max(seen, initial=before))
         if pause > STANDSTILL * interval:

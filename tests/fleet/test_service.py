@@ -217,7 +217,7 @@ def test_every_page_answers_and_metrics_parse(service: Running) -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_bearer_tokens_guard_every_listener_and_rotate(tmp_path: Path, processes: int) -> None:
     token = tmp_path / "token"
-    token.write_text("first\n")
+    token.write_text("token-before\n")
     auth = {"auth": {"bearer_token_file": str(token)}}
     change = {
         "receivers": {"otlp": {"processes": processes, "protocols": {"grpc": auth, "http": auth}}},
@@ -235,26 +235,26 @@ def test_bearer_tokens_guard_every_listener_and_rotate(tmp_path: Path, processes
                 headers={**PROTOBUF, "authorization": f"Bearer {value}"},
             ).status_code
 
-        assert (status("first"), status("second")) == (200, 401)
+        assert (status("token-before"), status("token-after")) == (200, 401)
         with grpc.insecure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}") as channel:
             call = unary(channel, Signal.METRICS.grpc_method)
             with pytest.raises(grpc.RpcError) as refused:
                 call(body("n"), timeout=60)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            call(body("n"), timeout=60, metadata=(("authorization", "Bearer first"),))
+            call(body("n"), timeout=60, metadata=(("authorization", "Bearer token-before"),))
 
-        token.write_text("second\n")
-        wait_until(lambda: status("second") == 200, "the new token")
-        wait_until(lambda: status("first") == 401, "the old token to end everywhere")
+        token.write_text("token-after\n")
+        wait_until(lambda: status("token-after") == 200, "the new token")
+        wait_until(lambda: status("token-before") == 401, "the old token to end everywhere")
 
         def answers(address: str) -> bool:
-            return web.get(address, headers={"authorization": "Bearer second"}).status_code == 200
+            return web.get(address, headers={"authorization": "Bearer token-after"}).status_code == 200
 
         threshold = service.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=c")
         wait_until(lambda: answers(threshold), "the new token at the threshold API")
         wait_until(lambda: answers(service.url("health", routes.FLEET_STATE)), "the new token at the health API")
-        assert "first" not in service.words()
-        assert "second" not in service.words()
+        assert "token-before" not in service.words()
+        assert "token-after" not in service.words()
 
 
 def test_a_page_of_another_site_cannot_push_to_a_fleet_that_asks_for_no_token(service: Running) -> None:
