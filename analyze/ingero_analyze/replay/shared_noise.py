@@ -14,6 +14,7 @@ from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.grouped import Floats, Ints, grouped_median
 from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.threshold import MAD_TO_SIGMA
 
 SCALES: Final = (1, 3, 9)
 """Ticks of which means are compared: of more of them these show what nodes share slowly, under noise of their own."""
@@ -24,9 +25,6 @@ BUFFER: Final = 14 * SCALES[-1]
 LARGE: Final = 3.0
 """Changes beyond so many robust standard deviations do not count, and neither do those before and after them: they
 are no noise, and a fall may be shared by two neighbouring means."""
-
-SPREAD: Final = 1.4826
-"""Standard deviation of a normal variable, in median absolute ones."""
 
 SURE: Final = 2.8
 """Standard deviations by which nodes that lost together share more noise than by chance, which comes to that in one
@@ -156,7 +154,7 @@ def _largest(sizes: Floats) -> Floats:
     """By node the largest change that counts among these sizes; 0 where they are few."""
     some = np.isfinite(sizes).sum(axis=0) >= FEWEST
     most = np.zeros(sizes.shape[1])
-    most[some] = LARGE * SPREAD * np.nanmedian(sizes[:, some], axis=0)
+    most[some] = LARGE * MAD_TO_SIGMA * np.nanmedian(sizes[:, some], axis=0)
     return most
 
 
