@@ -16,8 +16,8 @@ _SHARE: Final = np.float32(0.2)
 _LEFT: Final = np.float32(0.5)
 """Share of its mean loss since the onset that is left at most where that cannot be told from one tick to the next."""
 
-_CERTAIN: Final = np.float32(4.0)
-"""Standard deviations that it rises at least: noise hardly does that."""
+_CERTAIN: Final = np.float32(4.0 * 2**0.5)
+"""Standard deviations that it rises at least: four of the difference of two ticks, which noise hardly does."""
 
 
 def wait_for_rising(memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals) -> None:
