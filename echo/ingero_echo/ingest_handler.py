@@ -13,8 +13,9 @@ from typing import Final
 
 from ingero_echo.auth import Callers, Identity, RateLimit, Scope, caller_key
 from ingero_echo.fair_queue import FairQueue
-from ingero_echo.ingest import Batch, decode_request
+from ingero_echo.ingest import decode_request
 from ingero_echo.ingest_audit import IngestAudit
+from ingero_echo.ingest_batch import Batch
 from ingero_echo.records import MalformedRequest
 from ingero_echo.retention import RetentionClock
 from ingero_echo.writer import RETRY_SECONDS, QueueFull, WriteFailed, Writer

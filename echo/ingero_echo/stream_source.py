@@ -15,7 +15,8 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import NotFoundError
 
-from ingero_echo.ingest import Batch, decode_request
+from ingero_echo.ingest import decode_request
+from ingero_echo.ingest_batch import Batch
 from ingero_echo.lake.sealer import Sealer
 from ingero_echo.settings import NatsSourceConfig
 from ingero_echo.source_position import SourcePosition, start_after

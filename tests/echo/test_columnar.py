@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, NumberDataPoint, Sum
 
 from ingero_contract import attributes, echo
-from ingero_echo import ingest
+from ingero_echo import columnar_rows, ingest
 from ingero_echo.records import MalformedRequest
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.otlp_wire import write_varint
@@ -131,13 +131,13 @@ def test_damaged_bytes_are_read_alike_or_refused_by_both(
 
 
 def test_a_usual_request_is_read_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed, parse = [], ingest._parse
+    parsed, parse = [], columnar_rows._parse
 
     def noted(*given: Any) -> Any:
         parsed.append(1)
         return parse(*given)
 
-    monkeypatch.setattr(ingest, "_parse", noted)
+    monkeypatch.setattr(columnar_rows, "_parse", noted)
     ids, request = telemetry.numbered(1000, cluster="c", at=NOW)
     tables, events, _ = same(Signal.LOGS, request.SerializeToString(), monkeypatch)
 

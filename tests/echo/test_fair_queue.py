@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ingero_echo.fair_queue import FairQueue
-from ingero_echo.ingest import Batch
+from ingero_echo.ingest_batch import Batch
 from ingero_echo.settings import IngestConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import QueueFull, Writer

@@ -342,7 +342,7 @@ def test_values_of_another_kind_than_their_column_are_kept_in_words(service: Run
 
 
 def test_a_value_that_fits_no_column_costs_its_own_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingero_echo.ingest._optional_text", lambda value: value)
+    monkeypatch.setattr("ingero_echo.row_builder._optional_text", lambda value: value)
     chain = {echo.CAUSAL_CHAIN_ID: "k"}
     records = [*[("fine", "", {})] * 30, (echo.CAUSAL_CHAIN_EVENT, "", {**chain, echo.CHAIN_SEVERITY: 5})]
     records += [(echo.CAUSAL_CHAIN_EVENT, "", {**chain, echo.CHAIN_SEVERITY: "LOW"})]

@@ -15,8 +15,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from ingero_echo.auth import Callers
-from ingero_echo.ingest import Batch, decode_request
+from ingero_echo.ingest import decode_request
 from ingero_echo.ingest_audit import IngestAudit
+from ingero_echo.ingest_batch import Batch
 from ingero_echo.ingest_handler import IngestHandler
 from ingero_echo.records import MalformedRequest
 from ingero_echo.retention import RetentionClock
