@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from ingero_agent.settings import AgentSettings
 from ingero_agent.trace.settings import TraceSettings
 from ingero_echo.query_service import TOOLS
+from ingero_echo.schema_versions import schema_text
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import schema_text
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.flags import default_text
 from ingero_operator.render.crds import all_definitions, echo_stores, fleet_clusters

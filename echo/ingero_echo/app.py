@@ -16,6 +16,7 @@ from ingero_contract import echo
 from ingero_echo import retention
 from ingero_echo.auth import Callers, RateLimit
 from ingero_echo.collector import INGEST, LISTENERS, MAINTAINER, QUESTIONS, REQUESTS, SEALER, WRITER
+from ingero_echo.database_file import StoreError
 from ingero_echo.errors import EchoApiError, UserError
 from ingero_echo.ingest_audit import INTERVAL_SECONDS, IngestAudit
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
@@ -25,7 +26,7 @@ from ingero_echo.lazy_apps import LazyApps
 from ingero_echo.middleware import MAX_BODY, AuditLog, AuthMiddleware, UnreadResponses
 from ingero_echo.settings import EchoConfig
 from ingero_echo.source_stats import SOURCE, SourceStats
-from ingero_echo.store import Store, StoreError
+from ingero_echo.store import Store
 from ingero_echo.writer import Writer
 from ingero_http.asgi import API_LIMITS, AsgiServer
 from ingero_http.http1.messages import Request, Response

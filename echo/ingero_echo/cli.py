@@ -270,7 +270,7 @@ def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
     from ingero_echo.auth import ANONYMOUS
     from ingero_echo.client import RemoteQueryService
     from ingero_echo.mcp_tools import make_server
-    from ingero_echo.store import schema_text
+    from ingero_echo.schema_versions import schema_text
 
     service: Any = RemoteQueryService(_connect(api, token_file, ca_file))
     server = make_server(service, schema_text, lambda _: ANONYMOUS)
@@ -292,7 +292,7 @@ def backup(
 ) -> None:
     """Make a running Echo write a copy into its backup folder, or copy the live data of a database not in use."""
     from ingero_contract import echo
-    from ingero_echo.store import compact
+    from ingero_echo.backups import compact
 
     if database is None:
         click.echo(json.dumps(_connect(api, token_file, ca_file).request("POST", echo.BACKUPS, key="name")))
@@ -309,8 +309,8 @@ def backup(
 @click.option("--force", is_flag=True, help="Go on when there is a database; it is kept next to the new one.")
 def restore(copy: Path, database: Path, force: bool) -> None:
     """Replace a database that is not in use by a backup."""
+    from ingero_echo.backups import restore as put_back
     from ingero_echo.settings import StoreConfig
-    from ingero_echo.store import restore as put_back
 
     put_back(copy, StoreConfig(path=database), force=force)
     click.echo(f"restored {database}")

@@ -7,7 +7,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ingero_echo.store import Store, StoreError
+from ingero_echo.database_file import StoreError
+from ingero_echo.store import Store
 from ingero_echo.tables import TABLES
 from ingero_kit.files import replacing
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ingero_echo.lake.sealer import SealCounters
+from ingero_echo.schema_versions import schema_text
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import Store, schema_text
+from ingero_echo.store import Store
 from ingero_kit.exposition import Collector
 from ingero_kit.logs import get
 

@@ -21,15 +21,17 @@ from ingero_contract import echo
 from ingero_echo.arrays import pa
 from ingero_echo.auth import Identity, Scope, caller_key
 from ingero_echo.concurrency import ConcurrencyLimiter
+from ingero_echo.database_file import volume_used
 from ingero_echo.errors import EchoApiError
 from ingero_echo.lake.tail import tail_page
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, run_query
 from ingero_echo.questions import QUESTIONS
 from ingero_echo.questions.base import Arguments, Question, plural
 from ingero_echo.sandbox import MAX_TEXT
+from ingero_echo.schema_versions import published_columns
 from ingero_echo.settings import EchoConfig
 from ingero_echo.sql_pool import SqlPool
-from ingero_echo.store import Store, published_columns, volume_used
+from ingero_echo.store import Store
 from ingero_echo.tables import TABLES
 from ingero_echo.window import Sources, Window, parse_moment, rfc3339, scoped
 from ingero_kit.settings import parse_duration

@@ -6,12 +6,13 @@ from functools import partial
 
 from ingero_contract import echo
 from ingero_echo.app import Echo, run_service
+from ingero_echo.database_file import LOGS
 from ingero_echo.errors import EchoApiError
 from ingero_echo.lake.reader import LakeReader
 from ingero_echo.lake.sealer import open_lake
 from ingero_echo.lake.tail import TailPage, fetch_page
 from ingero_echo.settings import EchoConfig, ReadConfig, cached_files
-from ingero_echo.store import LOGS, Store
+from ingero_echo.store import Store
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import read_tokens

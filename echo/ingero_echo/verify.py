@@ -18,8 +18,8 @@ import duckdb
 from ingero_echo import rollups
 from ingero_echo.errors import UserError
 from ingero_echo.lock import DatabaseLock
+from ingero_echo.schema_versions import migrations
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import migrations
 from ingero_echo.tables import TABLES
 from ingero_echo.window import literal
 

@@ -18,13 +18,14 @@ import duckdb
 
 from ingero_echo import columns, rollups
 from ingero_echo.arrays import pa
+from ingero_echo.database_file import StoreError, disk_problem
 from ingero_echo.dedup import ID_BYTES, Deduplicator, identities, identity, identity_suffix
 from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest_batch import Batch
 from ingero_echo.row_builder import DERIVED
 from ingero_echo.settings import IngestConfig
 from ingero_echo.source_position import SourcePosition
-from ingero_echo.store import Store, StoreError, disk_problem
+from ingero_echo.store import Store
 from ingero_echo.tables import TABLES
 from ingero_kit.logs import get
 

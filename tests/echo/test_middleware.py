@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from ingero_contract import echo, routes
 from ingero_echo.auth import MAX_BUCKETS, Callers, RateLimit
+from ingero_echo.backups import compact
 from ingero_echo.cli import main
 from ingero_echo.errors import EchoApiError
 from ingero_echo.json_api import make_api
@@ -30,7 +31,7 @@ from ingero_echo.middleware import (
 )
 from ingero_echo.query_service import TOOLS
 from ingero_echo.settings import StoreConfig
-from ingero_echo.store import Store, compact
+from ingero_echo.store import Store
 from ingero_echo.stress import Plan
 from ingero_echo.stress import run as run_stress
 from ingero_testing import telemetry

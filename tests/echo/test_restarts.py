@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from ingero_echo.cli import main
+from ingero_echo.database_file import LOGS, StoreError, last_block
 from ingero_echo.settings import StoreConfig
-from ingero_echo.store import LOGS, Store, StoreError, _last_block
+from ingero_echo.store import Store
 from ingero_echo.wal import uncommitted_tail
 from ingero_testing.store_lives import Held, held, live_in_order, live_until_killed
 
@@ -125,7 +126,7 @@ def test_every_block_in_use_is_known(tmp_path: Path) -> None:
         there = live_in_order(path, there, random.Random(number))
         with duckdb.connect(str(path)) as engine:
             total, free = engine.execute("SELECT total_blocks, free_blocks FROM pragma_database_size()").fetchall()[0]
-            assert total - free - 1 <= _last_block(engine) < total
+            assert total - free - 1 <= last_block(engine) < total
 
 
 def test_a_file_that_was_cut_is_refused_wherever_it_was_cut_and_the_advice_destroys_nothing(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_file_that_was_cut_is_refused_wherever_it_was_cut_and_the_advice_destr
     there = held(store)
     store.close()
     with duckdb.connect(str(path)) as engine:
-        needed = 3 * 4096 + (_last_block(engine) + 1) * 262_144
+        needed = 3 * 4096 + (last_block(engine) + 1) * 262_144
     killed_once(path, 8)
     logged_too = held_by_copy(path, tmp_path / "copied/e.duckdb")
     whole = contents(path)

@@ -21,13 +21,13 @@ from pyiceberg.catalog import load_catalog
 
 from ingero_contract import echo, routes
 from ingero_echo import retention
+from ingero_echo.backups import compact, restore
 from ingero_echo.lake import files, plan, view
 from ingero_echo.lake.catalog import LakeCatalog, LakeError, without_secrets
 from ingero_echo.lake.layout import lake_columns
 from ingero_echo.lake.plan import Boundary, ShardTaken
 from ingero_echo.lake.sealer import open_lake
 from ingero_echo.settings import RetentionConfig, StoreConfig, TableConfig
-from ingero_echo.store import compact, restore
 from ingero_echo.window import Window
 from ingero_testing import telemetry
 from ingero_testing.lakes import TABLES, Shard, open_reader, seal_until_killed, seen, table_config

@@ -14,8 +14,10 @@ from click.testing import CliRunner
 from ingero_contract import echo, metrics, routes
 from ingero_echo import retention, rollups
 from ingero_echo.cli import main
+from ingero_echo.database_file import StoreError
+from ingero_echo.schema_versions import migrations, schema_text
 from ingero_echo.settings import RetentionConfig, StoreConfig
-from ingero_echo.store import Store, StoreError, migrations, schema_text
+from ingero_echo.store import Store
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, wait_until
 from ingero_testing.processes import echo as start_echo

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ingero_echo import rollups
-from ingero_echo.store import published_columns
+from ingero_echo.schema_versions import published_columns
 
 _KINDS: Final = {"UUID": "uuid", "VARCHAR": "string", "DOUBLE": "double", "INTEGER": "int", "BIGINT": "long"}
 """Types of Iceberg by those of the engine."""
