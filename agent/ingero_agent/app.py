@@ -104,7 +104,10 @@ async def fleet_push(config: AgentSettings) -> None:
         asking = asyncio.create_task(ras.run())
     servers, ports = list[PageServer](), dict[str, int]()
     endpoint = without_user(config.fleet_endpoint)
-    log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=endpoint)
+    log.info(
+        "started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=endpoint,
+        instance=health.identity.instance_id,
+    )  # fmt: skip
     try:
         if config.metrics_listen or config.api_listen:
             from ingero_agent.collector import serve_pages

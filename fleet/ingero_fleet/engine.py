@@ -18,7 +18,7 @@ from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.snapshot_file import SnapshotFile
 from ingero_fleet.state_codec import State, encode_state, hash_in, sealed
 from ingero_fleet.state_machine import StateMachine, TickResult, read_state
-from ingero_fleet.tick_snapshot import TickSnapshot
+from ingero_fleet.tick_snapshot import SEVERAL_AGENTS, TickSnapshot
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
@@ -31,6 +31,9 @@ POLLS_PER_TICK: Final = 10
 
 STANDSTILL: Final = 2.0
 """Push intervals without a tick and a report beyond which this process stood still."""
+
+MAX_LOGGED: Final = 20
+"""Most nodes of a tick whose agents are logged."""
 
 SNAPSHOT_TICKS: Final = 2
 """Ticks between two snapshots, as long as they cost little."""
@@ -212,6 +215,7 @@ class Engine:
 
     def announce(self, result: TickResult) -> None:
         """Put the results of a tick before APIs and receivers."""
+        _log_several_agents(self.snapshot, result.snapshot)
         self.snapshot, self._announced = result.snapshot, self.clock()
         for publish in self.publish:
             publish(result.verdict_cache)
@@ -268,3 +272,12 @@ def _log_edges(findings: Findings) -> None:
             "verdict", edge=edge.what, cluster=verdict.cluster, node=verdict.node, state=str(verdict.state),
             kind=str(verdict.kind), severity=round(verdict.severity, 4),
         )  # fmt: skip
+
+
+def _log_several_agents(before: TickSnapshot | None, after: TickSnapshot) -> None:
+    """Log the nodes for which several agents began or ceased to report."""
+    was, now = (one.nodes_with_several_agents if one else frozenset() for one in (before, after))
+    for cluster, node in sorted(now - was)[:MAX_LOGGED]:
+        log.warning("several_agents", cluster=cluster, node=node, message=SEVERAL_AGENTS)
+    for cluster, node in sorted(was - now)[:MAX_LOGGED]:
+        log.info("one_agent_again", cluster=cluster, node=node)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.nodes.cohorts import CohortKey
+from ingero_fleet.agent_instances import AgentInstances, instance_code
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.verdict_cache import cohort_of
 from ingero_kit.health_report import HealthReport
@@ -47,6 +48,7 @@ COLUMNS: Final = {
     "pushes": np.int64,
     "sent_ns": np.int64,
     "tenancy": np.int64,
+    "instance": np.int64,
     "state": np.uint8,
     "alive": np.bool_,
     "fresh": np.bool_,
@@ -69,7 +71,7 @@ class Hardware(NamedTuple):
 
 BATCH_COLUMNS: Final = (
     "score", "rate", "seen", "first_seen", *_SIGNALS, "cohort", "hardware",
-    "world_size", "rank", "pushes", "sent_ns", "state",
+    "world_size", "rank", "pushes", "sent_ns", "state", "instance",
 )  # fmt: skip
 """Columns of a report that are copied from one score map to another."""
 
@@ -81,7 +83,8 @@ BATCH_RECORD: Final = np.dtype([(name, COLUMNS[name]) for name in BATCH_COLUMNS]
 class ReportBatch:
     """The latest reports of some nodes. `records["cohort"]` and `["hardware"]` are indices into the batch's lists.
 
-    `pushes` counts those since the last batch; `last_verdicts` holds the verdict that a node last received, by index.
+    `pushes` counts those since the last batch; `last_verdicts` holds the verdict that a node last received, by index;
+    `several` says how many seconds before its latest report a node was last known to have several agents, by index.
     """
 
     names: list[NodeKey]
@@ -89,6 +92,7 @@ class ReportBatch:
     hardware: list[Hardware]
     records: npt.NDArray[np.void]
     last_verdicts: dict[int, str]
+    several: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class ScoreTable:
 
     `since` and `windows` belong to the threshold rule: when the node fell below and for how many ticks since.
     `first_seen` is the time of the node's first report, `sent_ns` the sender's time in its latest report, in
-    nanoseconds, 0 for none. `tenancy` distinguishes the nodes that have used a row.
+    nanoseconds, 0 for none. `tenancy` distinguishes the nodes that have used a row; `instance` is the agent process
+    that reported last.
     """
 
     def __init__(self, limits: ScoreLimits, by: tuple[str, ...]) -> None:
@@ -122,6 +127,7 @@ class ScoreTable:
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(1024, dtype) for name, dtype in COLUMNS.items()}
         self._cells: dict[str, memoryview[Any]] = {name: column.data for name, column in self._columns.items()}
         """Views of the columns' memory: writing one number through them takes a third of the time."""
+        self.instances = AgentInstances(limits.ttl_seconds)
         self._rows: dict[NodeKey, int] = {}
         self._free: list[int] = []
         self._roster: list[NodeKey] | None = None
@@ -177,6 +183,9 @@ class ScoreTable:
                 return taken
             row = taken
         cells, state, sent_ns = self._cells, _CODES[report.state], report.time_unix_nano
+        instance = instance_code(report.instance_id)
+        if instance != cells["instance"][row] or row in self.instances:
+            self._note_instance(row, instance, sent_ns, now)
         if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos:
             # A retry, or a report on a slower route. A clock set back by more than the TTL is accepted at once.
             self.losses["late_reports"] += 1
@@ -203,6 +212,13 @@ class ScoreTable:
             self.last_verdict[row] = report.last_verdict
         return row
 
+    def _note_instance(self, row: int, instance: int, sent_ns: int, now: float) -> None:
+        """The report comes from another process than the previous one, or did so of late."""
+        cells = self._cells
+        if self.instances.note(row, (cells["instance"][row], cells["sent_ns"][row]), instance, sent_ns, now):
+            self.losses["contradicting_reports"] += 1
+        cells["instance"][row] = instance
+
     def take_fresh(self, most: int) -> "ReportBatch":
         """Return, and no longer count as fresh, the fresh reports of at most `most` nodes."""
         rows = np.flatnonzero(self.view("fresh") & self.view("alive"))[:most]
@@ -215,6 +231,7 @@ class ScoreTable:
         self._columns["pushes"][rows] = 0
         last_verdicts = self.last_verdict
         places = rows.tolist()
+        proven = self.instances.proven()
         return ReportBatch(
             [self.names[row] for row in places],
             [self.cohorts[number] for number in cohorts.tolist()],
@@ -222,6 +239,9 @@ class ScoreTable:
             records,
             {place: last_verdicts.pop(row) for place, row in enumerate(places) if row in last_verdicts}
             if last_verdicts
+            else {},
+            {place: float(records["seen"][place]) - proven[row] for place, row in enumerate(places) if row in proven}
+            if proven
             else {},
         )
 
@@ -242,6 +262,7 @@ class ScoreTable:
         hardware = np.array([self._hardware_number(item) for item in batch.hardware], np.int32)
         places = np.flatnonzero(rows >= 0)
         rows, records = rows[places], records[places]
+        self._merge_instances(places, rows, records, batch.several)
         pushes, first_seen = self._columns["pushes"], self._columns["first_seen"]
         pushes[rows] += records["pushes"]
         first_seen[rows] = np.minimum(first_seen[rows], records["first_seen"])
@@ -258,6 +279,21 @@ class ScoreTable:
         kept = dict(zip(places.tolist(), rows.tolist(), strict=True))
         self.last_verdict.update({kept[place]: text for place, text in batch.last_verdicts.items() if place in kept})
 
+    def _merge_instances(
+        self,
+        places: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.void],
+        several: Mapping[int, float],
+    ) -> None:
+        """Compare the agents of a batch with those of the nodes' last reports."""
+        changed = records["instance"] != self._columns["instance"][rows]
+        for at in np.flatnonzero(changed | np.isin(rows, self.instances.tracked())).tolist():
+            record = records[at]
+            self._note_instance(int(rows[at]), int(record["instance"]), int(record["sent_ns"]), float(record["seen"]))
+        for at in np.flatnonzero(np.isin(places, list(several))).tolist():
+            self.instances.mark(int(rows[at]), float(records["seen"][at]) - several[int(places[at])])
+
     def state(self) -> dict[str, Any]:
         """A copy of everything that later steps depend on."""
         length, roster = len(self.names), self.roster()
@@ -271,6 +307,7 @@ class ScoreTable:
             "last_verdict": list(self.last_verdict.items()),
             "tenancies": self._tenancies,
             "cohorts_used": self._cohorts_used,
+            "instances": self.instances.state(),
             "columns": {name: column[:length].copy() for name, column in self._columns.items()},
         }
 
@@ -292,6 +329,7 @@ class ScoreTable:
         self._hardware_ids = {item: number for number, item in enumerate(self.hardware)}
         self.last_verdict = dict(state["last_verdict"])
         self._tenancies, self._cohorts_used = state["tenancies"], state["cohorts_used"]
+        self.instances.restore(state.get("instances", []))
         size = max(1024, len(names))
         for name, dtype in COLUMNS.items():
             column: npt.NDArray[Any] = np.zeros(size, dtype)
@@ -367,6 +405,7 @@ class ScoreTable:
             names.append(node)
             del self._rows[node]
             self.last_verdict.pop(row, None)
+            self.instances.forget(row)
             alive[row] = False
             self._roster = None
             self._free.append(row)
@@ -375,6 +414,7 @@ class ScoreTable:
                 del self._clusters[node[0]]
                 self._texts.pop(node[0], None)
         self.losses["expired"] += len(names)
+        self.instances.expire(now)
         if len(self.cohorts) > max(64, 2 * self._cohorts_used) or len(self.cohorts) >= self.limits.cohorts:
             self._compact_cohorts()
         return names

@@ -21,6 +21,7 @@ from ingero_operator.fleet_status import (
     CONDITIONS,
     INFORMING,
     NEEDED,
+    agents_unique,
     daemon_sets,
     evidence_fresh,
     figures,
@@ -381,12 +382,13 @@ class FleetClusters:
         forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
         network = network_healthy(poll.network if poll and poll.current else None)
         progress = jobs_progress(poll.hangs if poll and poll.current else None)
+        nodes = (quorum_met(poll, spec), agents_unique(poll, spec.cluster_id), learned(poll, spec))
         routed = route_created(spec.fleet.gateway, self.context.platform, "spec.fleet")
         log = poll.log if poll and spec.fleet.log.nats else ()
         return [
             *out,
             *log,
-            *filter(None, (progress, network, forwarded, quorum_met(poll, spec), learned(poll, spec), routed)),
+            *filter(None, (progress, network, forwarded, *nodes, routed)),
         ]
 
     async def _report_invalid(

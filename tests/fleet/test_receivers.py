@@ -54,6 +54,7 @@ REPORTS = st.builds(
     world_size=st.integers(0, 64),
     rank=st.none() | st.integers(0, 63),
     last_verdict=st.sampled_from(["", "straggler; kind=slow", "healthy"]),
+    instance_id=st.sampled_from(["", "a"]),
 )
 
 
