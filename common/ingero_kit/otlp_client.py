@@ -27,6 +27,8 @@ class DeliveryFailure(StrEnum):
     SERVER_ERROR = "server_error"
     TOKEN = "token"
     """The client's own credentials cannot be read."""
+    INTERNAL = "internal"
+    """An error of the sender that nobody foresaw; its log has it."""
 
 
 NETWORK_FAILURES: Final = frozenset({DeliveryFailure.UNREACHABLE, DeliveryFailure.TIMEOUT})
