@@ -39,6 +39,7 @@ from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.process_memory import leave_out_pydantic_v1
 from ingero_kit.process_metrics import PROCESS
+from ingero_kit.signals import on_end
 
 log = get(__name__)
 
@@ -264,8 +265,7 @@ async def serve(make: Callable[[], Echo], announce: Callable[[dict[str, int]], N
     echo = make()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    on_end(ended.set)
     loop.add_signal_handler(signal.SIGHUP, echo.reload)
     try:
         await echo.start()
