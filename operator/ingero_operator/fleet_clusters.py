@@ -134,6 +134,7 @@ class FleetClusters:
         if not is_deleting(resource):
             with self.context.failures.guarded(key, reading_references(key)):
                 referenced = await self._references(key, spec)
+                referenced.errors.extend(self._namesakes(key, resource))
             replicas: tuple[str, ...] = ()
             if spec.fleet.log.nats:
                 live = self.context.informer.cache.get(("Deployment", key[1], f"{key[2]}-{fleet.COMPONENT}"))
@@ -195,6 +196,18 @@ class FleetClusters:
             errors=errors, token=token, tls=tls, files=digest(texts) if texts else "",
             stream=stream, topology=self._topology(key, spec, errors),
         )  # fmt: skip
+
+    def _namesakes(self, key: OwnerKey, resource: Manifest) -> list[ReconcileError]:
+        """Whether an earlier FleetCluster sends verdicts under the same cluster id to the same place."""
+        found = self.context.informer.scopes.earlier_namesake(key, resource)
+        if found is None:
+            return []
+        (_, namespace, other), name = found
+        message = (
+            f"spec.clusterId: FleetCluster {namespace}/{other} forwards to {name.target} as {name.cluster!r} too, "
+            "so nodes and verdicts of the two are mixed there; give one of them another clusterId"
+        )
+        return [ReconcileError("ClusterIdTaken", message, stalls=False)]
 
     def _topology(self, key: OwnerKey, spec: FleetClusterSpec, errors: list[ReconcileError]) -> str:
         """The topology file from labels of the watched nodes, where labels are named; while these cannot be used, the
