@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet import verdict_records
 from ingero_fleet.live_detector import Findings
+from ingero_fleet.plain_pages import PROBLEM
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
@@ -136,8 +137,18 @@ class Engine:
             facts["state_hash"] = self.state_hash
         for more in self.facts:
             facts |= more()
-        on_time = age < 3 * self.config.push_interval + 5 and not (self.starts_unready and self.snapshot is None)
-        return on_time or self.waits(), facts
+        problem = "" if self.waits() else self._problem(age)
+        return not problem, facts | ({PROBLEM: problem} if problem else {})
+
+    def _problem(self, age: float) -> str:
+        """Why this Fleet is not healthy; empty if it is. `age`: seconds since the last tick or the start."""
+        if self.starts_unready and self.snapshot is None:
+            return "no statistics were computed yet"
+        interval = self.config.push_interval
+        if age < 3 * interval + 5:
+            return ""
+        failed = f", and {self.failed_ticks} failed: the log says why" if self.failed_ticks else ""
+        return f"no statistics for {age:.0f} s, which are due every {interval:g} s{failed}"
 
     async def run(self) -> None:
         """Tick until cancelled; a tick that fails is logged and counted, and the next one is tried."""

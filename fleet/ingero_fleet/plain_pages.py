@@ -20,6 +20,9 @@ from ingero_kit.tokens import token_refusal
 Health = tuple[bool, dict[str, Any]]
 """Whether a Fleet is healthy, and facts about it."""
 
+PROBLEM: Final = "problem"
+"""The fact that says why a Fleet is not healthy; a healthy one does not have it."""
+
 METHODS: Final = ("GET", "HEAD")
 
 
@@ -51,8 +54,9 @@ def health_pages(health_now: Callable[[], Health], authenticator: Authenticator)
 
     def health(_: str | None) -> Page:
         """A short state without authentication."""
-        healthy, _facts = health_now()
-        return Page(200 if healthy else 503, b"ok\n" if healthy else b"unhealthy\n", "text/plain; charset=utf-8")
+        healthy, facts = health_now()
+        text = "ok" if healthy else f"unhealthy: {facts[PROBLEM]}"
+        return Page(200 if healthy else 503, f"{text}\n".encode(), "text/plain; charset=utf-8")
 
     def state(authorization: str | None) -> Page:
         """Everything about Fleet's own health."""
