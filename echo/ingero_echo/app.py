@@ -27,7 +27,7 @@ from ingero_echo.settings import EchoConfig
 from ingero_echo.source_stats import SOURCE, SourceStats
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
-from ingero_http.asgi import API_LIMITS, AsgiServer
+from ingero_http.asgi import API_LIMITS, AsgiServer, head_as_get
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Counters
@@ -148,7 +148,7 @@ class Echo:
             lambda: self._writer.counters.failure if self._writer else None,
         )
         middleware = AuthMiddleware(
-            self._apps.api, self._apps.mcp, self._unready,
+            head_as_get(self._apps.api), self._apps.mcp, self._unready,
             self._liveness_error, self._tokens,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
             self._count_request, unread,

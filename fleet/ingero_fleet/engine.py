@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet import verdict_records
+from ingero_fleet.health_facts import PROBLEM
 from ingero_fleet.live_detector import Findings
-from ingero_fleet.plain_pages import PROBLEM
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable

@@ -13,15 +13,10 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ingero_contract import routes
+from ingero_fleet.health_facts import PROBLEM, Health
 from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 from ingero_kit.otlp_receiver import Authenticator
 from ingero_kit.tokens import token_refusal
-
-Health = tuple[bool, dict[str, Any]]
-"""Whether a Fleet is healthy, and facts about it."""
-
-PROBLEM: Final = "problem"
-"""The fact that says why a Fleet is not healthy; a healthy one does not have it."""
 
 METHODS: Final = ("GET", "HEAD")
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from ingero_fleet.plain_pages import PROBLEM
+from ingero_fleet.health_facts import PROBLEM
 from ingero_fleet.replication.log_bodies import BatchHead
 from ingero_fleet.replication.ordered_log import OrderedLog
 from ingero_fleet.replication.persistent_task import persist
