@@ -57,6 +57,9 @@ COLUMNS: Final = {
 """Columns and their types."""
 
 
+FASTEST_CLOCK: Final = 2.0
+"""Seconds that a sender's clock may advance in one second of the receiver's, with delays on the way."""
+
 MAX_HARDWARE: Final = 4096
 """Kinds of hardware that are distinguished; further ones count as unknown."""
 
@@ -139,6 +142,8 @@ class ScoreTable:
         self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
         self._clusters: dict[str, int] = {}
         self._texts: dict[str, str] = {}
+        self._late: dict[int, tuple[float, int]] = {}
+        """Arrival and time of the latest report of a node, by row, where it was late."""
         self._encoded_names: tuple[list[NodeKey] | None, bytes] = (None, b"")
 
     @classmethod
@@ -186,10 +191,11 @@ class ScoreTable:
         instance = instance_code(report.instance_id)
         if instance != cells["instance"][row] or row in self.instances:
             self._note_instance(row, instance, sent_ns, now)
-        if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos:
-            # A retry, or a report on a slower route. A clock set back by more than the TTL is accepted at once.
+        if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos and self._is_late(row, sent_ns, now):
             self.losses["late_reports"] += 1
             return row
+        if self._late:
+            self._late.pop(row, None)
         cells["sent_ns"][row] = sent_ns
         cells["cohort"][row] = cohort
         cells["hardware"][row] = self._hardware_number((report.provider, report.gpu_model, report.gpu_count))
@@ -211,6 +217,17 @@ class ScoreTable:
         if report.last_verdict and report.last_verdict.startswith(_ACCUSED):
             self.last_verdict[row] = report.last_verdict
         return row
+
+    def _is_late(self, row: int, sent_ns: int, now: float) -> bool:
+        """Whether a report with an older time than its predecessor is a retry, or came on a slower route.
+
+        Otherwise the sender's clock was set back: then the next report, too, is older, and follows this one at the
+        pace of that clock, while a queue delivers faster. A clock set back by more than the time to live is not asked
+        about.
+        """
+        before = self._late.get(row)
+        self._late[row] = (now, sent_ns)
+        return before is None or not 0 < sent_ns - before[1] <= FASTEST_CLOCK * 1e9 * (now - before[0])
 
     def _note_instance(self, row: int, instance: int, sent_ns: int, now: float) -> None:
         """The report comes from another process than the previous one, or did so of late."""
@@ -269,6 +286,11 @@ class ScoreTable:
         self._columns["fresh"][rows] = True
         behind = self._columns["sent_ns"][rows] - records["sent_ns"]
         late = (records["sent_ns"] > 0) & (behind > 0) & (behind < self._ttl_nanos)
+        for place in np.flatnonzero(late).tolist():
+            sent_ns, seen = int(records["sent_ns"][place]), float(records["seen"][place])
+            late[place] = self._is_late(int(rows[place]), sent_ns, seen)
+        for row in rows[~late].tolist() if self._late else ():
+            self._late.pop(row, None)
         latest = np.flatnonzero((records["seen"] >= self._columns["seen"][rows]) & ~late)
         places, rows, records = places[latest], rows[latest], records[latest]
         for name in BATCH_COLUMNS:
@@ -308,6 +330,7 @@ class ScoreTable:
             "tenancies": self._tenancies,
             "cohorts_used": self._cohorts_used,
             "instances": self.instances.state(),
+            "late": [[row, *found] for row, found in self._late.items()],
             "columns": {name: column[:length].copy() for name, column in self._columns.items()},
         }
 
@@ -330,6 +353,7 @@ class ScoreTable:
         self.last_verdict = dict(state["last_verdict"])
         self._tenancies, self._cohorts_used = state["tenancies"], state["cohorts_used"]
         self.instances.restore(state.get("instances", []))
+        self._late = {row: (now, sent_ns) for row, now, sent_ns in state.get("late", [])}
         size = max(1024, len(names))
         for name, dtype in COLUMNS.items():
             column: npt.NDArray[Any] = np.zeros(size, dtype)
@@ -406,6 +430,7 @@ class ScoreTable:
             del self._rows[node]
             self.last_verdict.pop(row, None)
             self.instances.forget(row)
+            self._late.pop(row, None)
             alive[row] = False
             self._roster = None
             self._free.append(row)

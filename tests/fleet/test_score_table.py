@@ -119,6 +119,21 @@ def test_a_node_whose_clock_was_set_back_is_heard_at_once() -> None:
     assert (table.view("score")[0], table.losses["late_reports"]) == (0.2, 0)
 
 
+def test_a_clock_that_was_set_back_a_little_costs_one_report_and_a_queue_changes_nothing() -> None:
+    judge, receiver = map_of_agents(), map_of_agents()
+    for number in range(8):
+        now = 1000.0 + 10 * number
+        sent = now - 30 if number > 2 else now
+        push(receiver, "a", now, sent)
+        judge.merge(decode_batch(encode_batch(receiver.take_fresh(9))))
+        if number == 6:  # what waited in a queue
+            for older in (1.0, 2.0, 3.0):
+                push(receiver, "a", now + 0.1 * older, sent - 9 + older)
+
+    assert [table.view("sent_ns")[0] for table in (receiver, judge)] == [1040 * 10**9] * 2
+    assert (receiver.losses["late_reports"], receiver.view("seen")[0]) == (1 + 3, 1070.0)
+
+
 WINDOW = 50.0
 
 
