@@ -57,6 +57,9 @@ COLUMNS: Final = {
 """Columns and their types."""
 
 
+FEW_COHORTS: Final = 64
+"""Cohorts below which those without nodes are kept: they cost next to nothing."""
+
 FASTEST_CLOCK: Final = 2.0
 """Seconds that a sender's clock may advance in one second of the receiver's, with delays on the way."""
 
@@ -136,7 +139,6 @@ class ScoreTable:
         self._roster: list[NodeKey] | None = None
         self._tenancies = 0
         self._cohort_ids: dict[CohortKey, int] = {}
-        self._cohorts_used = 0
         self._ttl_nanos = int(limits.ttl_seconds * 1e9)
         self.hardware = [Hardware()]
         self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
@@ -328,7 +330,6 @@ class ScoreTable:
             "free": np.array(self._free, np.int64),
             "last_verdict": list(self.last_verdict.items()),
             "tenancies": self._tenancies,
-            "cohorts_used": self._cohorts_used,
             "instances": self.instances.state(),
             "late": [[row, *found] for row, found in self._late.items()],
             "columns": {name: column[:length].copy() for name, column in self._columns.items()},
@@ -351,7 +352,7 @@ class ScoreTable:
         self.hardware[:] = [Hardware(*item) for item in state["hardware"]]
         self._hardware_ids = {item: number for number, item in enumerate(self.hardware)}
         self.last_verdict = dict(state["last_verdict"])
-        self._tenancies, self._cohorts_used = state["tenancies"], state["cohorts_used"]
+        self._tenancies = state["tenancies"]
         self.instances.restore(state.get("instances", []))
         self._late = {row: (now, sent_ns) for row, now, sent_ns in state.get("late", [])}
         size = max(1024, len(names))
@@ -440,8 +441,10 @@ class ScoreTable:
                 self._texts.pop(node[0], None)
         self.losses["expired"] += len(names)
         self.instances.expire(now)
-        if len(self.cohorts) > max(64, 2 * self._cohorts_used) or len(self.cohorts) >= self.limits.cohorts:
-            self._compact_cohorts()
+        if len(self.cohorts) > min(FEW_COHORTS, self.limits.cohorts - 1):
+            used = np.count_nonzero(np.bincount(self._columns["cohort"][:length][alive]))
+            if len(self.cohorts) > 2 * used or len(self.cohorts) >= self.limits.cohorts:
+                self._compact_cohorts()
         return names
 
     def _compact_cohorts(self) -> None:
@@ -453,7 +456,6 @@ class ScoreTable:
         self._cohort_ids = {key: number for number, key in enumerate(self.cohorts)}
         renumbered = np.searchsorted(used, self._columns["cohort"][:length]).astype(np.int32)
         self._columns["cohort"][:length] = np.where(alive, renumbered, 0)
-        self._cohorts_used = len(self.cohorts)
 
 
 def _none_as(number: int | None) -> int:

@@ -69,6 +69,18 @@ def test_jobs_that_come_and_go_leave_no_cohorts_behind() -> None:
     assert table.cohorts[int(table.view("cohort")[0])] == ("c", "job-299")
 
 
+def test_jobs_that_end_together_leave_no_cohorts_behind() -> None:
+    table = ScoreTable(ScoreLimits(nodes=400, clusters=1, ttl_seconds=10), ("job_id",))
+    for now in (0, 5):
+        for number in range(300):
+            table.observe(report(f"n{number}", job_id=f"job-{number}"), now)
+        table.expire(now)
+    table.observe(report("steady", job_id="steady"), 20)
+    table.expire(20)
+
+    assert table.cohorts == [("c", "steady")]
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 8)), max_size=60))
 def test_names_and_rows_agree_whatever_comes_and_goes(history: list[tuple[str, int]]) -> None:
     table = ScoreTable(ScoreLimits(nodes=4, clusters=2, ttl_seconds=5), ())
