@@ -29,9 +29,9 @@ async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: f
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=MAX_LINE), DIAL_SECONDS)
         except (OSError, TimeoutError) as error:
-            before, reason = reason, str(error) or "no answer"
+            before, reason = reason, getattr(error, "strerror", None) or str(error) or "no answer"
             if reason != before:
-                log.warning("not_connected", path=str(path), reason=reason)
+                log.warning("not_connected", path=str(path), reason=reason, hint=_hint(error))
             await asyncio.sleep(reconnect_delay)
             continue
         reason = ""
@@ -44,6 +44,13 @@ async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: f
             writer.close()
         log.info("disconnected", path=str(path), stragglers_unknown=stats.source_ended(str(path)))
         await asyncio.sleep(reconnect_delay)
+
+
+def _hint(error: Exception) -> str:
+    """What a user may do about a socket that cannot be reached."""
+    if isinstance(error, PermissionError):
+        return "the sink must run as root, or in the group of the agent's remediate_gid"
+    return "does the agent run with --remediate, and with this path?"
 
 
 async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Clock, source: str = "") -> None:
