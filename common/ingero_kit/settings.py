@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_args
@@ -217,6 +216,8 @@ def explain(
 
 def _suggestion(model: type[BaseModel] | None, path: Sequence[str | int]) -> str:
     """The name that a misspelt one at this path resembles, as a question; empty if it resembles none."""
+    from difflib import get_close_matches  # only for a mistake
+
     *groups, name = path
     for group in groups:
         field = model.model_fields.get(str(group)) if model else None
