@@ -199,10 +199,8 @@ def explain(
         if problem["type"] == "extra_forbidden":
             # What lies below an unknown group is not looked at, so the group may come from a longer path.
             below = [key for key in origin if key.startswith(f"{path}.")]
-            problem_said = f"no such setting{_suggestion(model, problem['loc'])}"
-            lines += [f"{origin[key]}: {key}: {problem_said}" for key in below] or [
-                f"{place}: {path}: {problem_said}"
-            ]
+            said = f"no such setting{_suggestion(model, problem['loc'])}"
+            lines += [f"{origin[key]}: {key}: {said}" for key in below] or [f"{place}: {path}: {said}"]
         elif problem["type"] == "missing":
             lines.append(f"{place}: {path}: is required" + (f" ({ways[path]})" if path in ways else ""))
         else:
