@@ -141,11 +141,11 @@ def stragglers_answer(
             *(_late_answer(snapshot, row, late[snapshot.scores.names[row]]) for row in added),
         ],
         "culprits": [{**item, "straggler": node in reported} for node, item in late.items()],
-        "several_agents": _several_agents(snapshot, cluster),
+        "several_agents": several_agents_answer(snapshot, cluster),
     }
 
 
-def _several_agents(snapshot: TickSnapshot, cluster: str | None) -> dict[str, Any]:
+def several_agents_answer(snapshot: TickSnapshot, cluster: str | None = None) -> dict[str, Any]:
     """Nodes as which several agents report: how many, and the first of them."""
     nodes = sorted(node for node in snapshot.nodes_with_several_agents if cluster in (None, node[0]))
     shown = [{"cluster_id": cluster, "node_id": node} for cluster, node in nodes[:MAX_SHOWN]]
