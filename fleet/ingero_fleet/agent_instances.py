@@ -26,7 +26,7 @@ def instance_code(instance_id: str) -> int:
 
 
 @dataclass(slots=True)
-class _Agent:
+class _AgentSeen:
     """One instance: when its reports arrived, and the times that they give, in nanoseconds."""
 
     instance: int
@@ -39,7 +39,7 @@ class _Agent:
         self.last = max(now, self.last)
         self.least_ns, self.most_ns = min(sent_ns, self.least_ns), max(sent_ns, self.most_ns)
 
-    def overlaps(self, other: "_Agent", window: float) -> bool:
+    def overlaps(self, other: "_AgentSeen", window: float) -> bool:
         """Whether neither can have followed the other: by the times in their reports, or because reports of both have
         arrived for longer than any could be on its way (their clocks may differ by hours)."""
         sent = self.most_ns > other.least_ns and other.most_ns > self.least_ns
@@ -47,10 +47,10 @@ class _Agent:
 
 
 @dataclass(slots=True)
-class _Pair:
+class _AgentPair:
     """The two instances of a node that are compared. A third one is left out until one of them is silent."""
 
-    agents: tuple[_Agent, _Agent]
+    agents: tuple[_AgentSeen, _AgentSeen]
     latest: int
     """The instance that reported last."""
     returned: float = -math.inf
@@ -58,7 +58,7 @@ class _Pair:
     several: float = -math.inf
     """When the node was last known to have several agents."""
 
-    def replace_silent(self, agent: _Agent, window: float) -> None:
+    def replace_silent(self, agent: _AgentSeen, window: float) -> None:
         older, newer = sorted(self.agents, key=lambda one: one.last)
         if agent.first - older.last > window:
             self.agents, self.latest = (newer, agent), agent.instance
@@ -69,7 +69,7 @@ class AgentInstances:
 
     def __init__(self, window: float) -> None:
         self._window = window
-        self._pairs: dict[int, _Pair] = {}
+        self._pairs: dict[int, _AgentPair] = {}
 
     def __contains__(self, row: int) -> bool:
         """Whether the next report of this row must be noted even if its instance is the same again."""
@@ -81,10 +81,10 @@ class AgentInstances:
         `before`: the instance of the previous report, and the latest time that a report of the node gave. `sent_ns`
         is the time in this report, 0 for none.
         """
-        pair, mine = self._pairs.get(row), _Agent(instance, now, now, sent_ns, sent_ns)
+        pair, mine = self._pairs.get(row), _AgentSeen(instance, now, now, sent_ns, sent_ns)
         if pair is None:
             if len(self._pairs) < MAX_PAIRS and before[0] not in (UNKNOWN, instance):
-                self._pairs[row] = _Pair((_Agent(before[0], now, now, before[1], before[1]), mine), instance)
+                self._pairs[row] = _AgentPair((_AgentSeen(before[0], now, now, before[1], before[1]), mine), instance)
             return False
         known = next((agent for agent in pair.agents if agent.instance == instance), None)
         if known is None:
@@ -101,8 +101,8 @@ class AgentInstances:
 
     def mark(self, row: int, now: float) -> None:
         """Another score map knew at that time that the node has several agents."""
-        nobody = _Agent(UNKNOWN, now, -math.inf, 0, 0)
-        pair = self._pairs.setdefault(row, _Pair((nobody, nobody), UNKNOWN))
+        nobody = _AgentSeen(UNKNOWN, now, -math.inf, 0, 0)
+        pair = self._pairs.setdefault(row, _AgentPair((nobody, nobody), UNKNOWN))
         pair.several = max(now, pair.several)
 
     def several(self, now: float) -> list[int]:
@@ -122,7 +122,7 @@ class AgentInstances:
         for row in [row for row, pair in self._pairs.items() if self._is_over(pair, now)]:
             del self._pairs[row]
 
-    def _is_over(self, pair: _Pair, now: float) -> bool:
+    def _is_over(self, pair: _AgentPair, now: float) -> bool:
         silent = min(agent.last for agent in pair.agents)
         return now - max(pair.several, silent) > self._window
 
@@ -136,4 +136,6 @@ class AgentInstances:
 
     def restore(self, state: Iterable[Any]) -> None:
         """Continue from what `state` returned."""
-        self._pairs = {row: _Pair((_Agent(*first), _Agent(*second)), *rest) for row, (first, second), *rest in state}
+        self._pairs = {
+            row: _AgentPair((_AgentSeen(*first), _AgentSeen(*second)), *rest) for row, (first, second), *rest in state
+        }
