@@ -78,6 +78,12 @@ ALERTS = (
         "normal by themselves.",
     ),
     Alert(
+        "IngeroSeveralAgents", "ingero_fleet_several_agents > 0", "5m", "warning",
+        "Several agents report as one node of {{ $labels.cluster_id }}.",
+        "`several_agents` of `/api/v1/stragglers` names the nodes. Stop all agents but one, or give them other node "
+        "or cluster ids. Their verdicts mix the agents, so no such node is tainted, drained or released.",
+    ),
+    Alert(
         "IngeroCoverageLow", "ingero_fleet_coverage_low == 1", "5m", "warning",
         "Fewer nodes of {{ $labels.cluster_id }} report than expected.",
         "Compare `/api/v1/nodes` with the nodes that should report; read the logs of agents that are "

@@ -1,7 +1,6 @@
 """The wiring of `fleet-push`: settings in, source, devices, client, socket and loop out."""
 
 import asyncio
-import signal
 import stat
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ingero_kit.logs import get
 from ingero_kit.metrics_server import PageServer
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.settings import SettingsError
+from ingero_kit.signals import on_end
 from ingero_kit.tls import ClientTls
 
 log = get(__name__)
@@ -80,11 +80,9 @@ def make_client(config: AgentSettings) -> FleetClient:
 
 
 async def fleet_push(config: AgentSettings) -> None:
-    """Run until SIGTERM or SIGINT."""
+    """Run until SIGTERM, SIGINT or SIGHUP."""
     ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    on_end(ended.set)
     gpus = find_gpus()
     source, client = make_source(config, gpus().count), make_client(config)
     provider = await find_provider() if config.detect_provider else ""
@@ -104,7 +102,10 @@ async def fleet_push(config: AgentSettings) -> None:
         asking = asyncio.create_task(ras.run())
     servers, ports = list[PageServer](), dict[str, int]()
     endpoint = without_user(config.fleet_endpoint)
-    log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=endpoint)
+    log.info(
+        "started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=endpoint,
+        instance=health.identity.instance_id,
+    )  # fmt: skip
     try:
         if config.metrics_listen or config.api_listen:
             from ingero_agent.collector import serve_pages

@@ -107,7 +107,7 @@ class PushLoop:
             node_id=config.fleet_node_id, cluster_id=config.fleet_cluster_id, job_id=config.fleet_job_id,
             stage=config.fleet_stage, workload_type=config.fleet_workload_type, cgroup_path_hash=cgroup_hash,
             world_size=config.fleet_world_size, rank=config.fleet_node_rank if config.fleet_world_size else None,
-            provider=provider,
+            provider=provider, instance_id=str(uuid.uuid4()),
         )  # fmt: skip
         self.after_decision: Callable[[], None] | None = None
         """Called when the state of the node has been decided anew."""

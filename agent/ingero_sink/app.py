@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +9,7 @@ from ingero_contract.events import MAX_LINE
 from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
+from ingero_kit.signals import on_end
 from ingero_sink.collector import serve_pages
 from ingero_sink.settings import SinkSettings
 from ingero_sink.stats import SinkStats
@@ -29,9 +29,9 @@ async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: f
         try:
             reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=MAX_LINE), DIAL_SECONDS)
         except (OSError, TimeoutError) as error:
-            before, reason = reason, str(error) or "no answer"
+            before, reason = reason, getattr(error, "strerror", None) or str(error) or "no answer"
             if reason != before:
-                log.warning("not_connected", path=str(path), reason=reason)
+                log.warning("not_connected", path=str(path), reason=reason, hint=_hint(error))
             await asyncio.sleep(reconnect_delay)
             continue
         reason = ""
@@ -44,6 +44,13 @@ async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: f
             writer.close()
         log.info("disconnected", path=str(path), stragglers_unknown=stats.source_ended(str(path)))
         await asyncio.sleep(reconnect_delay)
+
+
+def _hint(error: Exception) -> str:
+    """What a user may do about a socket that cannot be reached."""
+    if isinstance(error, PermissionError):
+        return "the sink must run as root, or in the group of the agent's remediate_gid"
+    return "does the agent run with --remediate, and with this path?"
 
 
 async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Clock, source: str = "") -> None:
@@ -68,17 +75,16 @@ async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Cloc
 
 
 def run(settings: SinkSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises `OSError` when the address cannot be bound."""
+    """Run until SIGTERM, SIGINT or SIGHUP. Raises `OSError` when the address cannot be bound."""
     clock = steady_clock()
     stats = SinkStats(settings.max_tracked_nodes, sockets=len(settings.socket_paths))
     server = serve_pages(settings.listen, stats, lambda: stats.ready(clock(), settings.readiness_window))
     write_ports_file(settings.ports_file, {"metrics": server.port})
 
     async def consume_all() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, task.cancel)
+        on_end(task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(
                 *(consume(path, stats, clock, settings.reconnect_delay) for path in settings.socket_paths)

@@ -5,6 +5,9 @@ from typing import Final
 NODE_ID: Final = "ingero.node.id"
 """Resource: the node's name, the Kubernetes node name in a cluster."""
 
+INSTANCE_ID: Final = "service.instance.id"
+"""Resource: the agent process, random with every start, by which two agents with one node id are told apart."""
+
 CLUSTER_ID: Final = "ingero.cluster.id"
 """Resource: the cluster that the node belongs to."""
 

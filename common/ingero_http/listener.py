@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from ingero_http.followed_files import FollowedFiles
+from ingero_http.handshake_log import HandshakeLog
 from ingero_http.limits import Counters, Limits
 from ingero_http.sockets import BACKLOG, allow_open_files, open_sockets
 from ingero_http.structured_logs import structlog
@@ -102,6 +103,7 @@ class Listener(Generic[C]):
         self._servers: list[asyncio.Server] = []
         self._sweep_task: asyncio.Task[None] | None = None
         self._tls: FollowedFiles[ssl.SSLContext] | None = None
+        self._handshakes = HandshakeLog()
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol, which calls `register` and `unregister`."""
@@ -210,6 +212,7 @@ class Listener(Generic[C]):
 
     async def _open(self, connection: asyncio.BaseProtocol, peer: socket.socket) -> None:
         """Do the TLS handshake of an accepted socket."""
+        client = _address(peer)
         peer.setblocking(False)
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -219,8 +222,9 @@ class Listener(Generic[C]):
                 lambda: connection, peer, ssl=self._tls.current(),
                 ssl_handshake_timeout=self.limits.read_seconds, ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
             )  # fmt: skip
-        except OSError:
+        except OSError as error:
             self.counters.failed_handshakes += 1
+            self._handshakes.failed(error, client)
 
     def _make_room(self) -> bool:
         """Close the connection that has been idle longest; returns whether there was one."""
@@ -307,6 +311,14 @@ class Listener(Generic[C]):
                 self._connections[connection] = math.inf
                 self.counters.aged += 1
                 connection.drain()
+
+
+def _address(peer: socket.socket) -> str:
+    """The address of a client, without its port; empty if it has gone."""
+    try:
+        return str(peer.getpeername()[0])
+    except OSError:
+        return ""
 
 
 async def _until(done: Callable[[], bool], seconds: float) -> None:

@@ -11,6 +11,9 @@ from ingero_contract.values import NodeState
 MAX_NAME: Final = 253
 """Longest node or cluster id, characters: the longest Kubernetes node name."""
 
+MAX_INSTANCE: Final = 64
+"""Longest instance id of an agent that is kept, characters; longer ones are cut."""
+
 MAX_LABEL: Final = 256
 """Longest value of any other attribute that is kept, characters; longer ones are cut."""
 
@@ -27,7 +30,7 @@ class HealthReport:
     """What one node reports about itself in one push.
 
     `score` and the four signals are 0 to 1; `rate` is absolute work a second; `time_unix_nano` is the sender's clock,
-    0 when not given.
+    0 when not given; `instance_id` is new with every start of the agent, and empty where it sends none.
     """
 
     node_id: str
@@ -53,6 +56,7 @@ class HealthReport:
     job_id: str = ""
     stage: str = ""
     last_verdict: str = ""
+    instance_id: str = ""
     time_unix_nano: int = 0
 
 

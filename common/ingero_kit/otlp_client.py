@@ -27,6 +27,8 @@ class DeliveryFailure(StrEnum):
     SERVER_ERROR = "server_error"
     TOKEN = "token"
     """The client's own credentials cannot be read."""
+    INTERNAL = "internal"
+    """An error of the sender that nobody foresaw; its log has it."""
 
 
 NETWORK_FAILURES: Final = frozenset({DeliveryFailure.UNREACHABLE, DeliveryFailure.TIMEOUT})
@@ -99,8 +101,13 @@ _CLOSED: Final = ("Server disconnected without sending a response", "Socket clos
 """What the libraries say when the server takes no gRPC, speaks plain text, or closes a new connection."""
 
 
-def explained(detail: str, secure: bool) -> str:
-    """What a library says about a failed connection, and what that probably means; `secure`: over TLS."""
+_NOBODY: Final = "All connection attempts failed"
+
+
+def explained(detail: str, url: str) -> str:
+    """What a library says about a failed connection to a URL, and what that probably means."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
 
     def says(texts: tuple[str, ...]) -> bool:
         return any(text in detail for text in texts)
@@ -109,6 +116,12 @@ def explained(detail: str, secure: bool) -> str:
         return f"{detail} (this port takes no gRPC: it may be that of OTLP over HTTP)"
     if secure and says(_NO_TLS):
         return f"{detail} (this port speaks no TLS: send in plain text, as `insecure` allows, or set up TLS)"
+    if says((_NOBODY,)) and parts.port is None:
+        return (
+            f"{detail} (the endpoint names no port, so it is {443 if secure else 80}; that of Fleet is usually 4318)"
+        )
+    if says((_NOBODY,)):
+        return f"{detail} (does anything listen on {parts.netloc}?)"
     if says(_CLOSED):
         return f"{detail} (the server may require {'a client certificate' if secure else 'TLS'})"
     return detail

@@ -106,7 +106,7 @@ _JSON: Final = -1
 
 _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_nano")
 _BLANK_IDENTITY: Final = ReportIdentity(
-    "-", None, {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0, "cluster_id": "-"}
+    "-", None, "", {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0, "cluster_id": "-"}
 )
 
 
@@ -229,6 +229,7 @@ class ReportDecoder:
         ):
             return False
         fields["node_id"], fields["rank"], fields["cluster_id"] = known.node_id, known.rank, cluster
+        fields["instance_id"] = known.instance_id
         fields["degraded"] = fields["degraded"] != 0
         fields["fleet_reachable"] = fields["fleet_reachable"] != 0
         decoded.reports.append(HealthReport(**fields))

@@ -95,6 +95,7 @@ def resource_attributes(report: HealthReport) -> Attributes:
         attributes.JOB_ID: report.job_id or None,
         attributes.STAGE: report.stage or None,
         attributes.LAST_VERDICT: report.last_verdict or None,
+        attributes.INSTANCE_ID: report.instance_id or None,
         attributes.GPU_MODEL: report.gpu_model or None,
         attributes.WORKLOAD_TYPE: report.workload_type or None,
     }

@@ -62,6 +62,7 @@ class OtlpGrpcClient:
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
         self._target, secure = grpc_target(config.endpoint, config.tls.insecure)
+        self._url = f"{'https' if secure else 'http'}://{self._target}"
         self._credentials = config.tls.follow(partial(_credentials, config.tls)) if secure else None
         self._opened_with: grpc.ChannelCredentials | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -85,7 +86,7 @@ class OtlpGrpcClient:
             if failure in NETWORK_FAILURES:
                 await self.close()
             said = f"{error.code().name}: {(error.details() or '')[:200]}"
-            detail = explained(said, self._credentials is not None) if failure in NETWORK_FAILURES else said
+            detail = explained(said, self._url) if failure in NETWORK_FAILURES else said
             return ExportResult(
                 failure=failure, disposition=disposition, detail=detail, headers=_text(found), retry_after=wait
             )

@@ -4,6 +4,7 @@ import gzip
 import ssl
 import time
 from collections.abc import Mapping
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 from ingero_contract import routes
@@ -40,6 +41,10 @@ def otlp_url(config: ClientConfig, path: str) -> str:
     except (httpx.InvalidURL, ValueError) as error:
         raise SettingsError(f"{config.endpoint}: {error}") from None
     return url
+
+
+_HINTS: Final = {404: " (is this the port of OTLP over HTTP? It is usually 4318)"}
+"""What a status probably means that a receiver of OTLP does not give."""
 
 
 class HttpConnection:
@@ -111,7 +116,7 @@ class OtlpHttpClient:
                 DeliveryFailure.TIMEOUT if isinstance(error, httpx.TimeoutException) else DeliveryFailure.UNREACHABLE
             )
             said = f"{type(error).__name__}: {error}".removesuffix(": ")
-            detail = explained(said, self._urls[signal].startswith("https:"))
+            detail = explained(said, self._urls[signal])
             return ExportResult(failure=kind, disposition=Disposition.RETRY, detail=detail)
         failed = http_failure(answer.status_code)
         if failed is None:
@@ -120,7 +125,8 @@ class OtlpHttpClient:
         return ExportResult(
             failure=failed[0],
             disposition=failed[1],
-            detail=f"HTTP {answer.status_code}: {answer.text[:200]}".removesuffix(": "),
+            detail=f"HTTP {answer.status_code}: {answer.text[:200]}".removesuffix(": ")
+            + _HINTS.get(answer.status_code, ""),
             headers=answer.headers,
             retry_after=parse_retry_after(wait, time.time()),
         )

@@ -69,8 +69,8 @@ def encode_tree(signal: Signal, tree: Any, max_messages: int = 1 << 20) -> tuple
     try:
         body = encoder.message(REQUESTS[signal].DESCRIPTOR, tree)
     except _ERRORS as error:
-        kind = type(error).__name__
-        raise ValueError(f"the body is not OTLP/JSON {signal.name.lower()}: {kind}: {error}") from None
+        reason = error if isinstance(error, ValueError) else _reason(error)
+        raise ValueError(f"the body is not OTLP/JSON {signal.name.lower()}: {reason}") from None
     return body, encoder.unreadable
 
 
@@ -297,6 +297,5 @@ class _Encoder:
 
 
 def _reason(error: Exception) -> str:
-    """The kind of an error and its text without values, which would give the counters of reasons too many names."""
-    text = "" if isinstance(error, KeyError) else str(error).partition(":")[0]
-    return f"{type(error).__name__}: {text}".removesuffix(": ")
+    """An error in words, without values, which would give the counters of reasons too many names."""
+    return str(error).partition(":")[0] if isinstance(error, ValueError) else "a value is of another type"

@@ -6,7 +6,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import NodeState
-from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, DecodedReports, HealthReport, check_name
+from ingero_kit.health_report import FUTURE_SECONDS, MAX_INSTANCE, MAX_LABEL, DecodedReports, HealthReport, check_name
 from ingero_kit.otlp_values import attribute_value
 
 RESOURCE_STRINGS: Final = {
@@ -29,11 +29,12 @@ class ReportIdentity(NamedTuple):
 
     node_id: str
     rank: int | None
+    instance_id: str
     shared: dict[str, Any]
 
     def fields(self) -> dict[str, Any]:
         """All of them in a new dictionary."""
-        return {**self.shared, "node_id": self.node_id, "rank": self.rank}
+        return {**self.shared, "node_id": self.node_id, "rank": self.rank, "instance_id": self.instance_id}
 
 
 MAX_COUNT: Final = 2**31 - 1
@@ -137,7 +138,8 @@ def read_identity(found: dict[str, Any]) -> IdentityOrError:
     shared: dict[str, Any] = {attribute: _text(found.get(key)) for key, attribute in RESOURCE_STRINGS.items()}
     shared["world_size"] = _world_size(found.get(attributes.WORLD_SIZE))
     shared["cluster_id"] = cluster
-    return ReportIdentity(node, _count(found.get(attributes.NODE_RANK)), shared)
+    instance = _text(found.get(attributes.INSTANCE_ID))[:MAX_INSTANCE]
+    return ReportIdentity(node, _count(found.get(attributes.NODE_RANK)), instance, shared)
 
 
 def _attributes(point: NumberDataPoint) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
@@ -109,7 +109,7 @@ def load(
         return model.model_validate(merged)
     except ValidationError as error:
         ways = {path: f"--{path.split('.')[-1].replace('_', '-')}" for path in flags or {}}
-        raise SettingsError(explain(error, str(file) if file else "settings", origin, ways)) from None
+        raise SettingsError(explain(error, str(file) if file else "settings", origin, ways, model)) from None
 
 
 def _own_part(file: Path, section: str, other_sections: frozenset[str]) -> dict[str, Any]:
@@ -186,10 +186,11 @@ def explain(
     source: str,
     origin: Mapping[str, str] = MappingProxyType({}),
     ways: Mapping[str, str] = MappingProxyType({}),
+    model: type[BaseModel] | None = None,
 ) -> str:
     """What is wrong, one line for each problem, with its path; `origin` names other sources than `source` by path.
 
-    `ways`: flags by the path of what they set.
+    `ways`: flags by the path of what they set; `model`: whose names are suggested for misspelt ones.
     """
     lines = []
     for problem in error.errors(include_url=False):
@@ -198,9 +199,8 @@ def explain(
         if problem["type"] == "extra_forbidden":
             # What lies below an unknown group is not looked at, so the group may come from a longer path.
             below = [key for key in origin if key.startswith(f"{path}.")]
-            lines += [f"{origin[key]}: {key}: no such setting" for key in below] or [
-                f"{place}: {path}: no such setting"
-            ]
+            said = f"no such setting{_suggestion(model, problem['loc'])}"
+            lines += [f"{origin[key]}: {key}: {said}" for key in below] or [f"{place}: {path}: {said}"]
         elif problem["type"] == "missing":
             lines.append(f"{place}: {path}: is required" + (f" ({ways[path]})" if path in ways else ""))
         else:
@@ -210,3 +210,16 @@ def explain(
             given = without_user(repr(problem["input"]))
             lines.append(f"{place}: {path}: {message} (got {given:.80})" if path else message)
     return "\n".join(lines)
+
+
+def _suggestion(model: type[BaseModel] | None, path: Sequence[str | int]) -> str:
+    """The name that a misspelt one at this path resembles, as a question; empty if it resembles none."""
+    from difflib import get_close_matches  # only for a mistake
+
+    *groups, name = path
+    for group in groups:
+        field = model.model_fields.get(str(group)) if model else None
+        parts = (field.annotation, *get_args(field.annotation)) if field else ()
+        model = next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
+    close = get_close_matches(str(name), model.model_fields, 1, 0.75) if model else []
+    return f"; did you mean {close[0]}?" if close else ""

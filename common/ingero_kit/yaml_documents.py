@@ -44,7 +44,8 @@ def _explained(error: Exception) -> YamlError:
     if isinstance(error, YamlError):
         return error
     text = _SOURCE.sub(" in ", " ".join(str(error).split()))
-    return YamlError(f"is not YAML: {text or type(error).__name__}")
+    hint = " (if it is a tab: YAML is indented by spaces)" if "cannot start any token" in text else ""
+    return YamlError(f"is not YAML: {text or type(error).__name__}{hint}")
 
 
 class _Mapping:

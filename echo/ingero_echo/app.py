@@ -28,7 +28,7 @@ from ingero_echo.settings import EchoConfig
 from ingero_echo.source_stats import SOURCE, SourceStats
 from ingero_echo.store import Store
 from ingero_echo.writer import Writer
-from ingero_http.asgi import API_LIMITS, AsgiServer
+from ingero_http.asgi import API_LIMITS, AsgiServer, head_as_get
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Counters
@@ -40,6 +40,7 @@ from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.process_memory import leave_out_pydantic_v1
 from ingero_kit.process_metrics import PROCESS
+from ingero_kit.signals import on_end
 
 log = get(__name__)
 
@@ -148,7 +149,7 @@ class Echo:
             lambda: self._writer.counters.failure if self._writer else None,
         )
         middleware = AuthMiddleware(
-            self._apps.api, self._apps.mcp, self._unready,
+            head_as_get(self._apps.api), self._apps.mcp, self._unready,
             self._liveness_error, self._tokens,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
             self._count_request, unread,
@@ -265,8 +266,7 @@ async def serve(make: Callable[[], Echo], announce: Callable[[dict[str, int]], N
     echo = make()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    on_end(ended.set)
     loop.add_signal_handler(signal.SIGHUP, echo.reload)
     try:
         await echo.start()

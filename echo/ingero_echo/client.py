@@ -37,6 +37,17 @@ def _parts(url: str) -> urllib.parse.SplitResult:
     raise SettingsError(f"{url!r} is not an address such as https://127.0.0.1:18081")
 
 
+def _advice(error: Exception, tls: bool) -> str:
+    """What a user may do about a failed connection."""
+    if tls and getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        return "it speaks no TLS: begin the address with http://"
+    if not tls and isinstance(
+        error, (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
+    ):
+        return "if it speaks TLS, begin the address with https://"
+    return "does Echo run there? --api names another address"
+
+
 @dataclass(frozen=True)
 class EchoHttpClient:
     """`url` is the address of an Echo, such as `https://echo:18081`."""
@@ -91,9 +102,7 @@ class EchoHttpClient:
                 f"{self.url}: its certificate is refused: {error.verify_message}; --ca-file names its authorities"
             ) from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise ConnectionError(
-                f"{self.url}: cannot be reached: {error}; does Echo run there? --api names another address"
-            ) from None
+            raise ConnectionError(f"{self.url}: cannot be reached: {error}; {_advice(error, bool(tls))}") from None
         finally:
             connection.close()
 

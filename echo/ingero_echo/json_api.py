@@ -138,14 +138,26 @@ async def _gone(request: Request) -> None:
 
 
 def render(reply: QueryReply, accept: str) -> Response:
-    """The answer in the first format of Accept that we speak."""
-    for part in accept.split(","):
-        media = part.partition(";")[0].strip().lower()
+    """The answer in the format of Accept that is wanted most, of those that we speak."""
+    for media in _accepted(accept):
         if media in _ENCODERS:
             return Response(_ENCODERS[media](reply.result), media_type=media, headers=_facts(reply))
         if media in ("application/json", "*/*", "application/*", ""):
             break
     return json(reply.body)
+
+
+def _accepted(accept: str) -> list[str]:
+    """The media types of an Accept header, the most wanted first, without those of quality 0 (RFC 9110, 12.5.1)."""
+    wanted = []
+    for part in accept.split(","):
+        media, *parameters = (text.strip().lower() for text in part.split(";"))
+        quality = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+        try:
+            wanted.append((float(quality), media))
+        except ValueError:
+            wanted.append((1.0, media))
+    return [media for quality, media in sorted(wanted, key=lambda item: -item[0]) if quality > 0]
 
 
 def _facts(reply: QueryReply) -> dict[str, str]:

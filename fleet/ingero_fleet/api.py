@@ -27,6 +27,7 @@ OptionalCluster = Annotated[str | None, Query(alias=routes.CLUSTER_PARAMETER, mi
 Node = Annotated[str, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
 OptionalNode = Annotated[str | None, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
 OptionalNodes = Annotated[list[str] | None, Query(alias=routes.NODE_PARAMETER, max_length=1000)]
+OptionalJob = Annotated[str | None, Query(min_length=1, max_length=1024)]
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Offset = Annotated[int, Query(ge=0)]
 
@@ -112,10 +113,12 @@ def agent_api(
         return _page(snapshot, rows, offset, limit)
 
     @app.get(routes.FLEET_COST, dependencies=secured)
-    def cost(cluster_id: OptionalCluster = None) -> dict[str, Any]:
-        """What stragglers cost, now by the hour and since Fleet started."""
+    def cost(
+        cluster_id: OptionalCluster = None, job: OptionalJob = None, limit: Limit = 1000, offset: Offset = 0
+    ) -> dict[str, Any]:
+        """What stragglers cost, now by the hour and since Fleet started; paged, the costliest first."""
         _ready(engine)
-        return costs.answer(cluster_id)
+        return costs.answer(cluster_id, job, offset=offset, limit=limit)
 
     if log_answer:
 

@@ -39,6 +39,7 @@ from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import leave_out_pydantic_v1, use_single_malloc_arena
 from ingero_kit.process_metrics import PROCESS
 from ingero_kit.settings import Settings, SettingsError
+from ingero_kit.signals import on_end
 
 if TYPE_CHECKING:
     from ingero_fleet.receiver_app import ReceiverFleet
@@ -299,8 +300,7 @@ async def serve(
     fleet = _fleet(config, read)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    on_end(ended.set)
     loop.add_signal_handler(signal.SIGHUP, fleet.reload)
     await fleet.start()
     for name in config.unused_exporters():

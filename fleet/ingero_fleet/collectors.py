@@ -95,6 +95,12 @@ NODES: Final[tuple[MetricRow[TickSnapshot], ...]] = (
         "node_id",
     ),
     gauge(
+        "ingero_fleet_several_agents",
+        "Nodes as which several agents report.",
+        lambda s: Counter(s.scores.names[row][0] for row in s.scores.several_agents),
+        "cluster_id",
+    ),
+    gauge(
         "ingero_fleet_nodes_without_series",
         "Nodes left out of this page.",
         lambda s: max(0, len(s.rows()) - MAX_NODE_SERIES),
@@ -218,6 +224,7 @@ TRAFFIC: Final[tuple[MetricRow[Traffic], ...]] = (
     _total("ingero_fleet_cohorts_over_limit", "Reports refused at max_cohorts."),
     _total("ingero_fleet_world_sizes_over_limit", "World sizes above max_nodes, which are not used."),
     _total("ingero_fleet_late_reports", "Reports older than an earlier one of their node."),
+    _total("ingero_fleet_contradicting_reports", "Reports of an agent after another one took over its node."),
     _total("ingero_fleet_receiver_restarts", "Receiver processes that replaced another one."),
     counter(
         "ingero_fleet_exported_pushes",

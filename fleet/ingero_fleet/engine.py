@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ingero_detect.nodes.column_store import SnapshotError
 from ingero_fleet import verdict_records
+from ingero_fleet.health_facts import PROBLEM
 from ingero_fleet.live_detector import Findings
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.score_snapshot import ScoreSnapshot
@@ -18,7 +19,7 @@ from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.snapshot_file import SnapshotFile
 from ingero_fleet.state_codec import State, encode_state, hash_in, sealed
 from ingero_fleet.state_machine import StateMachine, TickResult, read_state
-from ingero_fleet.tick_snapshot import TickSnapshot
+from ingero_fleet.tick_snapshot import SEVERAL_AGENTS, TickSnapshot
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
@@ -31,6 +32,9 @@ POLLS_PER_TICK: Final = 10
 
 STANDSTILL: Final = 2.0
 """Push intervals without a tick and a report beyond which this process stood still."""
+
+MAX_LOGGED: Final = 20
+"""Most nodes of a tick whose agents are logged."""
 
 SNAPSHOT_TICKS: Final = 2
 """Ticks between two snapshots, as long as they cost little."""
@@ -133,8 +137,18 @@ class Engine:
             facts["state_hash"] = self.state_hash
         for more in self.facts:
             facts |= more()
-        on_time = age < 3 * self.config.push_interval + 5 and not (self.starts_unready and self.snapshot is None)
-        return on_time or self.waits(), facts
+        problem = "" if self.waits() else self._problem(age)
+        return not problem, facts | ({PROBLEM: problem} if problem else {})
+
+    def _problem(self, age: float) -> str:
+        """Why this Fleet is not healthy; empty if it is. `age`: seconds since the last tick or the start."""
+        if self.starts_unready and self.snapshot is None:
+            return "no statistics were computed yet"
+        interval = self.config.push_interval
+        if age < 3 * interval + 5:
+            return ""
+        failed = f", and {self.failed_ticks} failed: the log says why" if self.failed_ticks else ""
+        return f"no statistics for {age:.0f} s, which are due every {interval:g} s{failed}"
 
     async def run(self) -> None:
         """Tick until cancelled; a tick that fails is logged and counted, and the next one is tried."""
@@ -212,6 +226,7 @@ class Engine:
 
     def announce(self, result: TickResult) -> None:
         """Put the results of a tick before APIs and receivers."""
+        _log_several_agents(self.snapshot, result.snapshot)
         self.snapshot, self._announced = result.snapshot, self.clock()
         for publish in self.publish:
             publish(result.verdict_cache)
@@ -268,3 +283,12 @@ def _log_edges(findings: Findings) -> None:
             "verdict", edge=edge.what, cluster=verdict.cluster, node=verdict.node, state=str(verdict.state),
             kind=str(verdict.kind), severity=round(verdict.severity, 4),
         )  # fmt: skip
+
+
+def _log_several_agents(before: TickSnapshot | None, after: TickSnapshot) -> None:
+    """Log the nodes for which several agents began or ceased to report."""
+    was, now = (one.nodes_with_several_agents if one else frozenset() for one in (before, after))
+    for cluster, node in sorted(now - was)[:MAX_LOGGED]:
+        log.warning("several_agents", cluster=cluster, node=node, message=SEVERAL_AGENTS)
+    for cluster, node in sorted(was - now)[:MAX_LOGGED]:
+        log.info("one_agent_again", cluster=cluster, node=node)

@@ -20,7 +20,7 @@ from ingero_kit import otlp_client
 from ingero_kit.backoff import Backoff
 from ingero_kit.extras import pip_command
 from ingero_kit.logs import get
-from ingero_kit.otlp_client import Disposition, ExportResult, OtlpClient
+from ingero_kit.otlp_client import DeliveryFailure, Disposition, OtlpClient
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
@@ -112,18 +112,24 @@ class Exporter:
         await self._client.close()
 
     async def _run(self) -> None:
-        while True:
+        while self._queue or not self._draining:
             if not self._queue:
-                if self._draining:
-                    return
                 self._wake.clear()
                 if not self._queue:
                     await self._wake.wait()
                 continue
-            signal, bodies = self._batch()
-            self._under_way = len(bodies)
-            if bodies:
-                await self._send(signal, bodies)
+            try:
+                signal, bodies = self._batch()
+                if bodies:
+                    await self._send(signal, bodies)
+            except Exception as error:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """An error that nobody foresaw costs the pushes under way, and no more."""
+        log.exception("export_failed", exporter=self.name, pushes=self._under_way)
+        self._note(DeliveryFailure.INTERNAL, f"{type(error).__name__}: {error}")
+        self._count(_Outcome.LOST, self._under_way)
 
     def _batch(self) -> tuple[Signal, list[bytes]]:
         """Pushes of one signal, each as a request in protobuf."""
@@ -134,10 +140,11 @@ class Exporter:
             with self._lock:
                 push = self._queue.popleft()
                 self._bytes -= len(push.body)
+            self._under_way += 1
             try:
                 body = push.body if push.encoding == "protobuf" else as_protobuf(push).body
             except ValueError:
-                self.counters["dropped_permanent"] += 1
+                self._count(_Outcome.LOST, 1)
                 continue
             if self.tag and signal is Signal.METRICS:
                 body = self.tag(body, push.cluster)
@@ -198,8 +205,9 @@ class Exporter:
         while True:
             try:
                 result = await self._client.send(signal, body)
-            except Exception:
+            except Exception as error:
                 log.exception("export_failed", exporter=self.name, bytes=len(body))
+                self._note(DeliveryFailure.INTERNAL, f"{type(error).__name__}: {error}")
                 return _Outcome.LOST
             if result.failure is None:
                 self._answered(signal, result.response)
@@ -208,7 +216,7 @@ class Exporter:
             if result.disposition is Disposition.SPLIT:
                 self._refusal = result.detail
                 return _Outcome.REFUSED
-            self._note(result)
+            self._note(result.failure, result.detail)
             if result.disposition is Disposition.DROP:
                 log.warning("export_refused", exporter=self.name, reason=result.detail, bytes=len(body))
                 return _Outcome.LOST
@@ -222,11 +230,10 @@ class Exporter:
             self.counters["retries"] += 1
             await self._sleep(delay)
 
-    def _note(self, result: ExportResult) -> None:
+    def _note(self, failure: DeliveryFailure, detail: str) -> None:
         """Record why nothing is delivered at present, and since when."""
-        assert result.failure is not None
         since = self._obstacle.since if self._obstacle else time.time()
-        self._obstacle = Obstacle(since=since, failure=str(result.failure), detail=result.detail)
+        self._obstacle = Obstacle(since=since, failure=str(failure), detail=detail)
 
     def _answered(self, signal: Signal, response: bytes) -> None:
         """Count the records that a receiver rejected in a partial success."""

@@ -13,12 +13,10 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ingero_contract import routes
+from ingero_fleet.health_facts import PROBLEM, Health
 from ingero_kit.exposition import CONTENT_TYPE, Collector, exposition
 from ingero_kit.otlp_receiver import Authenticator
 from ingero_kit.tokens import token_refusal
-
-Health = tuple[bool, dict[str, Any]]
-"""Whether a Fleet is healthy, and facts about it."""
 
 METHODS: Final = ("GET", "HEAD")
 
@@ -51,8 +49,9 @@ def health_pages(health_now: Callable[[], Health], authenticator: Authenticator)
 
     def health(_: str | None) -> Page:
         """A short state without authentication."""
-        healthy, _facts = health_now()
-        return Page(200 if healthy else 503, b"ok\n" if healthy else b"unhealthy\n", "text/plain; charset=utf-8")
+        healthy, facts = health_now()
+        text = "ok" if healthy else f"unhealthy: {facts[PROBLEM]}"
+        return Page(200 if healthy else 503, f"{text}\n".encode(), "text/plain; charset=utf-8")
 
     def state(authorization: str | None) -> Page:
         """Everything about Fleet's own health."""

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ingero_fleet.collectors import LISTENERS, TRAFFIC
+from ingero_fleet.health_facts import Health
 from ingero_fleet.page_servers import PageServers
-from ingero_fleet.plain_pages import Health, health_pages, metrics_pages, plain_app, zpages
+from ingero_fleet.plain_pages import health_pages, metrics_pages, plain_app, zpages
 from ingero_fleet.receivers.ingest import make_authenticator, try_reload
 from ingero_fleet.receivers.reception import Reception
 from ingero_fleet.replication.jetstream import JetStreamLog

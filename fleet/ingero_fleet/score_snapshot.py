@@ -1,7 +1,7 @@
 """A copy of the score map that other threads read while pushes change the map."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,8 @@ class ScoreSnapshot:
     names: list[NodeKey]
     cohorts: list[CohortKey]
     columns: dict[str, npt.NDArray[Any]]
+    several_agents: set[int] = field(default_factory=set)
+    """Rows of the nodes for which several agents report."""
 
     @classmethod
     def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "ScoreSnapshot":
@@ -56,4 +58,5 @@ class ScoreSnapshot:
             table.view("fresh")[piece] &= ~(same & stale[piece])
             yield scores
         scores.cohorts.extend(table.cohorts)
+        scores.several_agents.update(row for row in table.instances.several(now) if row < length)
         yield scores

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.nodes.cohorts import CohortKey
+from ingero_fleet.agent_instances import AgentInstances, instance_code
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.verdict_cache import cohort_of
 from ingero_kit.health_report import HealthReport
@@ -47,6 +48,7 @@ COLUMNS: Final = {
     "pushes": np.int64,
     "sent_ns": np.int64,
     "tenancy": np.int64,
+    "instance": np.int64,
     "state": np.uint8,
     "alive": np.bool_,
     "fresh": np.bool_,
@@ -54,6 +56,12 @@ COLUMNS: Final = {
 }
 """Columns and their types."""
 
+
+FEW_COHORTS: Final = 64
+"""Cohorts below which those without nodes are kept: they cost next to nothing."""
+
+FASTEST_CLOCK: Final = 2.0
+"""Seconds that a sender's clock may advance in one second of the receiver's, with delays on the way."""
 
 MAX_HARDWARE: Final = 4096
 """Kinds of hardware that are distinguished; further ones count as unknown."""
@@ -69,7 +77,7 @@ class Hardware(NamedTuple):
 
 BATCH_COLUMNS: Final = (
     "score", "rate", "seen", "first_seen", *_SIGNALS, "cohort", "hardware",
-    "world_size", "rank", "pushes", "sent_ns", "state",
+    "world_size", "rank", "pushes", "sent_ns", "state", "instance",
 )  # fmt: skip
 """Columns of a report that are copied from one score map to another."""
 
@@ -81,7 +89,8 @@ BATCH_RECORD: Final = np.dtype([(name, COLUMNS[name]) for name in BATCH_COLUMNS]
 class ReportBatch:
     """The latest reports of some nodes. `records["cohort"]` and `["hardware"]` are indices into the batch's lists.
 
-    `pushes` counts those since the last batch; `last_verdicts` holds the verdict that a node last received, by index.
+    `pushes` counts those since the last batch; `last_verdicts` holds the verdict that a node last received, by index;
+    `several` says how many seconds before its latest report a node was last known to have several agents, by index.
     """
 
     names: list[NodeKey]
@@ -89,6 +98,7 @@ class ReportBatch:
     hardware: list[Hardware]
     records: npt.NDArray[np.void]
     last_verdicts: dict[int, str]
+    several: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,8 @@ class ScoreTable:
 
     `since` and `windows` belong to the threshold rule: when the node fell below and for how many ticks since.
     `first_seen` is the time of the node's first report, `sent_ns` the sender's time in its latest report, in
-    nanoseconds, 0 for none. `tenancy` distinguishes the nodes that have used a row.
+    nanoseconds, 0 for none. `tenancy` distinguishes the nodes that have used a row; `instance` is the agent process
+    that reported last.
     """
 
     def __init__(self, limits: ScoreLimits, by: tuple[str, ...]) -> None:
@@ -122,17 +133,19 @@ class ScoreTable:
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(1024, dtype) for name, dtype in COLUMNS.items()}
         self._cells: dict[str, memoryview[Any]] = {name: column.data for name, column in self._columns.items()}
         """Views of the columns' memory: writing one number through them takes a third of the time."""
+        self.instances = AgentInstances(limits.ttl_seconds)
         self._rows: dict[NodeKey, int] = {}
         self._free: list[int] = []
         self._roster: list[NodeKey] | None = None
         self._tenancies = 0
         self._cohort_ids: dict[CohortKey, int] = {}
-        self._cohorts_used = 0
         self._ttl_nanos = int(limits.ttl_seconds * 1e9)
         self.hardware = [Hardware()]
         self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
         self._clusters: dict[str, int] = {}
         self._texts: dict[str, str] = {}
+        self._late: dict[int, tuple[float, int]] = {}
+        """Arrival and time of the latest report of a node, by row, where it was late."""
         self._encoded_names: tuple[list[NodeKey] | None, bytes] = (None, b"")
 
     @classmethod
@@ -177,10 +190,14 @@ class ScoreTable:
                 return taken
             row = taken
         cells, state, sent_ns = self._cells, _CODES[report.state], report.time_unix_nano
-        if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos:
-            # A retry, or a report on a slower route. A clock set back by more than the TTL is accepted at once.
+        instance = instance_code(report.instance_id)
+        if instance != cells["instance"][row] or row in self.instances:
+            self._note_instance(row, instance, sent_ns, now)
+        if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos and self._is_late(row, sent_ns, now):
             self.losses["late_reports"] += 1
             return row
+        if self._late:
+            self._late.pop(row, None)
         cells["sent_ns"][row] = sent_ns
         cells["cohort"][row] = cohort
         cells["hardware"][row] = self._hardware_number((report.provider, report.gpu_model, report.gpu_count))
@@ -203,6 +220,24 @@ class ScoreTable:
             self.last_verdict[row] = report.last_verdict
         return row
 
+    def _is_late(self, row: int, sent_ns: int, now: float) -> bool:
+        """Whether a report with an older time than its predecessor is a retry, or came on a slower route.
+
+        Otherwise the sender's clock was set back: then the next report, too, is older, and follows this one at the
+        pace of that clock, while a queue delivers faster. A clock set back by more than the time to live is not asked
+        about.
+        """
+        before = self._late.get(row)
+        self._late[row] = (now, sent_ns)
+        return before is None or not 0 < sent_ns - before[1] <= FASTEST_CLOCK * 1e9 * (now - before[0])
+
+    def _note_instance(self, row: int, instance: int, sent_ns: int, now: float) -> None:
+        """The report comes from another process than the previous one, or did so of late."""
+        cells = self._cells
+        if self.instances.note(row, (cells["instance"][row], cells["sent_ns"][row]), instance, sent_ns, now):
+            self.losses["contradicting_reports"] += 1
+        cells["instance"][row] = instance
+
     def take_fresh(self, most: int) -> "ReportBatch":
         """Return, and no longer count as fresh, the fresh reports of at most `most` nodes."""
         rows = np.flatnonzero(self.view("fresh") & self.view("alive"))[:most]
@@ -215,6 +250,7 @@ class ScoreTable:
         self._columns["pushes"][rows] = 0
         last_verdicts = self.last_verdict
         places = rows.tolist()
+        proven = self.instances.proven()
         return ReportBatch(
             [self.names[row] for row in places],
             [self.cohorts[number] for number in cohorts.tolist()],
@@ -222,6 +258,9 @@ class ScoreTable:
             records,
             {place: last_verdicts.pop(row) for place, row in enumerate(places) if row in last_verdicts}
             if last_verdicts
+            else {},
+            {place: float(records["seen"][place]) - proven[row] for place, row in enumerate(places) if row in proven}
+            if proven
             else {},
         )
 
@@ -242,12 +281,18 @@ class ScoreTable:
         hardware = np.array([self._hardware_number(item) for item in batch.hardware], np.int32)
         places = np.flatnonzero(rows >= 0)
         rows, records = rows[places], records[places]
+        self._merge_instances(places, rows, records, batch.several)
         pushes, first_seen = self._columns["pushes"], self._columns["first_seen"]
         pushes[rows] += records["pushes"]
         first_seen[rows] = np.minimum(first_seen[rows], records["first_seen"])
         self._columns["fresh"][rows] = True
         behind = self._columns["sent_ns"][rows] - records["sent_ns"]
         late = (records["sent_ns"] > 0) & (behind > 0) & (behind < self._ttl_nanos)
+        for place in np.flatnonzero(late).tolist():
+            sent_ns, seen = int(records["sent_ns"][place]), float(records["seen"][place])
+            late[place] = self._is_late(int(rows[place]), sent_ns, seen)
+        for row in rows[~late].tolist() if self._late else ():
+            self._late.pop(row, None)
         latest = np.flatnonzero((records["seen"] >= self._columns["seen"][rows]) & ~late)
         places, rows, records = places[latest], rows[latest], records[latest]
         for name in BATCH_COLUMNS:
@@ -257,6 +302,21 @@ class ScoreTable:
         self._columns["hardware"][rows] = hardware[records["hardware"]]
         kept = dict(zip(places.tolist(), rows.tolist(), strict=True))
         self.last_verdict.update({kept[place]: text for place, text in batch.last_verdicts.items() if place in kept})
+
+    def _merge_instances(
+        self,
+        places: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+        records: npt.NDArray[np.void],
+        several: Mapping[int, float],
+    ) -> None:
+        """Compare the agents of a batch with those of the nodes' last reports."""
+        changed = records["instance"] != self._columns["instance"][rows]
+        for at in np.flatnonzero(changed | np.isin(rows, self.instances.tracked())).tolist():
+            record = records[at]
+            self._note_instance(int(rows[at]), int(record["instance"]), int(record["sent_ns"]), float(record["seen"]))
+        for at in np.flatnonzero(np.isin(places, list(several))).tolist():
+            self.instances.mark(int(rows[at]), float(records["seen"][at]) - several[int(places[at])])
 
     def state(self) -> dict[str, Any]:
         """A copy of everything that later steps depend on."""
@@ -270,7 +330,8 @@ class ScoreTable:
             "free": np.array(self._free, np.int64),
             "last_verdict": list(self.last_verdict.items()),
             "tenancies": self._tenancies,
-            "cohorts_used": self._cohorts_used,
+            "instances": self.instances.state(),
+            "late": [[row, *found] for row, found in self._late.items()],
             "columns": {name: column[:length].copy() for name, column in self._columns.items()},
         }
 
@@ -291,7 +352,9 @@ class ScoreTable:
         self.hardware[:] = [Hardware(*item) for item in state["hardware"]]
         self._hardware_ids = {item: number for number, item in enumerate(self.hardware)}
         self.last_verdict = dict(state["last_verdict"])
-        self._tenancies, self._cohorts_used = state["tenancies"], state["cohorts_used"]
+        self._tenancies = state["tenancies"]
+        self.instances.restore(state.get("instances", []))
+        self._late = {row: (now, sent_ns) for row, now, sent_ns in state.get("late", [])}
         size = max(1024, len(names))
         for name, dtype in COLUMNS.items():
             column: npt.NDArray[Any] = np.zeros(size, dtype)
@@ -367,6 +430,8 @@ class ScoreTable:
             names.append(node)
             del self._rows[node]
             self.last_verdict.pop(row, None)
+            self.instances.forget(row)
+            self._late.pop(row, None)
             alive[row] = False
             self._roster = None
             self._free.append(row)
@@ -375,8 +440,11 @@ class ScoreTable:
                 del self._clusters[node[0]]
                 self._texts.pop(node[0], None)
         self.losses["expired"] += len(names)
-        if len(self.cohorts) > max(64, 2 * self._cohorts_used) or len(self.cohorts) >= self.limits.cohorts:
-            self._compact_cohorts()
+        self.instances.expire(now)
+        if len(self.cohorts) > min(FEW_COHORTS, self.limits.cohorts - 1):
+            used = np.count_nonzero(np.bincount(self._columns["cohort"][:length][alive]))
+            if len(self.cohorts) > 2 * used or len(self.cohorts) >= self.limits.cohorts:
+                self._compact_cohorts()
         return names
 
     def _compact_cohorts(self) -> None:
@@ -388,7 +456,6 @@ class ScoreTable:
         self._cohort_ids = {key: number for number, key in enumerate(self.cohorts)}
         renumbered = np.searchsorted(used, self._columns["cohort"][:length]).astype(np.int32)
         self._columns["cohort"][:length] = np.where(alive, renumbered, 0)
-        self._cohorts_used = len(self.cohorts)
 
 
 def _none_as(number: int | None) -> int:

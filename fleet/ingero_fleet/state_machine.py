@@ -24,7 +24,7 @@ from ingero_fleet.state_codec import State, unsealed
 from ingero_fleet.taints import records as taints
 from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import TickSnapshot
-from ingero_fleet.verdict_cache import VerdictCache, with_collectives
+from ingero_fleet.verdict_cache import VerdictCache, with_collectives, without
 from ingero_kit import hang_records
 from ingero_kit.logs import get
 from ingero_kit.otlp_receiver import Push
@@ -219,7 +219,8 @@ class StateMachine:
         self.rule = tick.memory
         threshold_rule.apply(tick, scores, self.table)
         self.ticks += 1
-        verdicts = with_collectives(findings.node_verdicts, self.collectives.accused_kinds())
+        several = [scores.names[row] for row in scores.several_agents]
+        verdicts = without(with_collectives(findings.node_verdicts, self.collectives.accused_kinds()), several)
         return TickResult(
             TickSnapshot(scores, tick, findings, self.config.push_interval),
             VerdictCache(self.config.cohort.by, tick.thresholds, verdicts),

@@ -26,6 +26,15 @@ _SIGNALS: Final = tuple(row.signal for row in SIGNALS)
 """The four signals, in the order of their weight."""
 
 
+SEVERAL_AGENTS: Final = (
+    "Several agents report as this node, so nothing acts on what is said of it: "
+    "give each its own node id or cluster id, or stop all but one."
+)
+"""What a person is told of such a node first."""
+
+MAX_SHOWN: Final = 20
+"""Most nodes with several agents that an answer names."""
+
 VERDICT_TIMES: Final = ("since", "detected", "recovered", "time")
 """Fields of a verdict that are times."""
 
@@ -57,6 +66,11 @@ class TickSnapshot:
         """By row: living nodes that are accused at present."""
         found: npt.NDArray[np.bool_] = self.accused & self.scores.columns["alive"]
         return found
+
+    @property
+    def nodes_with_several_agents(self) -> frozenset[NodeKey]:
+        """Nodes as which several agents report."""
+        return frozenset(self.scores.names[row] for row in self.scores.several_agents)
 
     def rows(self, cluster: str | None = None) -> list[int]:
         """Rows of living nodes, of one cluster or of all."""
@@ -127,7 +141,15 @@ def stragglers_answer(
             *(_late_answer(snapshot, row, late[snapshot.scores.names[row]]) for row in added),
         ],
         "culprits": [{**item, "straggler": node in reported} for node, item in late.items()],
+        "several_agents": several_agents_answer(snapshot, cluster),
     }
+
+
+def several_agents_answer(snapshot: TickSnapshot, cluster: str | None = None) -> dict[str, Any]:
+    """Nodes as which several agents report: how many, and the first of them."""
+    nodes = sorted(node for node in snapshot.nodes_with_several_agents if cluster in (None, node[0]))
+    shown = [{"cluster_id": cluster, "node_id": node} for cluster, node in nodes[:MAX_SHOWN]]
+    return {"count": len(nodes), "nodes": shown}
 
 
 def _learning(findings: Findings | None) -> dict[str, Any]:
@@ -193,6 +215,7 @@ def node_answer(snapshot: TickSnapshot, row: int) -> dict[str, Any]:
         "windows": windows if accused else 0,
         "cohort": cohort_name(snapshot.scores.cohorts[int(columns["cohort"][row])]),
         "dominant_signal": str(dominant_signal(snapshot, row)),
+        "several_agents": row in snapshot.scores.several_agents,
         "verdict": _verdict(verdict) if verdict else None,
     }
 
@@ -250,6 +273,8 @@ def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[s
         )
     else:
         sentence = f"Score {score:.3f} lies above the threshold {threshold:.3f}."
+    if facts["several_agents"]:
+        sentence = f"{SEVERAL_AGENTS} {sentence}"
     return {
         **facts,
         "why": sentence,

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -45,6 +45,12 @@ def with_collectives(verdicts: NodeVerdicts, kinds: Mapping[NodeKey, str]) -> No
         if (line := verdicts.overrides.get(key, verdicts.default))
     }
     return replace(verdicts, overrides={**verdicts.overrides, **lines}) if lines else verdicts
+
+
+def without(verdicts: NodeVerdicts, nodes: Iterable[NodeKey]) -> NodeVerdicts:
+    """Send no lines to these nodes."""
+    silent = dict.fromkeys(nodes, "")
+    return replace(verdicts, overrides={**verdicts.overrides, **silent}) if silent else verdicts
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
@@ -17,6 +16,7 @@ from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.logs import get
 from ingero_kit.process_memory import trim_heap
 from ingero_kit.settings import SettingsError
+from ingero_kit.signals import on_end
 from ingero_operator import handlers
 from ingero_operator.admission import NodePolicyProbe
 from ingero_operator.api_client import ApiClient, ApiError
@@ -169,7 +169,7 @@ class Operator:
     async def _work(self, ready: asyncio.Event, ended: asyncio.Event) -> None:
         """Fill the cache, then reconcile."""
         await ready.wait()
-        _on_signals(ended.set)  # kopf has replaced the signal handlers
+        on_end(ended.set)  # kopf has replaced the signal handlers
         await self.resync.list_all()
         await self.node_watch.listed.wait()
         self.active = True
@@ -286,12 +286,6 @@ def ending(name: str, task: asyncio.Task[Any]) -> str:
     return message_of(failure) if failure is not None else ENDINGS.get(name, "it has returned")
 
 
-def _on_signals(action: Callable[[], None]) -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, action)
-
-
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks, and again those that swallowed the cancellation.
 
@@ -326,7 +320,7 @@ async def serve(config: OperatorConfig, announce: Callable[[dict[str, int]], Non
     for noisy in ("kopf", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     ended = asyncio.Event()
-    _on_signals(ended.set)
+    on_end(ended.set)
     async with ApiClient(connection, config.watch_namespaces, renew=login) as api:
         log.info("started", server=connection.server, identity=config.identity)
         await Operator(config, api, announce).run(ended)

@@ -1,6 +1,6 @@
 """The writers of an EchoStore: what was found of each, and what the status shows of all. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from ingero_operator.plan import Action, ChildKey
 from ingero_operator.render import echo
 from ingero_operator.render.common import NAME, Owner
 from ingero_operator.render.shards import writer
+from ingero_operator.resources import is_deleting
 
 _FINE_WHEN_FALSE: Final = "ResizePending"
 
@@ -120,6 +121,12 @@ def kept_children(
     }
     locked = {("ConfigMap", owner.child(echo.proof_name(shard.index))) for shard in shards if shard.decision.lock}
     return (kept | proven | {key for key in live if key[0] == CLAIM.name}) - locked
+
+
+def without_rollouts(owner: Owner, shards: Iterable[ObservedShard], actions: list[Action]) -> list[Action]:
+    """The actions without those that replace the pod of a writer whose claim was deleted, and so lose its data."""
+    held = {owner.child(shard.component) for shard in shards if shard.claim and is_deleting(shard.claim)}
+    return [item for item in actions if item.kind != "StatefulSet" or item.name not in held or item.verb == "create"]
 
 
 def rendered_from_shard(shard: ObservedShard) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from ingero_operator.echo_shards import (
     shards_status,
     storage,
     with_shard,
+    without_rollouts,
     worst_of,
 )
 from ingero_operator.errors import ReconcileError, image_not_allowed
@@ -188,6 +189,7 @@ class EchoStores:
         live |= await context.applier.unwatched(key, HTTP_ROUTE, suffixes, platform.http_routes)
         actions = plan(children, live, kept=frozenset(kept | images_kept))
         actions += [action for shard in allowed for action in growth(owner, observed.spec, shard)]
+        actions = without_rollouts(owner, observed.shards, actions)
         if not actions:
             self._up_to_date[key] = rendered_from
         # A proof that is no longer valid is deleted before any other write.

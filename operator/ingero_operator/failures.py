@@ -147,6 +147,24 @@ class Failures:
             self.resolve(owner, operation)
 
 
+_LOSS: Final = "or delete the claim and its pod, which loses what is on the volume"
+_CLAIM_REFUSALS: Final = (
+    (
+        "must support resize", "ClassCannotExpand",
+        "its storage class does not allow expansion; request the former size,",
+    ),
+    (
+        "field can not be less than", "VolumeCannotShrink",
+        "a volume cannot become smaller; request the former size,",
+    ),
+    (
+        "is immutable after creation except resources.requests", "ClaimCannotChange",
+        "nothing but the size of a claim can be changed; undo the change,",
+    ),
+)  # fmt: skip
+"""What the API server says when it refuses a change of a claim, and what that means."""
+
+
 def explain(target: str, error: ApiError) -> ReconcileError:
     """What a refusal of the API server means, and how to fix it. `target` is what the request was about."""
     if error.status == 403 and "exceeded quota" in error.message:
@@ -155,6 +173,9 @@ def explain(target: str, error: ApiError) -> ReconcileError:
         )
     if "is being terminated" in error.message or "being terminated" in error.reason:
         return ReconcileError("NamespaceTerminating", f"{target}: the namespace is being deleted", stalls=False)
+    for said, reason, cure in _CLAIM_REFUSALS:
+        if said in error.message:
+            return ReconcileError(reason, f"{target}: {cure} {_LOSS}")
     if error.status in (401, 403):
         message = f"{target}: {error.message}; the operator's ClusterRole lacks this: apply manifests/ again"
         return ReconcileError("Forbidden", message, stalls=False)

@@ -25,6 +25,8 @@ MAX_NODES: Final = 5_000
 """Most nodes in one response; a response that accuses more nodes is not acted on."""
 SHOWN_RANKS: Final = 20
 """Late ranks that the status lists at most."""
+SHOWN_AGENTS: Final = 5
+"""Nodes with several agents that the condition names at most."""
 MOST_COST: Final = 1e15
 """Cost per hour above which an amount is treated as an error."""
 
@@ -51,6 +53,14 @@ class PollRequest:
     interval: float = math.inf
     """How often Fleet computes its statistics, by the spec. A longer interval in its response does not make evidence
     valid for longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralAgents:
+    """Nodes as which several agents report: how many, and the first of them."""
+
+    count: int = 0
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +93,8 @@ class PollResult:
     """Whether Fleet delivers what it forwards."""
     network: NetworkState | None = None
     """Whether a part of the network is slow; `None` where Fleet has no topology."""
+    several_agents: SeveralAgents | None = None
+    """Nodes as which several agents report; `None` where Fleet does not say."""
     hangs: tuple[str, ...] | None = None
     """Jobs that hang, in words; `None` where agents watch no job."""
     log: tuple[Condition, ...] = ()
@@ -110,6 +122,7 @@ class PollResult:
             self.failure, self.stale, facts, threshold, self.active, self.expected, self.reporting == 0, self.cost,
             self.late_ranks,
             self.forwarding and self.forwarding.visible(), self.network, self.hangs, self.log, self.warm_up,
+            self.several_agents,
         )  # fmt: skip
 
 
@@ -137,6 +150,7 @@ class _Straggler(_Payload):
     score: _Number | None = None
     threshold: _Number | None = None
     kind: _Text = ""
+    several_agents: bool = False
     verdict: _Verdict | None = None
 
 
@@ -159,6 +173,15 @@ class _Learning(_Payload):
     since: _Moment
     until: _Moment
     reason: _Text | None = None
+
+
+class _NodeName(_Payload):
+    node_id: _Name
+
+
+class _SeveralAgents(_Payload):
+    count: _Count
+    nodes: Annotated[list[_NodeName], Field(max_length=MAX_NODES)]
 
 
 class _Counts(_Payload):
@@ -186,6 +209,7 @@ class _Node(_Payload):
     node_id: _Name
     state: _Text
     straggler: bool
+    several_agents: bool = False
 
 
 class _Nodes(_Payload):
@@ -218,10 +242,15 @@ def parse_response(
             threshold=None if by_verdict else item.threshold,
             severity=item.verdict.severity if by_verdict and item.verdict else None,
             kind=item.kind if by_verdict else "",
+            several_agents=item.several_agents,
         )
         for item in payload.stragglers
     }
-    healthy = frozenset(node.node_id for node in others if node.state == NodeState.ACTIVE and not node.straggler)
+    healthy = frozenset(
+        node.node_id
+        for node in others
+        if node.state == NodeState.ACTIVE and not node.straggler and not node.several_agents
+    )
     evidence = Evidence(
         tick=payload.generated_at,
         received=before.received if before is not None and before.tick == payload.generated_at else now,
@@ -247,6 +276,7 @@ def parse_response(
         warm_up=_warm_up(stragglers),
         forwarding=parse_exporters(stragglers.get("exporters")),
         network=parse_network(stragglers.get("network")),
+        several_agents=_several_agents(stragglers.get("several_agents")),
         hangs=parse_hangs(stragglers.get("watched_jobs"), stragglers.get("hangs")),
         stale=is_stale(evidence, now),
     )
@@ -269,6 +299,16 @@ def _warm_up(payload: dict[str, Any]) -> WarmUp | None:
         refusal = "".join(filter(str.isprintable, found.reason or ""))
         return WarmUp(since=found.since, until=found.until, refusal=refusal)
     return None
+
+
+def _several_agents(payload: Any) -> SeveralAgents | None:
+    """Nodes with several agents; `None` where that is missing or unreadable, which must hide no straggler."""
+    try:
+        found = _SeveralAgents.model_validate(payload)
+    except ValidationError:
+        return None
+    nodes = ("".join(filter(str.isprintable, node.node_id)) for node in found.nodes[:SHOWN_AGENTS])
+    return SeveralAgents(count=found.count, nodes=tuple(nodes))
 
 
 def _late_ranks(payload: Any) -> tuple[dict[str, Any], ...]:

@@ -21,6 +21,7 @@ from ingero_operator.fleet_status import (
     CONDITIONS,
     INFORMING,
     NEEDED,
+    agents_unique,
     daemon_sets,
     evidence_fresh,
     figures,
@@ -133,6 +134,7 @@ class FleetClusters:
         if not is_deleting(resource):
             with self.context.failures.guarded(key, reading_references(key)):
                 referenced = await self._references(key, spec)
+                referenced.errors.extend(self._namesakes(key, resource))
             replicas: tuple[str, ...] = ()
             if spec.fleet.log.nats:
                 live = self.context.informer.cache.get(("Deployment", key[1], f"{key[2]}-{fleet.COMPONENT}"))
@@ -194,6 +196,18 @@ class FleetClusters:
             errors=errors, token=token, tls=tls, files=digest(texts) if texts else "",
             stream=stream, topology=self._topology(key, spec, errors),
         )  # fmt: skip
+
+    def _namesakes(self, key: OwnerKey, resource: Manifest) -> list[ReconcileError]:
+        """Whether an earlier FleetCluster sends verdicts under the same cluster id to the same place."""
+        found = self.context.informer.scopes.earlier_namesake(key, resource)
+        if found is None:
+            return []
+        (_, namespace, other), name = found
+        message = (
+            f"spec.clusterId: FleetCluster {namespace}/{other} forwards to {name.target} as {name.cluster!r} too, "
+            "so nodes and verdicts of the two are mixed there; give one of them another clusterId"
+        )
+        return [ReconcileError("ClusterIdTaken", message, stalls=False)]
 
     def _topology(self, key: OwnerKey, spec: FleetClusterSpec, errors: list[ReconcileError]) -> str:
         """The topology file from labels of the watched nodes, where labels are named; while these cannot be used, the
@@ -381,12 +395,13 @@ class FleetClusters:
         forwarded = forward_available(spec.fleet.forward, poll.forwarding if poll and poll.current else None)
         network = network_healthy(poll.network if poll and poll.current else None)
         progress = jobs_progress(poll.hangs if poll and poll.current else None)
+        nodes = (quorum_met(poll, spec), agents_unique(poll, spec.cluster_id), learned(poll, spec))
         routed = route_created(spec.fleet.gateway, self.context.platform, "spec.fleet")
         log = poll.log if poll and spec.fleet.log.nats else ()
         return [
             *out,
             *log,
-            *filter(None, (progress, network, forwarded, quorum_met(poll, spec), learned(poll, spec), routed)),
+            *filter(None, (progress, network, forwarded, *nodes, routed)),
         ]
 
     async def _report_invalid(

@@ -19,7 +19,19 @@ from ingero_operator.untrusted_http import TOKEN_REFUSED
 from ingero_operator.workloads import ROUTED, TRACING, ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
-INFORMING: Final = (*LOG_CONDITIONS, FORWARDED, "QuorumMet", "Learned", ROUTED, VALID, TRACING, NETWORK, PROGRESS)
+UNIQUE: Final = "AgentsUnique"
+INFORMING: Final = (
+    *LOG_CONDITIONS,
+    FORWARDED,
+    "QuorumMet",
+    UNIQUE,
+    "Learned",
+    ROUTED,
+    VALID,
+    TRACING,
+    NETWORK,
+    PROGRESS,
+)
 """Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
 CONDITIONS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
@@ -92,6 +104,22 @@ def learned(result: PollResult | None, spec: FleetClusterSpec) -> Condition | No
         f"{_why_it_learns(warm_up, spec)}"
     )
     return no(kind, "SnapshotRefused" if warm_up.refusal else "Learning", message)
+
+
+def agents_unique(result: PollResult | None, cluster: str) -> Condition | None:
+    """Whether one agent alone reports as each node; `None` where Fleet does not say."""
+    if result is None or result.several_agents is None or not result.current:
+        return None
+    found = result.several_agents
+    if not found.count:
+        return yes(UNIQUE, "OneAgentEach", "no node has several agents")
+    more = f" and {found.count - len(found.nodes)} more" if found.count > len(found.nodes) else ""
+    message = (
+        f"several agents report as {', '.join(found.nodes)}{more}: a cloned machine image, an agent outside of "
+        f"Kubernetes, or another cluster with the clusterId {cluster!r}. Such nodes are neither tainted nor "
+        "released; stop all agents but one, or give them other names"
+    )
+    return no(UNIQUE, "SeveralAgents", message)
 
 
 def _why_it_learns(warm_up: WarmUp, spec: FleetClusterSpec) -> str:

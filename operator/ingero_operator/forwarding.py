@@ -112,6 +112,8 @@ def _cure(forward: Forward, failure: str) -> tuple[str, str]:
             return "ReceiverUnreachable", f"spec.fleet.forward.endpoint does not answer: {where}"
         case "busy" | "server_error":
             return "ReceiverBusy", "the receiver asks to wait: see its log, its volume and its resources"
+        case "internal":
+            return "ExportFails", "Fleet itself fails to send: see the log of its pod"
         case _:
             return "ReceiverRefuses", "the receiver refuses the data: see its log"
 

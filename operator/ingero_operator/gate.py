@@ -196,8 +196,8 @@ def _storage(spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bou
     condition = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({has})")
     if "deletionTimestamp" in claim["metadata"]:
         message = (
-            f"claim {name} was deleted and stays as long as its pod runs; the next pod begins on a new volume: "
-            "back up this one before, with `ingero-echo backup`"
+            f"claim {name} was deleted and stays as long as its pod runs, which no rollout replaces until then; the "
+            "next pod begins on a new volume: back up this one before, with `ingero-echo backup`, then delete the pod"
         )
         condition = no("StorageBound", "ClaimDeleted", message)
     if quantity(requested) <= quantity(has):

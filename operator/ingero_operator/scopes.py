@@ -5,7 +5,7 @@ A reconcile asks this of every other FleetCluster, so a body is decoded once for
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ingero_operator.api.v1alpha1 import Agents
 from ingero_operator.cache import Cache, OwnerKey
@@ -16,6 +16,13 @@ _SLACK: Final = 64
 """FleetScopes of deleted FleetClusters that are kept at most."""
 
 
+class ClusterName(NamedTuple):
+    """A cluster id, and the store or endpoint in which it is to be unique."""
+
+    cluster: str
+    target: str
+
+
 @dataclass(frozen=True, slots=True)
 class FleetScope:
     """What one FleetCluster claims."""
@@ -24,12 +31,24 @@ class FleetScope:
     """Labels of the nodes that it watches."""
     conditions: bool
     """Whether it writes conditions to them."""
+    name: ClusterName | None = None
+    """What its verdicts are told apart by where it forwards to; `None` where it forwards nothing."""
+    made: str = ""
+    """When it was made."""
 
 
 def scope_of(resource: Manifest) -> FleetScope:
     """The scope of a FleetCluster, read without a schema: its spec may be older than the schema."""
-    agents = (resource.get("spec") or {}).get("agents") or {}
+    spec, metadata = resource.get("spec") or {}, resource["metadata"]
+    agents = spec.get("agents") or {}
+    forward, name = (spec.get("fleet") or {}).get("forward") or {}, None
+    store = f"EchoStore {metadata.get('namespace')}/{forward.get('echoStore')}" if forward.get("echoStore") else ""
+    target = store or forward.get("endpoint")
+    if target and not is_deleting(resource):
+        name = ClusterName(str(spec.get("clusterId")), str(target))
     return FleetScope(
+        name=name,
+        made=str(metadata.get("creationTimestamp", "")),
         selector=agents.get("nodeSelector") or Agents().node_selector,
         conditions=conditions_wanted(resource) and not is_deleting(resource),
     )
@@ -54,3 +73,13 @@ class FleetScopes:
             if found is None or found[0] != version:
                 found = known[other] = version, scope_of(cache.get(other) or {"metadata": {}})
             yield other, found[1]
+
+    def earlier_namesake(self, key: OwnerKey, resource: Manifest) -> tuple[OwnerKey, ClusterName] | None:
+        """The first FleetCluster made before this one that forwards under the same cluster id to the same place."""
+        own = scope_of(resource)
+        found = [
+            (scope.made, other)
+            for other, scope in self.others(key)
+            if own.name and scope.name == own.name and (scope.made, other) < (own.made, key)
+        ]
+        return (min(found)[1], own.name) if own.name and found else None

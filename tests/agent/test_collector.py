@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -98,7 +99,7 @@ def test_pages_report_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
         assert seen["ingero_agent_fleet_reachable"] == 0
         assert pages.get("/healthz")[0] == 200
 
-        running.process.terminate()
+        running.process.send_signal(signal.SIGHUP)
         assert running.process.wait(20) == 0
 
 

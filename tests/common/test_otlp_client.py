@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, grpc_failure, http_failure
+from ingero_kit.otlp_client import ClientConfig, DeliveryFailure, Disposition, explained, grpc_failure, http_failure
 from ingero_kit.otlp_http_client import otlp_url
 from ingero_kit.settings import SettingsError
 
@@ -48,6 +48,21 @@ def test_http_statuses(status: int, expected: tuple[DeliveryFailure, Disposition
 )
 def test_grpc_statuses(code: str, retry_after: float | None, expected: tuple[DeliveryFailure, Disposition]) -> None:
     assert grpc_failure(code, retry_after) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "url", "hint"),
+    [
+        ("ConnectError: All connection attempts failed", "http://fleet/v1/metrics", "names no port, so it is 80"),
+        ("ConnectError: All connection attempts failed", "https://fleet/v1/metrics", "names no port, so it is 443"),
+        ("ConnectError: All connection attempts failed", "http://fleet:9/v1/metrics", "anything listen on fleet:9?"),
+        ("[SSL: WRONG_VERSION_NUMBER]", "https://fleet:4318", "speaks no TLS"),
+        ("UNAVAILABLE: Socket closed", "http://fleet:4317", "may require TLS"),
+        ("UNAVAILABLE: Socket closed", "https://fleet:4317", "a client certificate"),
+    ],
+)
+def test_a_failed_connection_is_explained(said: str, url: str, hint: str) -> None:
+    assert explained(said, url).startswith(f"{said} (") and hint in explained(said, url)
 
 
 def test_a_path_in_the_endpoint_is_kept_and_not_repeated() -> None:

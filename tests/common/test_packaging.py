@@ -85,6 +85,13 @@ def test_every_folder_that_an_example_writes_to_is_one_of_its_unit(name: str) ->
     assert name == "ingero-sink" or all(f"\n{settings[kind]}={folder}\n" in unit for kind, folder in written)
 
 
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_begins_again_after_a_failure_but_not_with_settings_that_cannot_be_used(name: str) -> None:
+    unit = (PACKAGING / f"systemd/{name}.service").read_text()
+
+    assert "\nRestart=on-failure\n" in unit and "\nRestartPreventExitStatus=2\n" in unit
+
+
 @pytest.mark.parametrize("script", ["postinst", "prerm"])
 def test_the_scripts_of_a_package_serve_all_its_units(script: str, tmp_path: Path) -> None:
     units = "ingero-agent.service ingero-trace.service"

@@ -117,7 +117,7 @@ def test_an_assignment_beats_all_and_null_takes_a_value_away(tmp_path: Path) -> 
         ("inner.k=[", "--set: inner.k: "),
         ("inner.k=many", "--set: inner.k: "),
         ("inner.kk=1", "--set: inner.kk: no such setting"),
-        ("iner.k=1", "--set: iner.k: no such setting"),
+        ("iner.k=1", "--set: iner.k: no such setting; did you mean inner?"),
         ("inner=5", "--set: inner: a group of settings was expected (got 5)"),
         ("inner.interval=.inf", "--set: inner.interval: "),
         ("inner={k: 1, k: 2}", "--set inner: line 1: the key 'k'"),

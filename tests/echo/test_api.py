@@ -374,6 +374,13 @@ def test_csv_and_arrow_by_accept(service: Running) -> None:
     table = pa.ipc.open_stream(io.BytesIO(raw)).read_all()
 
     assert '"gpu-node-3"' in text.splitlines()[1]
+    for accept in ("text/csv;q=0", "text/csv;q=0.1, application/json", "text/csv; q=0.2, */*;q=0.5"):
+        assert "rows" in web.post(url, headers={"accept": accept}).json()
+    assert web.post(url, headers={"accept": "application/json;q=0.1, text/csv"}).text == text
+    healthy, head = (web.request(method, service.url("api", echo.HEALTH)) for method in ("GET", "HEAD"))
+    assert (healthy.status_code, head.status_code, head.text) == (200, 200, "")
+    with pytest.raises(ConnectionError, match="begin the address with http://"):
+        EchoHttpClient(service.url("api").replace("http", "https"), "t").tool(PREFIX + "summary", {})
     assert table["node_id"].to_pylist() == ["gpu-node-3"]
 
 
@@ -715,6 +722,8 @@ def test_tls_on_every_listener(tmp_path: Path) -> None:
             assert [row["nodes"] for row in json.loads(asked.words())["rows"]] == [8, 8]
         with pytest.raises(ConnectionError, match=r"its certificate is refused: .*; --ca-file names"):
             EchoHttpClient(api, "t").tool(PREFIX + "summary", {})
+        with pytest.raises(ConnectionError, match="begin the address with https://"):
+            EchoHttpClient(api.replace("https", "http"), "t").tool(PREFIX + "summary", {})
 
 
 def test_mcp_over_standard_streams(service: Running) -> None:

@@ -256,7 +256,7 @@ def test_one_record_that_cannot_be_read_is_named_and_its_neighbours_are_kept(
 
     assert (len(batch.identities), batch.rejected) == (9, 1)
     assert sum(part.num_rows for part in batch.tables["events"]) == 9
-    assert "it is not OTLP/JSON" in batch.message
+    assert "it is not OTLP/JSON: a" in batch.message and "Error" not in batch.message
 
 
 def test_a_json_resource_that_cannot_be_read_costs_its_own_records_only() -> None:

@@ -275,6 +275,11 @@ def test_clusters_that_come_and_go_leave_neither_memory_nor_series(monkeypatch: 
     assert ledger.sums()["c99"] == JobAccount(2.0, 1.0, 360_000.0)
     assert tracker.summary()["cost"] == tracker.answer()["cost"] == pytest.approx(200.0)
     assert tracker.answer()["forgotten_shares"] == pytest.approx(95.0)
+    paged = tracker.answer(limit=2, offset=1)
+    assert [(len(paged[name]), paged[f"{name}_total"]) for name in ("jobs", "culprits")] == [(2, 5)] * 2
+    assert paged["jobs"] == tracker.answer()["jobs"][1:3] and paged["cost"] == tracker.answer()["cost"]
+    assert [job["cluster_id"] for job in tracker.answer("c99", "j")["jobs"]] == ["c99"]
+    assert tracker.answer("c99", "another")["culprits"] == []
     page = exposition([TableCollector(COST, lambda: tracker)]).decode()
     assert page.count("\ningero_fleet_job_cost_total{") == 8
     assert 'ingero_fleet_job_cost_total{cluster_id="",currency="USD"} 170.0' in page

@@ -5,6 +5,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,31 @@ def test_a_batch_that_fails_is_counted_and_the_next_one_is_sent(failure: ExportR
         return made.counters["dropped_permanent"], made.counters["sent"]
 
     assert asyncio.run(asyncio.wait_for(work(), 30)) == (1, 1)
+
+
+def test_an_error_outside_of_the_transport_costs_its_pushes_and_is_shown_until_one_is_sent() -> None:
+    async def send() -> ExportResult:
+        return DELIVERED
+
+    def tag(body: bytes, cluster: str) -> bytes:
+        if cluster == "bad":
+            raise ZeroDivisionError("no such provider")
+        return body
+
+    async def work() -> None:
+        made = exporter(Client(send))
+        made.tag = tag
+        made.export(replace(PUSH, cluster="bad"))
+        while not made.counters["dropped_permanent"]:
+            await asyncio.sleep(0)
+        obstacle, waiting = made.state().obstacle, made.state().waiting
+        assert obstacle and (obstacle.failure, obstacle.detail) == ("internal", "ZeroDivisionError: no such provider")
+        made.export(PUSH)
+        await made.stop(10)
+        assert (waiting, made.counters["dropped_permanent"], made.counters["sent"]) == (0, 1, 1)
+        assert made.state().obstacle is None
+
+    asyncio.run(asyncio.wait_for(work(), 30))
 
 
 def test_what_is_under_way_when_the_time_to_stop_is_over_is_counted() -> None:

@@ -25,10 +25,10 @@ def ask(app: Any, *requests: tuple[str, str], headers: dict[str, str] | None = N
 def test_health_is_short_and_says_so_by_its_status() -> None:
     nobody = Authenticator(None)
     well = plain_app(health_pages(lambda: (True, {}), nobody))
-    ill = plain_app(health_pages(lambda: (False, {}), nobody))
+    ill = plain_app(health_pages(lambda: (False, {"problem": "why"}), nobody))
 
     assert [(one.status_code, one.text) for one in ask(well, ("GET", "/healthz/ee"))] == [(200, "ok\n")]
-    assert [(one.status_code, one.text) for one in ask(ill, ("GET", "/healthz/ee"))] == [(503, "unhealthy\n")]
+    assert [(one.status_code, one.text) for one in ask(ill, ("GET", "/healthz/ee"))] == [(503, "unhealthy: why\n")]
     assert ask(well, ("GET", "/internal/ee/state"))[0].status_code == 404
 
 

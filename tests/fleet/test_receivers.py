@@ -22,6 +22,7 @@ from ingero_fleet.receivers.messages import (
     decode_batch,
     decode_push,
     encode_batch,
+    encode_message,
     encode_push,
     encode_verdict_cache,
     read_message,
@@ -54,6 +55,7 @@ REPORTS = st.builds(
     world_size=st.integers(0, 64),
     rank=st.none() | st.integers(0, 63),
     last_verdict=st.sampled_from(["", "straggler; kind=slow", "healthy"]),
+    instance_id=st.sampled_from(["", "a"]),
 )
 
 
@@ -289,10 +291,18 @@ def test_a_port_that_is_taken_is_an_error_in_words(tmp_path: Path) -> None:
             assert f"cannot listen on 127.0.0.1:{port}" in running.words()
 
 
+PUSH_TAKEN = Push(Signal.METRICS, "protobuf", b"", "c")
+
+
+def refuse(push: Push, now: float) -> None:
+    """What takes pushes fails as nobody foresaw."""
+    raise ZeroDivisionError
+
+
 def pool() -> ReceiverPool:
     protocols = {"http": {"endpoint": FREE}, "grpc": {"endpoint": FREE}}
     config = FleetConfig.model_validate({"receivers": {"otlp": {"processes": 2, "protocols": protocols}}})
-    return ReceiverPool(config, ScoreTable(LIMITS, BY), lambda: 0.0, lambda push, now: None)
+    return ReceiverPool(config, ScoreTable(LIMITS, BY), lambda: 0.0, refuse)
 
 
 def children() -> set[int]:
@@ -318,6 +328,33 @@ def test_a_receiver_that_hangs_is_killed_and_replaced(monkeypatch: pytest.Monkey
 
     asyncio.run(scenario())
     assert children() == before
+
+
+def test_an_error_that_nobody_foresaw_replaces_the_receiver_and_ends_no_supervision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing = [True]
+
+    async def fail(self: ReceiverPool, number: int) -> None:
+        failing.clear()
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        receivers = pool()
+        start = ReceiverPool._start
+        await receivers.start()
+        first = receivers._running[0]
+        first._reader.feed_data(encode_message(MessageKind.PUSH, encode_push(PUSH_TAKEN, 0.0)))
+        monkeypatch.setattr(ReceiverPool, "_start", fail)
+        async with asyncio.timeout(60):
+            while failing:
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(ReceiverPool, "_start", start)
+            while receivers.facts() != {"receivers": 2, "receiver_restarts": 2}:
+                await asyncio.sleep(0.01)
+        await receivers.stop()
+
+    asyncio.run(scenario())
 
 
 def test_a_receiver_that_does_not_start_is_an_error_and_leaves_no_process(

@@ -29,7 +29,10 @@ def test_what_validate_prints_is_valid_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("processors: {ingero: {treshold: {k: 2}}}", "processors.ingero.treshold: no such setting"),
+        (
+            "processors: {ingero: {treshold: {k: 2}}}",
+            "processors.ingero.treshold: no such setting; did you mean threshold?",
+        ),
         ("receivers: {jaeger: {}}", "receivers.jaeger: no such setting"),
         ("processors: {ingero: {threshold: {k: -1}}}", "processors.ingero.threshold.k:"),
         ("extensions: {ingero_threshold: {admin_endpoint: '0.0.0.0:8081'}}", "loopback"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingero_contract.identifiers import node_key
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState, VerdictState
 from ingero_detect.nodes.codes import STATES
@@ -17,7 +18,7 @@ from ingero_fleet.engine import Engine
 from ingero_fleet.processor_settings import DetectorConfig, ProcessorsConfig
 from ingero_fleet.state_codec import State, encode_state, sealed
 from ingero_fleet.state_machine import StateMachine, read_state
-from ingero_fleet.tick_snapshot import stragglers_answer
+from ingero_fleet.tick_snapshot import stragglers_answer, why_answer
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_testing.scripted_fleet import CONFIG, TICKS, end_of, new_machine, play, state_hash
@@ -219,3 +220,24 @@ def test_a_state_of_an_older_version_is_migrated_step_by_step_and_nothing_is_lea
 
     assert edges + play(second, cut) == before
     assert state_hash(second, end_of(TICKS)) == state_hash(straight, end_of(TICKS))
+
+
+def test_a_node_with_several_agents_is_marked_in_answers_and_its_pushes_get_no_verdict() -> None:
+    machine = StateMachine(ProcessorsConfig(), 0.0)
+    for tick in range(1, 6):
+        for node, agent in (("a", "1"), ("b", "2"), ("b", "3"), ("c", "4")):
+            report = HealthReport(
+                node_id=node, cluster_id="k", score=0.9, instance_id=agent, time_unix_nano=tick * 10**10
+            )
+            machine.table.observe(report, 10.0 * tick)
+        result = machine.tick(10.0 * tick + 1)
+
+    snapshot, names = result.snapshot, result.snapshot.scores.names
+    rows = [names.index(node_key("k", node)) for node in "ab"]
+    answer = stragglers_answer(snapshot, "k", 10.0)
+    assert answer["several_agents"] == {"count": 1, "nodes": [{"cluster_id": "k", "node_id": "b"}]}
+    answers = [why_answer(snapshot, row, machine.config) for row in rows]
+    assert [found["several_agents"] for found in answers] == [False, True]
+    assert answers[1]["why"].startswith("Several agents report as this node")
+    verdicts = result.verdict_cache.verdicts
+    assert (verdicts.overrides.get(node_key("k", "b")), verdicts.default) == ("", "learning")

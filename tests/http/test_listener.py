@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import trustme
 import uvloop
+from structlog.testing import capture_logs
 
 from ingero_http.asgi import AsgiServer
+from ingero_http.handshake_log import MAX_REASONS, HandshakeLog
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Limits
@@ -93,6 +95,45 @@ def test_a_handshake_that_takes_too_long_is_counted(tmp_path: Path) -> None:
         await server.stop(1)
 
     uvloop.run(main())
+
+
+def test_why_handshakes_fail_is_logged_once_in_a_while_with_what_the_client_must_change(tmp_path: Path) -> None:
+    settings, _ = tls(tmp_path)
+
+    async def main() -> None:
+        server = Http1Server(large)
+        port = await server.start("127.0.0.1", 0, tls=settings)
+        for count, sent in enumerate((ASK, ASK, b"\0" * 99, b""), 1):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+            while server.counters.failed_handshakes < count:
+                await asyncio.sleep(0.01)
+        await server.stop(1)
+
+    with capture_logs() as logged:
+        uvloop.run(main())
+
+    lines = [line for line in logged if line["event"] == "tls_handshake_failed"]
+    assert [line["client"] for line in lines] == ["127.0.0.1"] * 2
+    assert "HTTP_REQUEST" in lines[0]["reason"] and "must use https" in lines[0]["hint"]
+    assert "WRONG_VERSION_NUMBER" in lines[1]["reason"] and "did not speak TLS" in lines[1]["hint"]
+
+
+def test_a_reason_is_logged_again_after_a_while_and_only_so_many_are() -> None:
+    now = [0.0]
+    handshakes = HandshakeLog(lambda: now[0])
+
+    with capture_logs() as logged:
+        for moment in (0.0, 599.0, 600.0):
+            now[0] = moment
+            for number in range(2 * MAX_REASONS):
+                handshakes.failed(ssl.SSLError(1, f"reason {number}"), "192.0.2.1")
+            handshakes.failed(ConnectionResetError(), "192.0.2.1")
+
+    assert len(logged) == 2 * MAX_REASONS
 
 
 def test_a_stop_leaves_no_connection_behind_whatever_its_client_does(tmp_path: Path) -> None:

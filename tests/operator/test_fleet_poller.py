@@ -21,7 +21,7 @@ from ingero_kit.health_report import HealthReport
 from ingero_operator.fleet_answers import PollRequest, PollResult, WarmUp
 from ingero_operator.fleet_answers import parse_response as read_answer
 from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller
-from ingero_operator.fleet_status import evidence_fresh
+from ingero_operator.fleet_status import agents_unique, evidence_fresh
 from ingero_operator.forwarding import Forwarding
 from ingero_operator.taints.model import Evidence
 from ingero_operator.tasks import Tasks
@@ -47,6 +47,29 @@ def test_an_answer_becomes_evidence() -> None:
     assert found.evidence is not None
     assert (set(found.evidence.accused), found.evidence.healthy) == ({"a"}, frozenset({"b"}))
     assert found.evidence.accused["a"].active and found.threshold == 0.71
+
+
+def test_a_node_with_several_agents_is_said_to_have_them_and_is_not_known_to_be_healthy() -> None:
+    mixed = {"several_agents": True}
+    answer = result(
+        stragglers=[{**Says(stragglers={"a"}).node("a"), **mixed}],
+        several_agents={"count": 7, "nodes": [{"cluster_id": "c", "node_id": name} for name in "abcdef"]},
+    )
+
+    found = parse_response(answer, [{**Says().node("b"), **mixed}], 100.0, None)
+
+    assert found.evidence is not None
+    assert (found.evidence.accused["a"].several_agents, found.evidence.healthy) == (True, frozenset())
+    said = agents_unique(found, "prod")
+    assert said is not None and (said.status, said.reason) == ("False", "SeveralAgents")
+    assert "as a, b, c, d, e and 2 more" in said.message and "'prod'" in said.message
+
+
+@pytest.mark.parametrize("payload", [None, [], {"count": -1, "nodes": []}, {"count": 1, "nodes": [3]}])
+def test_several_agents_that_cannot_be_read_are_no_condition_and_hide_no_straggler(payload: Any) -> None:
+    found = parse_response(result(several_agents=payload), [], 100.0, None)
+
+    assert agents_unique(found, "prod") is None and found.evidence and set(found.evidence.accused) == {"a"}
 
 
 def test_where_the_detector_decides_the_evidence_is_its_severity() -> None:

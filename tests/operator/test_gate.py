@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, Policy
+from ingero_operator.echo_shards import ObservedShard, without_rollouts
 from ingero_operator.gate import LEVELS, GateInputs, decide, default_class
+from ingero_operator.plan import Action, Verb
+from ingero_operator.render.common import Owner
 
 PROVISIONERS = ("csi.scaleway.com", "ebs.csi.aws.com", "rancher.io/local-path", "example.com/unheard-of")
 
@@ -170,3 +173,14 @@ def test_a_claim_that_somebody_deleted_is_named_while_its_pod_holds_it() -> None
     (bound,) = [item for item in decision.conditions if item.type == "StorageBound"]
     assert (bound.status, bound.reason) == ("False", "ClaimDeleted")
     assert "ingero-echo backup" in bound.message
+    owner = Owner(kind="EchoStore", name="s", namespace="ml", uid="u")
+    shards = [
+        ObservedShard(index=index, claim=held, decision=decision, recorded={})
+        for index, held in enumerate((claim, {"metadata": {"name": "s-echo-1"}}, None))
+    ]
+    wanted: tuple[tuple[Verb, str], ...]
+    wanted = (("apply", "StatefulSet"), ("apply", "Service"), ("create", "StatefulSet"))
+    actions = [
+        Action(item[0], item[1], owner.child(shard.component), "it differs") for shard in shards for item in wanted
+    ]
+    assert without_rollouts(owner, shards, actions) == actions[1:]

@@ -22,6 +22,12 @@ WORDS = 'secrets "x" is forbidden: User "u" cannot get resource "secrets" in API
         (401, "Unauthorized", "Unauthorized", "Forbidden"),
         (404, "NotFound", "the server could not find the requested resource", "KindMissing"),
         (409, "Conflict", "the object has been modified", "Conflict"),
+        (403, "Forbidden", "only dynamically provisioned pvc can be resized and the storageclass that provisions the "
+         "pvc must support resize", "ClassCannotExpand"),
+        (422, "Invalid", "spec.resources.requests.storage: Forbidden: field can not be less than status.capacity",
+         "VolumeCannotShrink"),
+        (422, "Invalid", "spec: Forbidden: spec is immutable after creation except resources.requests and "
+         "volumeAttributesClassName for bound claims", "ClaimCannotChange"),
         (422, "Invalid", "spec.selector: field is immutable", "Rejected"),
         (500, "InternalError", "failed to create typed patch object (a/b; apps/v1): .spec.x: field not declared",
          "Rejected"),
@@ -31,7 +37,7 @@ def test_a_refusal_is_named_with_its_words(code: int, reason: str, message: str,
     error = explain("Deployment a-fleet", ApiError(code, reason, message))
 
     assert error.reason == named and error.message.startswith("Deployment a-fleet: ")
-    assert error.stalls is (named == "Rejected")
+    assert error.stalls is (named in ("Rejected", "ClassCannotExpand", "VolumeCannotShrink", "ClaimCannotChange"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,33 @@ def put(cache: Cache, name: str, version: int, spec: Any = None, **metadata: Any
     cache.put("FleetCluster", {"metadata": about, "spec": spec})
 
 
+def forwarding(cluster: str, **forward: str) -> dict[str, Any]:
+    return {"clusterId": cluster, "fleet": {"forward": forward}}
+
+
+def test_the_later_of_two_clusters_with_one_id_and_one_store_is_told_of_the_earlier() -> None:
+    cache = Cache()
+    scopes = FleetScopes(cache)
+    store, endpoint = forwarding("prod", echoStore="echo"), forwarding("prod", endpoint="otlp:4317")
+    for number, (name, spec) in enumerate(
+        {
+            "second": store, "first": store, "other-id": forwarding("test", echoStore="echo"), "outside": endpoint,
+            "alone": {"clusterId": "prod"},
+        }.items(), 1,
+    ):  # fmt: skip
+        put(cache, name, number, spec, creationTimestamp="2026-01-02" if name == "second" else "2026-01-01")
+    put(cache, "going", 9, store, creationTimestamp="2025-01-01", deletionTimestamp="2026-01-01")
+
+    found = {}
+    for key in cache.keys("FleetCluster"):
+        resource = cache.get(key)
+        assert resource
+        found[key[2]] = scopes.earlier_namesake(key, resource)
+
+    assert found.pop("second") == (("FleetCluster", "ml", "first"), ("prod", "EchoStore ml/echo"))
+    assert set(found.values()) == {None}
+
+
 def others(scopes: FleetScopes) -> dict[str, FleetScope]:
     return {key[2]: scope for key, scope in scopes.others(OURS)}
 

@@ -144,6 +144,14 @@ def test_a_policy_check_of_the_node_stops_that_node(change: dict[str, Any], reas
     assert (decision.steps, check(decision)) == ((), reason)
 
 
+def test_a_node_with_several_agents_is_neither_tainted_nor_kept_tainted_by_what_is_said_of_it() -> None:
+    evidence = replace(says("n03"), accused={"n03": replace(says("n03").accused["n03"], several_agents=True)})
+
+    decision = decided(evidence=evidence)
+    assert (decision.steps, decision.confirmed, check(decision)) == ((), 0, "SeveralAgents")
+    assert not decision.state.accused
+
+
 def test_a_node_that_was_slow_from_the_start_is_tainted_only_if_the_policy_says_so() -> None:
     finding = replace(says("n03").accused["n03"], kind=SLOW_FROM_START)
     evidence = replace(says("n03"), accused={"n03": finding})

@@ -29,6 +29,7 @@ from ingero_agent.trace.tracer import EbpfTracer
 from ingero_agent.trace.tracer_base import NOOP_MODE, Tracer
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import ClientConfig
+from ingero_kit.signals import ENDING
 from ingero_kit.tls import ClientTls
 
 log = get(__name__)
@@ -47,9 +48,9 @@ Wait = Callable[[float], bool]
 
 
 def run(settings: TraceSettings) -> None:
-    """Trace until SIGTERM, SIGINT or the end of `duration`. Raises `CannotTrace`, `OSError`, `ImportError`."""
+    """Trace until a signal ends it or `duration` is over. Raises `CannotTrace`, `OSError`, `ImportError`."""
     stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, lambda *_: stopped.set())
     end = None if settings.duration is None else time.monotonic() + settings.duration
 

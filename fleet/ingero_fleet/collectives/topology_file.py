@@ -64,7 +64,10 @@ async def follow_topology(file: TopologyFile, use: Callable[[Mapping[str, RankPo
     """Give a changed topology to `use`, until cancelled."""
     while True:
         await asyncio.sleep(every)
-        ports = await asyncio.to_thread(file.changed)
-        if ports is not None:
-            use(ports)
-            log.info("topology_changed", nics=len(set(ports.values())))
+        try:
+            ports = await asyncio.to_thread(file.changed)
+            if ports is not None:
+                use(ports)
+                log.info("topology_changed", nics=len(set(ports.values())))
+        except Exception:
+            log.exception("topology_failed", hint="the one before stays in use")

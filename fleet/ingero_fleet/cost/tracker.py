@@ -5,10 +5,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ingero_contract.identifiers import NodeKey
-from ingero_fleet.cost.bill import Bill, JobBill, make_bill
+from ingero_fleet.cost.bill import Bill, JobBill, JobKey, StragglerCost, make_bill
 from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.files import read_prices
-from ingero_fleet.cost.ledger import CostLedger, JobAccount
+from ingero_fleet.cost.ledger import CostLedger, JobAccount, StragglerAccount
 from ingero_fleet.processor_settings import CostConfig
 from ingero_fleet.score_table import Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot
@@ -91,47 +91,25 @@ class CostTracker:
             "gpus_without_rate": sum(job.unpriced_gpus for job in jobs),
         }
 
-    def answer(self, cluster: str | None = None) -> dict[str, Any]:
-        """What jobs cost, how much of it was waiting, and for whom: now by the hour, and since Fleet started."""
+    def answer(
+        self, cluster: str | None = None, job: str | None = None, *, offset: int = 0, limit: int | None = None
+    ) -> dict[str, Any]:
+        """What jobs cost, how much of it was waiting, and for whom: now by the hour, and since Fleet started.
+
+        `jobs` and `culprits` are those of one cluster, or job, or of all: the costliest first, `limit` of each from
+        `offset` on. The sums are of the whole cluster.
+        """
         bill, ledger = self.bill, self.ledger
         now = {straggler.node: straggler for straggler in bill.stragglers}
-        jobs = [
-            {
-                "cluster_id": key[0],
-                "job": key[1],
-                "nodes": job.nodes if job else 0,
-                "gpus": job.gpus if job else 0,
-                "synchronised": job.synchronised if job else None,
-                "cost_per_hour": _money(job.cost if job else 0.0),
-                "waiting_per_hour": _money(job.waiting if job else 0.0),
-                "cost": _money(account.cost),
-                "waiting": _money(account.waiting),
-                "gpus_without_rate": job.unpriced_gpus if job else 0,
-            }
-            for key, account in ledger.jobs.items()
-            if cluster in (None, key[0])
-            for job in [bill.jobs.get(key)]
+        jobs = [(key, one) for key, one in ledger.jobs.items() if cluster in (None, key[0]) and job in (None, key[1])]
+        jobs.sort(key=lambda item: (-item[1].cost, item[0]))
+        culprits = [
+            (node, one)
+            for node, one in ledger.stragglers.items()
+            if cluster in (None, node[0]) and job in (None, one.job[1])
         ]
-        stragglers = [
-            {
-                "cluster_id": node[0],
-                "node_id": node[1],
-                "job": account.job[1],
-                "straggling_now": node in now,
-                "severity": round(now[node].severity, 6) if node in now else None,
-                "named_by": now[node].by if node in now else None,
-                "share_per_hour": _money(now[node].share if node in now else 0.0),
-                "share": _money(account.share),
-                "saving_alone": _money(account.saving),
-                "gpus_without_rate": account.unpriced_gpus,
-                "straggler_seconds": round(account.seconds, 3),
-                "first_seen": rfc3339(account.first),
-                "last_seen": rfc3339(account.last),
-            }
-            for node, account in ledger.stragglers.items()
-            if cluster in (None, node[0])
-        ]
-        stragglers.sort(key=lambda item: (-float(item["share"] or 0), str(item["node_id"])))
+        culprits.sort(key=lambda item: (-item[1].share, item[0]))
+        page = slice(offset, None if limit is None else offset + limit)
         sums = ledger.sums(cluster).values()
         forgotten = sum(share for name, share in ledger.closed_shares.items() if cluster in (None, name))
         return {
@@ -143,13 +121,51 @@ class CostTracker:
             "cost": _money(sum(item.cost for item in sums)),
             "waiting": _money(sum(item.waiting for item in sums)),
             "forgotten_shares": _money(forgotten),
-            "jobs": jobs,
-            "culprits": stragglers,
+            "offset": offset,
+            "jobs_total": len(jobs),
+            "jobs": [_job_answer(key, one, bill.jobs.get(key)) for key, one in jobs[page]],
+            "culprits_total": len(culprits),
+            "culprits": [_culprit_answer(node, one, now.get(node)) for node, one in culprits[page]],
             "missing_rates": [
                 {"provider": provider, "gpu_model": model, "gpus": count, "why": _why(provider, model)}
                 for (provider, model), count in sorted(bill.missing.items())
             ],
         }
+
+
+def _job_answer(key: JobKey, account: JobAccount, bill: JobBill | None) -> dict[str, Any]:
+    """A job; `bill` is what it costs now, if it runs."""
+    return {
+        "cluster_id": key[0],
+        "job": key[1],
+        "nodes": bill.nodes if bill else 0,
+        "gpus": bill.gpus if bill else 0,
+        "synchronised": bill.synchronised if bill else None,
+        "cost_per_hour": _money(bill.cost if bill else 0.0),
+        "waiting_per_hour": _money(bill.waiting if bill else 0.0),
+        "cost": _money(account.cost),
+        "waiting": _money(account.waiting),
+        "gpus_without_rate": bill.unpriced_gpus if bill else 0,
+    }
+
+
+def _culprit_answer(node: NodeKey, account: StragglerAccount, now: StragglerCost | None) -> dict[str, Any]:
+    """A node that jobs wait for, or waited for; `now` is what it costs at present."""
+    return {
+        "cluster_id": node[0],
+        "node_id": node[1],
+        "job": account.job[1],
+        "straggling_now": now is not None,
+        "severity": round(now.severity, 6) if now else None,
+        "named_by": now.by if now else None,
+        "share_per_hour": _money(now.share if now else 0.0),
+        "share": _money(account.share),
+        "saving_alone": _money(account.saving),
+        "gpus_without_rate": account.unpriced_gpus,
+        "straggler_seconds": round(account.seconds, 3),
+        "first_seen": rfc3339(account.first),
+        "last_seen": rfc3339(account.last),
+    }
 
 
 def _why(provider: str, model: str) -> str:

@@ -19,7 +19,14 @@ from ingero_fleet.page.health_history import HealthHistory
 from ingero_fleet.page.node_history import NodeHistory
 from ingero_fleet.processor_settings import IngeroConfig
 from ingero_fleet.taints.tracker import TaintTracker
-from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name, rounded, summary_answer, why_answer
+from ingero_fleet.tick_snapshot import (
+    TickSnapshot,
+    cohort_name,
+    rounded,
+    several_agents_answer,
+    summary_answer,
+    why_answer,
+)
 
 MAX_WATCHERS: Final = 32
 """Pages that receive server-sent events at the same time; further ones poll."""
@@ -162,6 +169,7 @@ class LivePage:
                 "interval_seconds": config.push_interval,
                 "column": base64.b64encode(column).decode(),
                 "hidden_nodes": hidden,
+                "several_agents": several_agents_answer(snapshot),
                 **self._accused(snapshot, config, cost["culprits"], {_node(item): item for item in taints}),
                 "taint_counts": dict(Counter(item["cluster_id"] for item in taints)),
                 "taints": taints[:SHOWN],

@@ -72,7 +72,13 @@ def encode_message(kind: MessageKind, body: bytes = b"") -> bytes:
 def encode_batch(batch: ReportBatch) -> bytes:
     """The body of BATCH."""
     header = orjson.dumps(
-        [batch.names, batch.cohorts, list(map(tuple, batch.hardware)), list(batch.last_verdicts.items())]
+        [
+            batch.names,
+            batch.cohorts,
+            list(map(tuple, batch.hardware)),
+            list(batch.last_verdicts.items()),
+            list(batch.several.items()),
+        ]
     )
     return JSON_LENGTH.pack(len(header)) + header + batch.records.tobytes()
 
@@ -81,7 +87,7 @@ def decode_batch(body: bytes) -> ReportBatch:
     """Read what `encode_batch` gave; raises `ValueError` for anything else."""
     (length,) = JSON_LENGTH.unpack_from(body)
     end = JSON_LENGTH.size + length
-    names, cohorts, hardware, last_verdicts = orjson.loads(memoryview(body)[JSON_LENGTH.size : end])
+    names, cohorts, hardware, last_verdicts, several = orjson.loads(memoryview(body)[JSON_LENGTH.size : end])
     records = np.frombuffer(body, BATCH_RECORD, offset=end)
     if len(records) != len(names):
         raise ValueError("names and records differ in number")
@@ -91,6 +97,7 @@ def decode_batch(body: bytes) -> ReportBatch:
         [Hardware(*item) for item in hardware],
         records,
         dict(last_verdicts),
+        dict(several),
     )
 
 

@@ -94,10 +94,17 @@ class ReceiverHandle:
             pass
         except (ValueError, KeyError, TypeError, struct.error) as error:
             log.error("receiver_not_understood", number=self.number, reason=f"{type(error).__name__}: {error}")
-            self.process.kill()
+            self._end_now()
+        except Exception:
+            log.exception("receiver_failed", number=self.number)
+            self._end_now()
         finally:
             self.done.set()
             self._writer.close()
+
+    def _end_now(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
 
     def check_hung(self, now: float) -> None:
         """Note a tick without reports; a process that hangs is killed, which the task that listens to it notices."""
@@ -225,7 +232,7 @@ class ReceiverPool:
         receiver.send(encode_message(MessageKind.HELLO, orjson.dumps(hello)))
         try:
             await receiver.ready()
-        except OSError:
+        except BaseException:
             await receiver.kill()
             del self._running[number]
             raise
@@ -255,8 +262,10 @@ class ReceiverPool:
                     log.info("receiver_replaced", number=number)
                     break
                 except OSError as error:
-                    attempt += 1
                     log.error("receiver_failed", number=number, reason=str(error))
+                except Exception:
+                    log.exception("receiver_failed", number=number)
+                attempt += 1
 
 
 def _reserve(host: str, port: int) -> socket.socket:

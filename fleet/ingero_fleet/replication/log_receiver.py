@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+from ingero_fleet.health_facts import PROBLEM
 from ingero_fleet.replication.log_bodies import BatchHead
 from ingero_fleet.replication.ordered_log import OrderedLog
 from ingero_fleet.replication.persistent_task import persist
@@ -46,7 +47,10 @@ class LogReceiver:
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy once it has verdicts. While the log is away, or nobody judges, the last verdicts stand."""
         age, away = self.verdicts.age(), self._log.health().away_since
-        return age is not None or away is not None, {
+        healthy = age is not None or away is not None
+        problem = {} if healthy else {PROBLEM: "no replica has published verdicts yet"}
+        return healthy, {
+            **problem,
             "replica": self.name,
             "role": "receiver",
             "log": f"away since {rfc3339(away)}" if away else "ok",

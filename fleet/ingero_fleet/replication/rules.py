@@ -11,7 +11,7 @@ import orjson
 from ingero_fleet.collectives.topology_file import read_topology
 from ingero_fleet.processor_settings import ProcessorsConfig
 
-RULES_VERSION: Final = 12
+RULES_VERSION: Final = 13
 """Raised by every change of the detector, the threshold rule or the collectives that changes results."""
 
 OUTPUTS: Final = {"detector": {"snapshot", "snapshot_interval", "record", "record_bytes"}}

@@ -1,7 +1,6 @@
 """The loop of `ingero-operator slurm`: polls Fleet and makes a pass after the other until it is stopped."""
 
 import asyncio
-import signal
 from dataclasses import replace
 from typing import Final
 
@@ -9,6 +8,7 @@ from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.files import not_utf8
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
+from ingero_kit.signals import on_end
 from ingero_operator.audit_exporter import AuditExporter, OtlpTarget
 from ingero_operator.cache import OwnerKey
 from ingero_operator.fleet_answers import PollRequest
@@ -72,10 +72,9 @@ class _Audit:
 
 
 async def control(settings: SlurmSettings) -> None:
-    """Drain and undrain until SIGTERM or SIGINT. Raises `SettingsError`, `OSError`."""
+    """Drain and undrain until SIGTERM, SIGINT or SIGHUP. Raises `SettingsError`, `OSError`."""
     ended, clock = asyncio.Event(), steady_clock()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    on_end(ended.set)
     store, tasks = DrainStateStore(settings.state_file, settings.cluster_id), Tasks(clock)
     try:
         audit = _Audit(settings, clock, tasks)

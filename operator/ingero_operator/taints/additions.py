@@ -116,6 +116,8 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
     streak = state.accused.get(node.name)
     if not item.active:
         return "NotActive", "the node is not active; only active nodes are judged"
+    if item.several_agents:
+        return "SeveralAgents", "several agents report as this node; give each its own node id, or stop all but one"
     if not may_be_tainted(policy, item):
         return (
             "SlowFromStart",

@@ -26,6 +26,13 @@ class Accused:
     score and threshold apply."""
     kind: str = ""
     """Fleet's name of the finding, such as `late_rank`."""
+    several_agents: bool = False
+    """Whether several agents report as the node, so that the finding may be about any of them, or none."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether the finding is about this node at work."""
+        return self.active and not self.several_agents
 
 
 @dataclass(frozen=True, kw_only=True)

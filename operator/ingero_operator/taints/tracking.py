@@ -80,7 +80,7 @@ def count_windows(observed: ClusterObservation, state: TaintState, trusted: bool
     streaks: dict[str, Streak] = {}
     for name, item in evidence.accused.items():
         node = observed.nodes.get(name)
-        if node is None or not item.active or (item.since is not None and item.since < node.created):
+        if node is None or not item.judged or (item.since is not None and item.since < node.created):
             continue
         before = state.accused.get(name)
         if before is not None and _same_machine(observed, name, before):
@@ -98,7 +98,7 @@ def _same_machine(observed: ClusterObservation, name: str, streak: Streak) -> bo
 
 def may_be_tainted(policy: Taints, item: Accused) -> bool:
     """Whether the policy allows to act on an accusation of this kind."""
-    return item.active and (policy.slow_from_start or item.kind != SLOW_FROM_START)
+    return item.judged and (policy.slow_from_start or item.kind != SLOW_FROM_START)
 
 
 def is_confirmed(policy: Taints, item: Accused, streak: Streak | None, now: float) -> bool:

@@ -631,6 +631,15 @@ def test_a_deleted_claim_is_named_while_its_pod_runs_and_when_it_is_gone(
 
     plane.kubectl("-n", store.namespace, "delete", "pvc", "store-echo", "--wait=false")
     wait_until(lambda: store.condition("StorageBound") == ("False", "ClaimDeleted"), "the warning")
+    before = store.workload()
+    store.apply(node_selector={"pool": "other"})
+
+    def seen() -> bool:
+        found = plane.read("-n", store.namespace, "echo", "store")
+        return bool(found["status"]["observedGeneration"] == found["metadata"]["generation"])
+
+    wait_until(seen, "the change to be seen")
+    assert (store.workload() or {})["spec"] == (before or {})["spec"], "no rollout replaces the pod"
     plane.delete("pod", "store-echo-0", store.namespace)
     kept = {"metadata": {"uid": uid}}
     wait_until(lambda: (store.claim() or kept)["metadata"]["uid"] != uid, "another claim")

@@ -283,6 +283,8 @@ function showTiles(update) {
     if (item.coverage_low) warnings.push(`${item.cluster_id}: only ${item.active + item.idle + item.calibrating} of ${item.expected} expected nodes report.`);
     if (!item.quorum_met) warnings.push(`${item.cluster_id}: no quorum, so nobody is judged.`);
   }
+  const several = update.several_agents;
+  if (several.count) warnings.push(`Several agents report as ${several.nodes.slice(0, 3).map((item) => `${item.node_id} (${item.cluster_id})`).join(", ")}${several.count > 3 ? ` and ${several.count - 3} more` : ""}, so nothing acts on what is said of them.`);
   if (update.hidden_nodes) warnings.push(`${update.hidden_nodes} nodes are not shown.`);
   byId("warnings").hidden = !warnings.length;
   byId("warnings").textContent = warnings.slice(0, 5).join(" ");
