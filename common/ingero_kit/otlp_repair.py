@@ -158,8 +158,9 @@ class _Repair:
 
 _HALF: Final = rb"u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2})"
 _OTHER: Final = rb"(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(?!%b)[\s\S])[^\\]*+" % _HALF
-_ESCAPES: Final = re.compile(rb"\\(?:(%b(?:\\%b)*+)|%b(?:\\%b)*+)" % (_HALF, _HALF, _OTHER, _OTHER))
-"""A run of unpaired surrogates (group 1), or other escapes and the text after them."""
+_ESCAPES: Final = re.compile(rb"\\(?:(%b(?:\\%b){0,999})|%b(?:\\%b){0,999})" % (_HALF, _HALF, _OTHER, _OTHER))
+"""A run of unpaired surrogates (group 1), or other escapes and the text after them. A limit bounds the memory of a
+match; possessive groups, which need none, match too much in CPython 3.11.2."""
 
 _ESCAPE: Final = len(rb"\ud800")
 

@@ -39,7 +39,8 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 
 @pytest.fixture
 def reader(tmp_path: Path, shard: Shard) -> Iterator[OpenReader]:
-    with open_reader(tmp_path, table_config(tmp_path / "lake"), {"0": shard}) as opened:
+    """Follows when a test says so: a writer that is not heard of meanwhile is not missing."""
+    with open_reader(tmp_path, table_config(tmp_path / "lake"), {"0": shard}, missing_after=3600.0) as opened:
         yield opened
 
 
