@@ -182,8 +182,13 @@ def ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], I
     return [plain_name(name) for name in order], number_of[codes]
 
 
+_RANK: Final = re.compile(r"(?:(?:global|world|process)[ _-])?rank[ _:=#-]*(\d{1,7})", re.IGNORECASE)
+
+
 def plain_name(name: str) -> int | str:
-    """The name of a rank or stage as answers have it: a whole number is one."""
+    """The name of a rank or stage as answers have it: a whole number is one, also behind the word `rank`."""
+    if ranked := _RANK.fullmatch(name.strip()):
+        return int(ranked[1])
     try:
         value = float(name)
     except ValueError:
@@ -192,8 +197,9 @@ def plain_name(name: str) -> int | str:
 
 
 def _natural(name: str) -> tuple[int, float, str]:
+    plain = plain_name(name)
     try:
-        return 0, float(name), ""
+        return 0, float(plain), ""
     except ValueError:
         return 1, 0.0, name
 
