@@ -245,6 +245,10 @@ REPEATED: Final = 0.9
 """Parts of a step at most, and which share of them must repeat."""
 
 
+OFTENER: Final = 1.5
+"""How many times as often as in another group a rank does something in one with another rhythm."""
+
+
 def occurrence(*keys: Ints, start: Floats) -> Ints:
     """For every row, how many rows with the same keys came before it on its rank's own clock."""
     order = np.lexsort((np.arange(len(start)), start, *reversed(keys)))
@@ -263,12 +267,15 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations. In a recording
-    of few steps only the layers of a step are many: where the groups that meet often enough do not connect all ranks,
-    an operation may end steps that all ranks do only a few times.
+    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations, and so do those
+    in which a rank does something far less often than in others. In a recording of few steps only the layers of a step
+    are many: where the groups that meet often enough do not connect all ranks, an operation may end steps that all
+    ranks do only a few times.
     """
-    joined = _often_connected(rank, np.where(collective, group, -1))
-    op = numbered(op, _group_sizes(rank, np.where(collective, group, -1)))
+    groups = np.where(collective, group, -1)
+    joined = _often_connected(rank, groups)
+    op = numbered(op, _group_sizes(rank, groups))
+    op = numbered(op, _rhythms(rank, op, groups))
     order = np.lexsort((np.arange(len(start)), start, rank))
     own, name, computes = rank[order], op[order], ~collective[order]
     # Several in a row, such as the buckets of one gradient or the layers of a model, end one step. Collectives that
@@ -317,6 +324,22 @@ def _group_sizes(rank: Ints, group: Ints) -> Ints:
     return sizes[group + 1].astype(np.int64)
 
 
+def _rhythms(rank: Ints, op: Ints, group: Ints) -> Ints:
+    """By row, in how many groups of other rhythms its rank does the same less often; 0 where no group is known.
+
+    A tensor and a data group may have the same size, and differ by how often they meet.
+    """
+    triples, row, times = np.unique(np.stack([op, rank, group]), axis=1, return_inverse=True, return_counts=True)
+    order = np.lexsort((times, triples[1], triples[0]))
+    others = (np.diff(triples[:2, order], axis=1) != 0).any(axis=0)
+    oftener = np.append(False, ~others & (times[order][1:] > OFTENER * times[order][:-1]))
+    before = np.cumsum(oftener)
+    first = np.maximum.accumulate(np.where(np.append(True, others), before - oftener, 0))
+    found = np.empty(len(order), np.int64)
+    found[order] = before - first
+    return found[row.ravel()]
+
+
 def _parts_of_step(rank: Ints, part: Ints) -> int:
     """How many parts repeat together: computing may divide the run of operations that ends a step.
 
@@ -355,7 +378,7 @@ def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools, least_of
     joins = np.isin(ops, op[collective])
     least = most[regular].min()
     last = int(np.lexsort((latest, joins, regular & (most <= 1.1 * least)))[-1])
-    return int(ops[last]) if times.max() >= 1.5 * most[last] else None
+    return int(ops[last]) if times.max() >= OFTENER * most[last] else None
 
 
 def _across_stages(pairs: Ints, sending: Ints) -> Ints:
