@@ -270,6 +270,12 @@ def test_a_heavy_stage_is_no_rank_where_nothing_tells_stages(
         assert found["evidence"]["possible"] == list(range((stages - 1) * replicas, stages * replicas))
 
 
+def test_waits_in_a_pipeline_accuse_nobody_where_nothing_tells_stages(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, interleaved(rng(), stages=2, replicas=2, parts=4), BARE)
+
+    assert (found["kind"], found["ranks"], found["evidence"].get("possible")) == ("none", [], None)
+
+
 def test_a_rank_that_is_less_than_a_stage_is_named_where_nothing_tells_stages(tmp_path: Path) -> None:
     found = diagnose(tmp_path, interleaved(rng(), culprit=5, late=0.2), BARE)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.audit.columns import SECONDS as SECONDS_OF
+from ingero_analyze.audit.columns import words_of
 from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
 from ingero_detect.ranks.diagnosis import diagnose
@@ -68,12 +69,16 @@ def assemble(
             counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
         step = counted
         steps = int(step.max()) + 1
+    instance = _instances(rank, step, columns, collective)
+    if width is not None:
+        # How long a rank of a pipeline waits depends on its stage, and who meets whom is not known.
+        instance = np.full_like(instance, -1)
     line = Timeline(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
         start=columns["start"], duration=columns["duration"],
-        instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
-        work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
-        sends=sends & (columns["group"] < 0),
+        instance=instance, stage=stage, data_parallel=replica, work=columns.get(WORK),
+        group=np.where(collective, columns["group"], -1),
+        sends=sends & (columns["group"] < 0), chores=_called_chores(columns["op"], list(vocabulary["op"])),
     )  # fmt: skip
     return RecordedTimeline(
         line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
@@ -232,6 +237,12 @@ def numbered(*keys: Ints) -> Ints:
 
 _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
 
+_CHORES: Final = re.compile(
+    r"\b(?:(?:save|write|upload|dump)\w*|checkpoint\w*|ckpt|snapshot|log|logs|logging|logger|print|tensorboard|wandb|"
+    r"mlflow|metrics|eval|evaluate|evaluation|validate|validation)\b"
+)
+"""What few ranks do for all in some steps."""
+
 SMALLEST_RING: Final = 3
 RING_SPREAD: Final = 0.02
 """Ranks that a ring of sends has at least, and by which share some may have more sends than others."""
@@ -267,10 +278,10 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations, and so do those
-    in which a rank does something far less often than in others. In a recording of few steps only the layers of a step
-    are many: where the groups that meet often enough do not connect all ranks, an operation may end steps that all
-    ranks do only a few times.
+    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations, and so do
+    those in which a rank does something far less often than in others. In a recording of few steps only the layers of
+    a step are many: where the groups that meet often enough do not connect all ranks, an operation may end steps that
+    all ranks do only a few times.
     """
     groups = np.where(collective, group, -1)
     joined = _often_connected(rank, groups)
@@ -429,6 +440,11 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
 def _sends(op: Ints, names: list[str], collective: Bools) -> Bools:
     """Rows of sends and receives, by their names."""
     return np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
+
+
+def _called_chores(op: Ints, names: list[str]) -> Bools:
+    """Rows whose operation is one that few ranks do for all, by its name."""
+    return np.array([bool(_CHORES.search(words_of(name))) for name in names], np.bool_)[op]
 
 
 def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:
