@@ -200,11 +200,12 @@ class _Table:
             for name in ("rank", "step", "start", "duration")
         )
         usual, span, busy = _times_of_a_rank(rank, start, duration)
+        laid_out = "start" not in reading.columns.roles
         units, again = units_of_times(reading.columns, self.unit, usual, span, busy), False
-        if begin_together(step, start):
+        if laid_out or begin_together(step, start):
             spans = span_of_steps(rank, step, start)
             of_steps = units_of_times(reading.columns, self.unit, usual, spans, busy)
-            again = busy * SECONDS_OF[of_steps[1]] > MOST_AT_ONCE * span * SECONDS_OF[of_steps[0]]
+            again = laid_out or busy * SECONDS_OF[of_steps[1]] > MOST_AT_ONCE * span * SECONDS_OF[of_steps[0]]
             units = of_steps if again else units
         for place in at:
             for name, unit in zip(("start", "duration"), units, strict=True):
