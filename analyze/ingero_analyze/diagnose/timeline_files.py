@@ -49,8 +49,13 @@ def assemble(
 ) -> RecordedTimeline:
     """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds.
 
-    The column `work` need not be there. `counted`: steps that were counted while all rows were there.
+    The column `work` need not be there. `counted`: steps that were counted while all rows were there. While the
+    garbage of a program is collected its rank does nothing, so rows of that are left out.
     """
+    working = ~_called(columns["op"], list(vocabulary["op"]), _PAUSES)
+    if working.any():
+        columns = {name: column[working] for name, column in columns.items()}
+        counted = counted[working] if counted is not None else None
     ranks, rank = ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
@@ -78,7 +83,7 @@ def assemble(
         start=columns["start"], duration=columns["duration"],
         instance=instance, stage=stage, data_parallel=replica, work=columns.get(WORK),
         group=np.where(collective, columns["group"], -1),
-        sends=sends & (columns["group"] < 0), chores=_called_chores(columns["op"], list(vocabulary["op"])),
+        sends=sends & (columns["group"] < 0), chores=_called(columns["op"], list(vocabulary["op"]), _CHORES),
     )  # fmt: skip
     return RecordedTimeline(
         line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
@@ -242,6 +247,9 @@ _CHORES: Final = re.compile(
     r"mlflow|metrics|eval|evaluate|evaluation|validate|validation)\b"
 )
 """What few ranks do for all in some steps."""
+
+_PAUSES: Final = re.compile(r"\b(?:gc|garbage collect\w*)\b")
+"""What is no work of a rank."""
 
 SMALLEST_RING: Final = 3
 RING_SPREAD: Final = 0.02
@@ -442,9 +450,9 @@ def _sends(op: Ints, names: list[str], collective: Bools) -> Bools:
     return np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
 
 
-def _called_chores(op: Ints, names: list[str]) -> Bools:
-    """Rows whose operation is one that few ranks do for all, by its name."""
-    return np.array([bool(_CHORES.search(words_of(name))) for name in names], np.bool_)[op]
+def _called(op: Ints, names: list[str], words: re.Pattern[str]) -> Bools:
+    """Rows whose operation has one of these words in its name."""
+    return np.array([bool(words.search(words_of(name))) for name in names], np.bool_)[op]
 
 
 def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:
