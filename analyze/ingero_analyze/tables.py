@@ -29,6 +29,9 @@ LATEST: Final = 1e11
 SAMPLE_BYTES: Final = 1 << 16
 """Bytes at the begin of a text that show how it is delimited."""
 
+MARKED_BYTES: Final = 1 << 20
+"""How much of a file is searched for what shows its kind: logs begin with pages of settings."""
+
 MOST_TEXT: Final = 1 << 30
 """Largest text that is read at once, unpacked."""
 
@@ -152,6 +155,12 @@ Choose = Callable[[Sequence[str]], Sequence[str]]
 Rows = tuple[list[str], Iterator[tuple[int, Row]]]
 """Names of columns, and rows with their line numbers."""
 
+RowsOf = Callable[[bytes, json_tables.LineStream, json_tables.Fail], Iterator[tuple[int, Row]]]
+"""Reads rows of a stream, of which something was read before, with their line numbers."""
+
+Marked = tuple[bytes, RowsOf]
+"""A text that shows files of one kind, and what reads their rows."""
+
 ReadText = Callable[[str], Rows | None]
 """Reads text of one kind; None for any other."""
 
@@ -169,11 +178,13 @@ def read_batches(
     return read_columns(file, lambda names: _wanted(names, required, optional), skip)
 
 
-def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False) -> Iterator[TableBatch]:
+def read_columns(
+    file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False, marked: Marked | None = None
+) -> Iterator[TableBatch]:  # fmt: skip
     """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
 
     With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of logs are
-    rows.
+    rows. `marked`: a text, and what reads the rows of files that have it near their begin.
     """
     try:
         import pyarrow  # noqa: F401
@@ -183,6 +194,14 @@ def read_columns(file: str, choose: Choose, skip: Skip | None = None, *, json: b
         yield from _parquet(file, choose, skip)
         return
     with _opened(file) as (stream, consumed):
+        if marked is not None:
+            begin = stream.read(MARKED_BYTES)
+            whole = _Counted(stream, begin)
+            if marked[0] in begin:
+                yield from _objects(file, b"", whole, choose, skip, consumed, marked[1])
+            else:
+                yield from _text_rows(file, whole, choose, skip, json, consumed)
+            return
         yield from _text_rows(file, stream, choose, skip, json, consumed)
 
 
@@ -285,20 +304,18 @@ class _Counted:
     """A binary stream that counts the bytes read; `ahead` was read from it before."""
 
     def __init__(self, stream: Any, ahead: bytes = b"") -> None:
-        self._stream, self._ahead = stream, ahead
+        self._stream, self._ahead = stream, io.BytesIO(ahead)
         self.consumed = 0
         self.closed = False
 
     def read(self, size: int = -1) -> bytes:
-        end = len(self._ahead) if size < 0 else size
-        data, self._ahead = self._ahead[:end], self._ahead[end:]
+        data = self._ahead.read(size)
         data += bytes(self._stream.read(size if size < 0 else size - len(data)))
         self.consumed += len(data)
         return data
 
     def readline(self, size: int = -1) -> bytes:
-        end = self._ahead.find(b"\n") + 1 or len(self._ahead)
-        data, self._ahead = self._ahead[:end], self._ahead[end:]
+        data = self._ahead.readline()
         if not data.endswith(b"\n"):
             data += bytes(self._stream.readline(size))
         self.consumed += len(data)
@@ -343,7 +360,7 @@ def _recoded(file: str, first: bytes, stream: Any) -> bytes:
 
 def _objects(
     file: str, first: bytes, stream: Any, choose: Choose, skip: Skip | None, consumed: Callable[[], int] | None,
-    rows_of: Callable[[bytes, json_tables.LineStream, json_tables.Fail], Iterator[tuple[int, Row]]],
+    rows_of: RowsOf,
 ) -> Iterator[TableBatch]:  # fmt: skip
     """Batches of objects. Cells whose name the first batch does not have are left out."""
 

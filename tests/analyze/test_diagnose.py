@@ -270,10 +270,37 @@ def test_a_heavy_stage_is_no_rank_where_nothing_tells_stages(
         assert found["evidence"]["possible"] == list(range((stages - 1) * replicas, stages * replicas))
 
 
+def test_waits_in_a_pipeline_accuse_nobody_where_nothing_tells_stages(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, interleaved(rng(), stages=2, replicas=2, parts=4), BARE)
+
+    assert (found["kind"], found["ranks"], found["evidence"].get("possible")) == ("none", [], None)
+
+
 def test_a_rank_that_is_less_than_a_stage_is_named_where_nothing_tells_stages(tmp_path: Path) -> None:
     found = diagnose(tmp_path, interleaved(rng(), culprit=5, late=0.2), BARE)
 
     assert (found["kind"], found["ranks"]) == ("node", [5])
+
+
+@pytest.mark.parametrize(("everywhere", "kind", "ranks"), [(False, "node", [3]), (True, "none", [])])
+def test_collecting_garbage_is_no_work_of_a_rank(
+    tmp_path: Path, everywhere: bool, kind: str, ranks: list[int]
+) -> None:  # fmt: skip
+    """A rank collects garbage in every other step, or all do, in turn."""
+    table, now, random = Table(), np.zeros(8), rng()
+    for step in range(40):
+        collects = step % 8 if everywhere else 3
+        for op, seconds in (("forward", 0.1 + 0.001 * random.normal(size=8)), ("gc.collect", np.full(8, 0.03))):
+            who = np.arange(8) if op == "forward" else np.array([collects] if step % 2 else [], np.int64)
+            table.add(rank=who, op=op, kind="compute", start=now[who], duration=seconds[who], step=step)
+            now[who] += seconds[who]
+        end = now.max() + 0.01
+        table.add(rank=np.arange(8), op="all_reduce", kind="collective", start=now, duration=end - now, step=step)
+        now = np.full(8, end)
+
+    found = diagnose(tmp_path, table)
+
+    assert (found["kind"], found["ranks"]) == (kind, ranks)
 
 
 @pytest.mark.parametrize("unsaid", [("step",), ("step", "seq", "group")], ids=["no step", "bare"])

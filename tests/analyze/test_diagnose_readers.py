@@ -299,10 +299,13 @@ def test_traces_name_the_rank_whose_nccl_kernels_are_short(tmp_path: Path, packe
     )
 
 
+@pytest.mark.parametrize(("ranks", "size"), [(8, 2), (16, 4)], ids=["sizes differ", "one size"])
 @pytest.mark.parametrize("late", [None, 2])
-def test_numbers_of_several_communicators_are_no_steps(tmp_path: Path, late: int | None) -> None:
-    """Pairs of ranks meet after each of four layers, those with the same place in a pair once a step."""
-    ranks, rng, now = 8, np.random.default_rng(0), np.zeros(8)
+def test_numbers_of_several_communicators_are_no_steps(
+    tmp_path: Path, late: int | None, ranks: int, size: int
+) -> None:  # fmt: skip
+    """Small groups of ranks meet after each of four layers, those with the same place in one once a step."""
+    rng, now = np.random.default_rng(0), np.zeros(ranks)
     lines: list[list[str]] = [[] for _ in range(ranks)]
 
     def meet(name: str, group: npt.NDArray[np.int64], number: int) -> None:
@@ -320,8 +323,8 @@ def test_numbers_of_several_communicators_are_no_steps(tmp_path: Path, late: int
     for step in range(24):
         for layer in range(4):
             now += 5000.0 + 50.0 * rng.normal(size=ranks) + 1500.0 * (np.arange(ranks) == late)
-            meet("pair", np.arange(ranks) // 2, 4 * step + layer)
-        meet("data", np.arange(ranks) % 2, step)
+            meet("tensor", np.arange(ranks) // size, 4 * step + layer)
+        meet("data", np.arange(ranks) % size, step)
     for rank, own in enumerate(lines):
         (tmp_path / f"node-0-pid{rank}.log").write_text("\n".join(own))
 

@@ -104,7 +104,7 @@ def test_lists_of_rows_by_rank_are_one_timeline(tmp_path: Path) -> None:
         (tmp_path / "job.json").write_text(json.dumps(document))
         found = answer(tmp_path / "job.json")
 
-        assert found["ranks"] == (["rank_3"] if name == "by name" else [CULPRIT])
+        assert found["ranks"] == [CULPRIT], name
         assert found["seconds_lost_per_step"] == pytest.approx(told["seconds_lost_per_step"], rel=1e-6)
 
 
@@ -492,6 +492,14 @@ def test_operations_of_a_step_without_starts_follow_one_another(tmp_path: Path, 
     )
 
 
+def test_waits_of_ranks_alone_are_enough(tmp_path: Path) -> None:
+    columns = job()
+    waits = np.asarray(columns["kind"]) == "collective"
+    kept = {name: np.asarray(columns[name])[waits] for name in ("step", "rank", "op", "duration")}
+    found = answer(csv(tmp_path, renamed(kept, op="collective", duration="wait_s")))
+    assert (found["kind"], found["ranks"], found["read"]["units"]["duration"]) == ("node", [CULPRIT], "s")
+
+
 @pytest.mark.parametrize("form", ["rank{0}_{1}", "{1}.rank-{0}"])
 def test_ranks_may_have_columns_of_their_own(tmp_path: Path, form: str) -> None:
     header, *rows = (row.split(",") for row in logged_steps())
@@ -612,4 +620,4 @@ def test_the_times_of_whole_steps_alone_are_refused(tmp_path: Path) -> None:
 
     done = run(tmp_path / "log.csv")
 
-    assert (done.exit_code, "there is no column 'op'" in done.stderr) == (2, True)
+    assert (done.exit_code, "the time of whole steps tells no rank" in done.stderr) == (2, True)

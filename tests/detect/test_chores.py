@@ -1,6 +1,7 @@
 """What the first rank does for the whole job in every N-th step makes nobody late."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,13 @@ RANKS, STEPS = 8, 60
 
 
 def job(
-    pauses: npt.NDArray[np.float64], rng: np.random.Generator, slow: int | None = None, recorded: bool = False
-) -> Diagnosis:
+    pauses: npt.NDArray[np.float64], rng: np.random.Generator, slow: int | None = None, recorded: bool = False,
+    told: bool = False,
+) -> Diagnosis:  # fmt: skip
     """The verdict on ranks that do something else for so long, by (rank, step), before they compute and meet.
 
-    `slow`: a rank that computes 15 % longer; `recorded`: what they do is an operation of its own.
+    `slow`: a rank that computes 15 % longer; `recorded`: what they do is an operation of its own; `told`: whose name
+    says that it is a chore.
     """
     table, now, rank = Table(), np.zeros(RANKS), np.arange(RANKS)
     for step in range(STEPS):
@@ -41,7 +44,9 @@ def job(
         table.add(rank=rank, op="all_reduce", kind="collective", start=now, duration=end - now, step=step,
                   group="all", seq=step)  # fmt: skip
         now = np.full(RANKS, end)
-    return diagnose(as_timeline(table))
+    line = as_timeline(table)
+    chores = np.isin(table.arrays()["op"], "save_checkpoint") if told else None
+    return diagnose(replace(line, chores=chores))
 
 
 def pauses_of(rank: int, steps: slice | list[int], seconds: float = 1.0) -> npt.NDArray[np.float64]:
@@ -137,6 +142,26 @@ def test_a_rank_that_is_slow_is_named_beside_checkpoints_that_cost_more() -> Non
         found = job(pauses_of(0, slice(4, None, 5), 2.0), np.random.default_rng(seed), slow=3)
 
         assert found.ranks == (3,)
+
+
+@pytest.mark.parametrize("slow", [None, 5])
+def test_checkpoints_that_their_name_tells_accuse_nobody_on_any_rank_in_any_steps(slow: int | None) -> None:
+    found = job(pauses_of(3, [7, 11, 50]), np.random.default_rng(1), slow, recorded=True, told=True)
+
+    assert found.ranks == (() if slow is None else (slow,)) and (slow or str(found.cause) == "none")
+    assert found.evidence["chores"]["ranks"] == [3]
+    assert found.evidence["chores"]["seconds_per_step"] == pytest.approx(3 / STEPS)
+
+
+def test_what_most_ranks_do_or_one_in_most_steps_is_no_chore_whatever_its_name() -> None:
+    often = pauses_of(3, slice(None), 0.2)
+    shared = 0.1 + pauses_of(3, slice(None), 0.2)
+
+    for pauses in (often, shared):
+        found = job(pauses, np.random.default_rng(1), recorded=True, told=True)
+
+        assert "chores" not in found.evidence
+        assert str(found.cause) != "none" and 3 in (*found.ranks, *found.evidence.get("possible", ()))
 
 
 def test_stalls_in_a_rhythm_on_another_rank_are_no_chore() -> None:

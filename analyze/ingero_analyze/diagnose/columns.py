@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
-from ingero_analyze.diagnose.step_times import operation_columns
+from ingero_analyze.diagnose.step_times import is_of_whole_steps, operation_columns
 
 TIMES: Final = ("start", "duration", "end")
 """Roles of columns with times; of `duration` and `end`, one is used."""
@@ -39,7 +39,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "start": (*_instants(_STARTS), "timestamp", "time", "ts", "t0"),
     "duration": (
         "duration", "dur", "elapsed", "elapsed time", "duration time", "time taken", "latency", "length", "runtime",
-        "exec time", "execution time",
+        "exec time", "execution time", "wait", "wait time", "waiting time", "blocked", "blocked time",
     ),
     "end": (*_instants(_ENDS), "t1"),
     "step": (
@@ -105,8 +105,8 @@ _EXCHANGES: Final = re.compile(
 )
 """Names of collectives; the last two are timers of Megatron-LM around a norm and a flag of all ranks."""
 
-_WHOLE: Final = frozenset(("gather", "scatter", "reduce"))
-"""Names of collectives that within a longer name are those of kernels."""
+_WHOLE: Final = frozenset(("gather", "scatter", "reduce", "wait", "waiting", "blocked"))
+"""Names of collectives, or of waiting in them, that within a longer name are those of kernels or of other waits."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,12 @@ def _refuse(names: Sequence[str], found: TimelineColumns, missing: Sequence[str]
     ranked = "rank" in found.roles or found.rank_parts() or by_file
     missing = [*missing, *(() if ranked else ("rank",))]
     if missing:
+        if not {"op", "duration", "end"} & set(found.roles) and any(map(is_of_whole_steps, names)):
+            raise ValueError(
+                "the time of whole steps tells no rank: in a synchronised job it is the same for all. Give the times "
+                "of computing and of collectives (as forward_ms and allreduce_ms), or audit ranks that do not wait "
+                "for each other (ingero-fleet audit)"
+            )
         which = " and ".join(f"{role!r}" for role in missing)
         raise ValueError(
             f"there is no column {which} (there are: {', '.join(names)[:200]}); "

@@ -70,6 +70,13 @@ def _said_to_be_times(names: Sequence[str]) -> dict[str, str]:
     return found if len(found) >= FEWEST and len(set(found.values())) == len(found) else {}
 
 
+def is_of_whole_steps(name: str) -> bool:
+    """Whether a column has the time of whole steps, by its name."""
+    head, unit = split_unit(name)
+    timed = unit in SECONDS or _TIMES.fullmatch(head)
+    return bool(timed and _WHOLE.fullmatch(head) and not _NONE.search(words_of(name)))
+
+
 def seconds_of(column: str, unit: str | None) -> float:
     """Seconds of the unit in the name of a column, else of `unit`, else 1."""
     return SECONDS.get(split_unit(column)[1]) or SECONDS.get(unit or "s", 1.0)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.audit.columns import SECONDS as SECONDS_OF
+from ingero_analyze.audit.columns import words_of
 from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
 from ingero_detect.ranks.diagnosis import diagnose
@@ -48,8 +49,13 @@ def assemble(
 ) -> RecordedTimeline:
     """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds.
 
-    The column `work` need not be there. `counted`: steps that were counted while all rows were there.
+    The column `work` need not be there. `counted`: steps that were counted while all rows were there. While the
+    garbage of a program is collected its rank does nothing, so rows of that are left out.
     """
+    working = ~_called(columns["op"], list(vocabulary["op"]), _PAUSES)
+    if working.any():
+        columns = {name: column[working] for name, column in columns.items()}
+        counted = counted[working] if counted is not None else None
     ranks, rank = ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
@@ -68,12 +74,16 @@ def assemble(
             counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
         step = counted
         steps = int(step.max()) + 1
+    instance = _instances(rank, step, columns, collective)
+    if width is not None:
+        # How long a rank of a pipeline waits depends on its stage, and who meets whom is not known.
+        instance = np.full_like(instance, -1)
     line = Timeline(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
         start=columns["start"], duration=columns["duration"],
-        instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
-        work=columns.get(WORK), group=np.where(collective, columns["group"], -1),
-        sends=sends & (columns["group"] < 0),
+        instance=instance, stage=stage, data_parallel=replica, work=columns.get(WORK),
+        group=np.where(collective, columns["group"], -1),
+        sends=sends & (columns["group"] < 0), chores=_called(columns["op"], list(vocabulary["op"]), _CHORES),
     )  # fmt: skip
     return RecordedTimeline(
         line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
@@ -182,8 +192,13 @@ def ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], I
     return [plain_name(name) for name in order], number_of[codes]
 
 
+_RANK: Final = re.compile(r"(?:(?:global|world|process)[ _-])?rank[ _:=#-]*(\d{1,7})", re.IGNORECASE)
+
+
 def plain_name(name: str) -> int | str:
-    """The name of a rank or stage as answers have it: a whole number is one."""
+    """The name of a rank or stage as answers have it: a whole number is one, also behind the word `rank`."""
+    if ranked := _RANK.fullmatch(name.strip()):
+        return int(ranked[1])
     try:
         value = float(name)
     except ValueError:
@@ -192,8 +207,9 @@ def plain_name(name: str) -> int | str:
 
 
 def _natural(name: str) -> tuple[int, float, str]:
+    plain = plain_name(name)
     try:
-        return 0, float(name), ""
+        return 0, float(plain), ""
     except ValueError:
         return 1, 0.0, name
 
@@ -226,6 +242,15 @@ def numbered(*keys: Ints) -> Ints:
 
 _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
 
+_CHORES: Final = re.compile(
+    r"\b(?:(?:save|write|upload|dump)\w*|checkpoint\w*|ckpt|snapshot|log|logs|logging|logger|print|tensorboard|wandb|"
+    r"mlflow|metrics|eval|evaluate|evaluation|validate|validation)\b"
+)
+"""What few ranks do for all in some steps."""
+
+_PAUSES: Final = re.compile(r"\b(?:gc|garbage collect\w*)\b")
+"""What is no work of a rank."""
+
 SMALLEST_RING: Final = 3
 RING_SPREAD: Final = 0.02
 """Ranks that a ring of sends has at least, and by which share some may have more sends than others."""
@@ -237,6 +262,10 @@ FEWEST_REPEATED: Final = 3
 MOST_PARTS: Final = 64
 REPEATED: Final = 0.9
 """Parts of a step at most, and which share of them must repeat."""
+
+
+OFTENER: Final = 1.5
+"""How many times as often as in another group a rank does something in one with another rhythm."""
 
 
 def occurrence(*keys: Ints, start: Floats) -> Ints:
@@ -257,12 +286,15 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations. In a recording
-    of few steps only the layers of a step are many: where the groups that meet often enough do not connect all ranks,
-    an operation may end steps that all ranks do only a few times.
+    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations, and so do
+    those in which a rank does something far less often than in others. In a recording of few steps only the layers of
+    a step are many: where the groups that meet often enough do not connect all ranks, an operation may end steps that
+    all ranks do only a few times.
     """
-    joined = _often_connected(rank, np.where(collective, group, -1))
-    op = numbered(op, _group_sizes(rank, np.where(collective, group, -1)))
+    groups = np.where(collective, group, -1)
+    joined = _often_connected(rank, groups)
+    op = numbered(op, _group_sizes(rank, groups))
+    op = numbered(op, _rhythms(rank, op, groups))
     order = np.lexsort((np.arange(len(start)), start, rank))
     own, name, computes = rank[order], op[order], ~collective[order]
     # Several in a row, such as the buckets of one gradient or the layers of a model, end one step. Collectives that
@@ -311,6 +343,22 @@ def _group_sizes(rank: Ints, group: Ints) -> Ints:
     return sizes[group + 1].astype(np.int64)
 
 
+def _rhythms(rank: Ints, op: Ints, group: Ints) -> Ints:
+    """By row, in how many groups of other rhythms its rank does the same less often; 0 where no group is known.
+
+    A tensor and a data group may have the same size, and differ by how often they meet.
+    """
+    triples, row, times = np.unique(np.stack([op, rank, group]), axis=1, return_inverse=True, return_counts=True)
+    order = np.lexsort((times, triples[1], triples[0]))
+    others = (np.diff(triples[:2, order], axis=1) != 0).any(axis=0)
+    oftener = np.append(False, ~others & (times[order][1:] > OFTENER * times[order][:-1]))
+    before = np.cumsum(oftener)
+    first = np.maximum.accumulate(np.where(np.append(True, others), before - oftener, 0))
+    found = np.empty(len(order), np.int64)
+    found[order] = before - first
+    return found[row.ravel()]
+
+
 def _parts_of_step(rank: Ints, part: Ints) -> int:
     """How many parts repeat together: computing may divide the run of operations that ends a step.
 
@@ -349,7 +397,7 @@ def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools, least_of
     joins = np.isin(ops, op[collective])
     least = most[regular].min()
     last = int(np.lexsort((latest, joins, regular & (most <= 1.1 * least)))[-1])
-    return int(ops[last]) if times.max() >= 1.5 * most[last] else None
+    return int(ops[last]) if times.max() >= OFTENER * most[last] else None
 
 
 def _across_stages(pairs: Ints, sending: Ints) -> Ints:
@@ -400,6 +448,11 @@ def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: B
 def _sends(op: Ints, names: list[str], collective: Bools) -> Bools:
     """Rows of sends and receives, by their names."""
     return np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
+
+
+def _called(op: Ints, names: list[str], words: re.Pattern[str]) -> Bools:
+    """Rows whose operation has one of these words in its name."""
+    return np.array([bool(words.search(words_of(name))) for name in names], np.bool_)[op]
 
 
 def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:

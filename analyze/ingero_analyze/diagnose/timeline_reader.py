@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from ingero_analyze.diagnose import rank_timers
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
 from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
@@ -45,6 +46,9 @@ from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import LATEST, TableBatch, read_columns
 from ingero_detect.grouped import Bools, Floats, Ints
 
+TIMERS: Final = (rank_timers.MARK, rank_timers.rows_of)
+"""How logs of Megatron-LM's timers are known, and read."""
+
 
 def read_timeline(
     files: Sequence[str], problems: Problems, progress: Callable[[int], None] = lambda _: None,
@@ -59,7 +63,7 @@ def read_timeline(
     for file in files:
         consumed = 0
         reading = FileReading(dict(chosen or {}), by_file.get(file))
-        for batch in read_columns(file, reading.choose, table.add_ragged, json=True):
+        for batch in read_columns(file, reading.choose, table.add_ragged, json=True, marked=TIMERS):
             if batch.rows:
                 table.add(batch, reading)
             progress(batch.consumed - consumed)
@@ -196,11 +200,12 @@ class _Table:
             for name in ("rank", "step", "start", "duration")
         )
         usual, span, busy = _times_of_a_rank(rank, start, duration)
+        laid_out = "start" not in reading.columns.roles
         units, again = units_of_times(reading.columns, self.unit, usual, span, busy), False
-        if begin_together(step, start):
+        if laid_out or begin_together(step, start):
             spans = span_of_steps(rank, step, start)
             of_steps = units_of_times(reading.columns, self.unit, usual, spans, busy)
-            again = busy * SECONDS_OF[of_steps[1]] > MOST_AT_ONCE * span * SECONDS_OF[of_steps[0]]
+            again = laid_out or busy * SECONDS_OF[of_steps[1]] > MOST_AT_ONCE * span * SECONDS_OF[of_steps[0]]
             units = of_steps if again else units
         for place in at:
             for name, unit in zip(("start", "duration"), units, strict=True):

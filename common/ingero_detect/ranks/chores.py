@@ -1,9 +1,9 @@
-"""Removes from a timeline what the first or the last rank does for the whole job in every N-th step. Pure.
+"""Removes from a timeline what few ranks do for the whole job in some steps, such as checkpoints. Pure.
 
 By convention rank 0 writes checkpoints and logs, alone or with others that write parts of them, and all ranks wait;
 Megatron-LM writes logs on the last rank. A fault has no reason to keep to the numbers of steps. So what makes such a
 rank late in every N-th step, and in hardly any other, is taken out: its next collective begins earlier by as much,
-and ranks are compared without it.
+and ranks are compared without it. So is, on any rank, an operation whose name says what it is.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,6 +44,9 @@ PART_OF_LAG: Final = 0.25
 CHANCE: Final = 0.05
 """Chance with which late steps at random are taken for a chore of a usual distance, and for one of a shorter one."""
 
+Without = Callable[[Timeline, Ints, Bools], tuple[Floats, Floats, Floats]]
+"""Starts and durations of a rank's rows without its chores in some steps, and the seconds that each step saves."""
+
 
 @dataclass(frozen=True)
 class Chores:
@@ -60,13 +63,17 @@ class Chores:
 
 
 def without_chores(line: Timeline, alike: Ints, period: float) -> Chores | None:
-    """The timeline without what the first and the last rank do in every N-th step; `None` where that is nothing.
+    """The timeline without what few ranks do by its name, and without what the first and the last rank do in every
+    N-th step; `None` where that is nothing.
 
     `alike` numbers the ranks that do the same work, `period` is seconds of a step.
     """
-    if line.ranks < 2 or line.steps < FEWEST_TIMES * SHORTEST_PERIOD:
+    if line.ranks < 2:
         return None
-    found: Chores | None = None
+    found = _told(line)
+    line = line if found is None else found.line
+    if line.steps < FEWEST_TIMES * SHORTEST_PERIOD:
+        return found
     for lead in (0, line.ranks - 1):
         found = _joined(found, _of_rank(line, lead, alike, period))
         line = line if found is None else found.line
@@ -83,6 +90,41 @@ def _joined(before: Chores | None, more: Chores | None) -> Chores | None:
         tuple(sorted({*one, *other})) for one, other in ((before.ranks, more.ranks), (before.every, more.every))
     )
     return Chores(more.line, ranks, every, before.seconds_per_step + more.seconds_per_step)
+
+
+def _told(line: Timeline) -> Chores | None:
+    """Without the operations that are chores by their names, if at most half of the ranks do them, in some steps."""
+    if line.chores is None:
+        return None
+    told = line.chores & ~line.collective & (line.duration > 0)
+    for op in np.unique(line.op[told]).tolist():
+        by_step = np.isfinite(sum_by_rank_and_step(line, told & (line.op == op), line.duration))
+        doing = by_step.any(axis=1)
+        if 2 * doing.sum() > line.ranks or (by_step[doing].mean(axis=1) > MOST_STEPS).any():
+            told &= line.op != op
+    if not told.any():
+        return None
+    steps = np.nan_to_num(sum_by_rank_and_step(line, told, line.duration)) > 0
+    times = np.flatnonzero(steps.any(axis=0))
+    every = int(np.median(np.diff(times))) if len(times) > 1 else line.steps
+    return _changed(line, (every,), steps, partial(_without_told, told=told))
+
+
+def _without_told(line: Timeline, rows: Ints, steps: Bools, told: Bools) -> tuple[Floats, Floats, Floats]:
+    """Starts and durations of a rank's rows without those that are `told`, and the seconds of each step.
+
+    What follows begins earlier, up to the next collective, in which the rank then waits longer.
+    """
+    start, duration, saved = line.start[rows], line.duration[rows], np.zeros(line.steps)
+    collectives = np.flatnonzero(line.collective[rows])
+    for at in np.flatnonzero(told[rows]).tolist():
+        seconds, duration[at] = duration[at], 0.0
+        saved[line.step[rows[at]]] += seconds
+        following = collectives[np.searchsorted(collectives, at) :]
+        if len(following):
+            start[at + 1 : following[0] + 1] -= seconds
+            duration[following[0]] += seconds
+    return start, duration, saved
 
 
 def _of_rank(line: Timeline, lead: int, alike: Ints, period: float) -> Chores | None:
@@ -126,17 +168,17 @@ def _in_rhythm(
     return tuple(sorted(every)), far
 
 
-def _taken_out(
-    line: Timeline, every: tuple[int, ...], far: Bools,
-    without: Callable[[Timeline, Ints, Bools], tuple[Floats, Floats, Floats]],
-) -> Chores | None:  # fmt: skip
+def _taken_out(line: Timeline, every: tuple[int, ...], far: Bools, without: Without) -> Chores | None:
     """The timeline without chores; `None` where there are none, or where too many ranks have them."""
-    ranks = np.flatnonzero(far.any(axis=1))
     if not every:
         return None
     most = line.ranks // 2 if min(every) >= USUAL_PERIOD else max(1, line.ranks // 4)
-    if not 0 < len(ranks) <= most:
-        return None
+    return _changed(line, every, far, without) if 0 < far.any(axis=1).sum() <= most else None
+
+
+def _changed(line: Timeline, every: tuple[int, ...], far: Bools, without: Without) -> Chores:
+    """The timeline without what ranks do in the steps in which they are `far` behind."""
+    ranks = np.flatnonzero(far.any(axis=1))
     starts, durations = line.start.copy(), line.duration.copy()
     saved = np.zeros((len(ranks), line.steps))
     for place, rank in enumerate(ranks.tolist()):

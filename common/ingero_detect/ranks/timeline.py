@@ -25,6 +25,7 @@ class Timeline:
     took part in the same one share it, -1 for compute. `work` is the amount of work of an operation in any
     unit, such as tokens; NaN where it is not known. `group` numbers the groups of ranks that communicate, -1 where
     none is known. `sends` are sends and receives without a group: the rows of an `instance` are of several pairs.
+    `chores` are operations whose name says that they are checkpoints, logs or the like.
     """
 
     ranks: int
@@ -41,6 +42,7 @@ class Timeline:
     work: Floats | None = None
     group: Ints | None = None
     sends: Bools | None = None
+    chores: Bools | None = None
 
 
 def most_common_by_rank(line: Timeline, values: Ints) -> Ints:

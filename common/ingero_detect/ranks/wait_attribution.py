@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.ranks.last_arrival import median_by_step
 from ingero_detect.ranks.timeline import Timeline, sum_by_rank_and_step, well_covered_steps
 
 
@@ -143,16 +144,15 @@ def compute_lags(line: Timeline) -> tuple[Floats, WaitAttribution | None] | None
 def blocked_seconds(line: Timeline, alike: Ints) -> Floats | None:
     """Seconds that each rank was blocked in all its collectives, by (rank, step); `None` where too few are known.
 
-    A step in which a rank took part in more or fewer collectives than ranks with the same work is unknown.
+    A step in which a rank took part in more or fewer collectives than ranks with the same work did is unknown.
     """
     chosen = line.collective & (line.instance >= 0)
     if not chosen.any():
         return None
     count = sum_by_rank_and_step(line, chosen, np.ones(len(line.rank)))
-    usual = np.zeros(line.ranks)
+    usual = np.full(count.shape, np.nan)
     for kind in np.unique(alike).tolist():
-        known = count[alike == kind]
-        usual[alike == kind] = np.median(known[np.isfinite(known)]) if np.isfinite(known).any() else np.nan
-    total = np.where(count == usual[:, None], sum_by_rank_and_step(line, chosen, line.duration), np.nan)
+        usual[alike == kind] = median_by_step(count[alike == kind])
+    total = np.where(count == usual, sum_by_rank_and_step(line, chosen, line.duration), np.nan)
     steps = well_covered_steps(total)
     return total[:, steps] if steps.any() else None

@@ -1,0 +1,57 @@
+"""Timers that Megatron-LM logs for every rank are steps of ranks."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ingero_analyze.diagnose.rank_timers import rows_of
+from ingero_fleet.cli import main
+
+TIMERS = ("forward-backward", "forward-compute", "backward-compute", "batch-generator", "all-grads-sync")
+RANKS = 4
+SLOW = 2
+
+
+def _block(times: dict[str, list[float]]) -> str:
+    lines = ["times across ranks (ms):"]
+    for name, values in times.items():
+        lines += [f"  {name}:", *(f"     rank {rank:2d}: {value:.2f}" for rank, value in enumerate(values))]
+    return "\n".join(lines) + "\n"
+
+
+def _log() -> str:
+    """Twelve blocks, ten iterations apart, after pages of settings and timers of the setup; one rank is slow."""
+    text = "".join(f"  setting_{number} ....... {number}\n" for number in range(3000))
+    text += _block({"model-and-optimizer-setup": [100.0] * RANKS})
+    for step in range(1, 13):
+        forward = [100.0 + (rank * step) % 3 / 5 + 20 * (rank == SLOW) for rank in range(RANKS)]
+        waits = [max(forward) - own + 15 for own in forward]
+        own = [forward, [2 * value for value in forward], [2.0] * RANKS, waits]
+        own[0] = [value + 2 for value in forward]
+        whole = [sum(values) for values in zip(own[0], own[1], own[3], strict=True)]
+        text += f" [2026-01-01 00:00:{step:02d}] iteration {10 * step:8d}/ 1000 | lm loss: 1.0E+01 |\n"
+        text += _block(dict(zip(TIMERS, [whole, *own], strict=True))) + "saving nothing\n"
+    return text
+
+
+@pytest.mark.parametrize("launcher", ["", "[default7]:"])
+def test_the_slow_rank_of_a_log_is_named(tmp_path: Path, launcher: str) -> None:
+    file = tmp_path / "train.log"
+    file.write_text("".join(launcher + line for line in _log().splitlines(keepends=True)))
+    result = CliRunner().invoke(main, ["diagnose", "--json", str(file)])
+    answer = json.loads(result.stdout)
+    assert (answer["kind"], answer["ranks"], answer["evidence"]["steps"]) == ("node", [SLOW], 12)
+    assert answer["read"]["collectives_by_name"] == ["all grads sync"]
+
+
+def test_what_a_timer_contains_counts_once() -> None:
+    rows = [row for _, row in rows_of(_log().encode(), io.BytesIO(), lambda text, row: None)]
+    assert len(rows) == 12 * RANKS
+    assert rows[0] == {
+        "step": "10", "rank": "0", "forward-backward (ms)": "0.0", "forward-compute (ms)": "100.0",
+        "backward-compute (ms)": "200.0", "batch-generator (ms)": "2.0",
+        "all-grads-sync (ms)": rows[0]["all-grads-sync (ms)"],
+    }  # fmt: skip
