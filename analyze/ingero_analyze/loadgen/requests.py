@@ -2,6 +2,7 @@
 
 import time
 from typing import Literal
+from uuid import UUID
 
 import orjson
 
@@ -31,6 +32,7 @@ def report(number: int, cluster: str) -> HealthReport:
         detection_mode="fleet",
         workload_type="training",
         cgroup_path_hash="0123456789abcdef",
+        instance_id=str(UUID(int=number)),
         time_unix_nano=int(time.time() * 1e9),
     )
 
