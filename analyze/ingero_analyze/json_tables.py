@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
 from ingero_analyze.keyed_json import rows_by_host, rows_by_name, with_lists
+from ingero_analyze.monitor_json import rows_of_monitor
 from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
 from ingero_analyze.series_json import rows_of_columns, rows_of_series
@@ -161,6 +162,9 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
             for point in one.get("values") or [one.get("value")]:
                 if isinstance(point, list) and len(point) == 2:
                     yield {"time": _text(point[0]), "value": _text(point[1]), **labels}
+        return
+    if (answer := rows_of_monitor(whole)) is not None:
+        yield from map(_flat, answer)
         return
     if (events := chrome_tables.events_of(whole)) is not None:
         yield from (_flat(each) for each in chrome_tables.rows_of(events))

@@ -478,3 +478,9 @@ def test_nodes_that_are_repaired_do_not_excuse_faults_of_others(tmp_path: Path) 
         rates[start:, node] *= 0.0 if node == 5 else 0.65
 
     assert {f"n{node}" for node in faulty} <= set(named(judged(tmp_path, rates)))
+
+
+def test_a_history_whose_nodes_are_learnt_for_long_is_judged(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["replay", written(tmp_path, healthy(130, 3)), "--warmup", "200", "--tick", "10"])
+
+    assert done.exit_code == 0, done.output

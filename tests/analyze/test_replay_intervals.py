@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_analyze.replay.recorded_history import NotRegular, RecordedHistory
-from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps
+from ingero_analyze.replay.report_intervals import interval_for_most, silence_by_chance, slow_steps
 from ingero_analyze.replay.stuck_values import stuck_values
 from ingero_fleet.cli import main
 
@@ -119,6 +119,33 @@ def test_outages_and_a_single_slow_reporter_leave_the_tick_as_it_is() -> None:
         time.append(there)
         source.append(np.full(len(there), number))
     assert interval_for_most(np.concatenate(time), np.concatenate(source), 10.0) == 10.0
+
+
+def test_a_loss_is_dated_where_half_of_the_rows_are_missing_at_random(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    rates = 1000 * np.exp(random.normal(0, 0.02, (300, 8)))
+    rates[180:, 3] *= 0.75
+    rates[random.random(rates.shape) < 0.5] = np.nan
+    times, nodes = np.nonzero(np.isfinite(rates))
+    rows = [(START + 10.0 * tick, f"n{node}", rates[tick, node]) for tick, node in zip(times, nodes, strict=True)]
+
+    found = judged(tmp_path, "rate", rows)
+
+    (episode,) = found["episodes"]
+    assert episode["node"] == "n3"
+    assert episode["start"] == pytest.approx(START + 1800, abs=40)
+    assert found["summary"]["parameters"]["silent_ticks"] in range(8, 13)
+    assert any("missing at random" in note for note in found["summary"]["notes"])
+
+
+def test_outages_and_rows_of_every_second_tick_are_not_missing_at_random() -> None:
+    second = np.arange(0.0, 2000.0, 10)
+    outages = np.concatenate([np.arange(start, start + 200.0, 5) for start in range(0, 2000, 250)])
+    time, source = np.concatenate((second, outages)), np.repeat([0, 1], [len(second), len(outages)])
+
+    assert silence_by_chance(second, np.zeros(len(second), np.int64), 5.0) == 0
+    assert silence_by_chance(outages, np.zeros(len(outages), np.int64), 5.0) <= 3
+    assert interval_for_most(time, source, 5.0) == 5.0
 
 
 def table(seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -151,7 +151,42 @@ def test_columns_of_one_metric_that_are_counted_are_its_ranks(tmp_path: Path) ->
     assert named(file, "--wide", "rate", "--metric", "tps") == (str(NODES.index("gpu-2")), 60)
 
 
-@pytest.mark.parametrize("name", ["{} tokens/s", "tokens_per_s.{}", "{}_mfu", "{} - throughput (samples/s)"])
+@pytest.mark.parametrize(
+    ("service", "node"),
+    [("Datadog", "gpu-2"), ("Datadog 2", "gpu-2"), ("CloudWatch", "gpu-2"), ("labels", "gpu-2 a")],
+)
+def test_answers_of_services_that_monitor_hosts_are_read(tmp_path: Path, service: str, node: str) -> None:
+    times = [1000 * (START + 30 * tick) for tick in range(120)]
+    series = dict(zip(NODES, RATES.T.tolist(), strict=True))
+    moments = [f"{datetime.fromtimestamp(time / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" for time in times][::-1]
+    answers: dict[str, Any] = {
+        "Datadog": {"status": "ok", "series": [
+            {"metric": "gpu.utilization", "scope": f"host:{name}", "tag_set": [f"host:{name}"], "interval": 30,
+             "pointlist": [[float(time), value] for time, value in zip(times, values, strict=True)]}
+            for name, values in series.items()
+        ]},
+        "Datadog 2": {"data": {"type": "timeseries_response", "attributes": {
+            "series": [{"group_tags": [f"host:{name}"], "query_index": 0} for name in series],
+            "times": times, "values": list(series.values()),
+        }}},
+    }  # fmt: skip
+    for name, label in (("CloudWatch", "{} GPUUtilization"), ("labels", "{} {}")):
+        results = [
+            {"Id": f"m{place}", "Label": label.format(of, "abcdef"[place % 2]), "Timestamps": moments,
+             "Values": values[::-1], "StatusCode": "Complete"}
+            for place, (of, values) in enumerate(series.items())
+        ]  # fmt: skip
+        answers[name] = {"MetricDataResults": results, "Messages": []}
+    file = written(tmp_path, json.dumps(answers[service]), "history.json")
+
+    flags = ["--column", "rate=value"] if service in ("Datadog 2", "labels") else []
+
+    assert named(file, *flags) == (node, pytest.approx(60, abs=4))
+
+
+@pytest.mark.parametrize(
+    "name", ["{} tokens/s", "tokens_per_s.{}", "{}_mfu", "{} - throughput (samples/s)", "GPU util {}"]
+)
 def test_columns_that_name_a_node_and_what_they_hold_need_no_flag(tmp_path: Path, name: str) -> None:
     text = wide(["Time", *map(name.format, NODES), "loss"])
     node, onset = named(written(tmp_path, text.replace("\n", ",0\n").replace('"loss",0', '"loss"')))

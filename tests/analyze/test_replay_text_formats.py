@@ -116,9 +116,11 @@ def test_one_scrape_of_an_exporter_is_no_history(tmp_path: Path) -> None:
     [
         (b"PAR1....", "must end in .parquet"),
         (b"2025-11-24 16:00:00,n0,976.2\n2025-11-24 16:00:30,n0,980.1\n", "the first line holds values"),
+        (b"2025-11-24T16:00:00Z,n0,89%\n2025-11-24T16:00:30Z,n0,88%\n", "the first line holds values"),
+        (b"JobID|NodeList|Start|Elapsed\n7|n0|2025-11-24T16:00:00|00:01:00\n", "rows are jobs"),
         (b"# rates of all nodes\n", "only comments, and no table"),
     ],
-    ids=["parquet", "no names", "comments"],
+    ids=["parquet", "no names", "no names, times of ISO 8601", "jobs", "comments"],
 )
 def test_what_to_do_with_other_files_is_said(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "history.csv").write_bytes(content)

@@ -377,6 +377,17 @@ def test_a_fault_after_a_new_phase_is_still_found() -> None:
     assert (node, 300 <= tick <= 303) == ("n4", True)
 
 
+def test_a_small_loss_soon_after_all_were_slowed_alike_is_named() -> None:
+    fleets = [healthy(300, 16, seed, noise=0.02) for seed in range(4)]
+    for rates in fleets:
+        rates[200:] *= 0.8
+        rates[220:, 4] *= 0.88
+
+    for accused in play_each(fleets):
+        ((tick, node),) = accused
+        assert (node, 220 <= tick <= 226) == ("n4", True)
+
+
 def test_a_flapping_node_has_one_episode_for_every_fault() -> None:
     rates = healthy(1000, 16)
     for start in (200, 400, 600, 800):

@@ -190,7 +190,8 @@ _TENSOR: Final = re.compile(r"(?:dcgm fi prof )?(?:pipe )?tensor(?: core)? (?:ac
 _SM: Final = re.compile(r"(?:dcgm fi prof )?sm (?:active|activity)")
 _ENGINE: Final = re.compile(r"(?:dcgm fi prof )?(?:gr|graphics) engine (?:active|activity)")
 _UTILISATION: Final = re.compile(
-    r"(?:dcgm fi dev )?(?:gpu(?: \d+)? )?(?:util|utili[sz]ation)(?: gpu)?(?: (?:percent|pct|percentage))?"
+    r"(?:(?:dcgm fi dev|nvidia smi) )?(?:gpu(?: \d+)? ?)?(?:util|utili[sz]ation)(?: gpu)?"
+    r"(?: (?:percent|pct|percentage))?"
 )
 _CYCLES: Final = (_TENSOR, _SM, _ENGINE, _UTILISATION)
 """Names of shares of the cycles or the time of a chip in which it works. The first says most about work: cores that
@@ -199,7 +200,15 @@ only wait for other ranks keep the others busy."""
 _HARDWARE: Final = (*_CYCLES, _POWER, _CLOCK)
 """Names of rates that say less about work than others, in order: a clock runs as fast for a GPU that does nothing."""
 
+_CALENDAR: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 _SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
+
+
+_OF_JOBS: Final = (
+    "rows are jobs with the time that each took, which says nothing about a node unless all do the same work: if "
+    "they do, as runs of a benchmark, choose --column time=Start --column step_seconds=ElapsedRaw --column job_id=; "
+)
+"""What is said of a list of jobs."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +311,7 @@ def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorde
     for name in sorted(taken - set(names)):
         raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
     free = [name for name in names if name not in taken]
-    if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_number, names)):
+    if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_cell, names)):
         raise ValueError(
             f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a line"
         )
@@ -473,9 +482,14 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
     values = [name for name in unknown if words_of(name) in _VALUES] or unknown
     which = values[0] if len(values) == 1 else "COLUMN"
     raise ValueError(
-        f"exactly one of the columns {', '.join(MEASURES)} is needed; there is none ({_there_are(names)}); "
-        f"{_say(which)}"
+        f"{_OF_JOBS if _are_jobs(names) else ''}exactly one of the columns {', '.join(MEASURES)} is needed; there is "
+        f"none ({_there_are(names)}); {_say(which)}"
     )
+
+
+def _are_jobs(names: Sequence[str]) -> bool:
+    """Whether these are columns of jobs, as `sacct` writes them."""
+    return {"jobid", "elapsed"} <= {name.strip().lower() for name in names}
 
 
 def _clock_of(name: str, rates: Sequence[str]) -> list[str]:
@@ -620,11 +634,12 @@ def _head(name: str) -> str:
     return head if unit in _UNITS else words_of(name)
 
 
-def _is_number(text: str) -> bool:
+def _is_cell(text: str) -> bool:
+    """Whether a name of a column is a number, or a time of ISO 8601."""
     try:
         return isfinite(float(text))
     except ValueError:
-        return False
+        return bool(_CALENDAR.match(text))
 
 
 def _found(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.observers import Observers
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
-from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP
+from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, MISSING
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.result import Judge, Replay, Watch
 from ingero_analyze.replay.slow_hosts import SlowHosts
@@ -74,6 +74,8 @@ class _Run:
     ) -> None:
         self._history, self._watch, self._live = history, watch, live
         self._as_recorded = live or history.reading.recorded
+        if not self._as_recorded:
+            parameters = _with_silence_by_chance(parameters, history)
         self._seen = Observers(parameters, history.tick_seconds)
         self._episodes = Episodes()
         self._ticks, self._last = 0, 0.0
@@ -148,6 +150,14 @@ class _Run:
             done.of_hosts = [one for one in self._slow_hosts.episodes(episodes) if one.node not in different_work]
             done.episodes = in_order([*done.episodes, *done.of_hosts])
         return done
+
+
+def _with_silence_by_chance(parameters: Parameters, history: RecordedHistory) -> Parameters:
+    """The parameters, with silence that is longer than rows missing at random explain."""
+    if history.silent_by_chance <= parameters.silent_ticks:
+        return parameters
+    history.reading.note(MISSING.format(history.silent_by_chance))
+    return replace(parameters, silent_ticks=history.silent_by_chance)
 
 
 def _begun(episode: Episode, grace: Grace, presences: Presences) -> Episode:

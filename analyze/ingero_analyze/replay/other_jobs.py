@@ -8,7 +8,7 @@ import numpy as np
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
 from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import ABSENT, ACTIVE, Observation
@@ -134,14 +134,15 @@ class OtherJobs:
 
     def _judge(self, until: int) -> None:
         """Compare the levels of nodes that were back by then, before and after."""
-        resumed = np.array([each.resumed for each in self._returns], np.int64)
-        cohort = self._cohort[[each.place for each in self._returns]]
-        changes = self._changes()
+        returns = [each for each in self._returns if each.resumed <= until + TOGETHER]
+        resumed = np.array([each.resumed for each in returns], np.int64)
+        cohort = self._cohort[[each.place for each in returns]]
+        changes = self._changes(returns)
         for number in np.flatnonzero((changes != 0) & (resumed > self._judged) & (resumed <= until)).tolist():
             together = (np.abs(resumed - resumed[number]) <= TOGETHER) & (cohort == cohort[number])
             least = max(FEWEST_TOGETHER, SHARE * np.count_nonzero(together))
             if np.count_nonzero(changes[together]) >= least:
-                self._enter(self._returns[number], float(changes[number]))
+                self._enter(returns[number], float(changes[number]))
         self._judged = until
         self._returns = [each for each in self._returns if each.resumed > until - TOGETHER]
         absent = (self._count > 0) & (self._worked < len(self._times) - 1)
@@ -159,13 +160,13 @@ class OtherJobs:
         if other and all(abs(one.resumed - tick) > TOGETHER for tick in times):
             times.append(one.resumed)
 
-    def _changes(self) -> Floats:
-        """By how much the level of each node that returned has changed, log units, against the nodes of its cohort
+    def _changes(self, returns: Sequence[_Return]) -> Floats:
+        """By how much the level of each node has changed that returned, log units, against the nodes of its cohort
         that worked on; 0 if that is little, or not known."""
         level, error = self._levels()
-        found = np.zeros(len(self._returns))
+        found = np.zeros(len(returns))
         usual: dict[tuple[int, int, int], float] = {}
-        for number, one in enumerate(self._returns):
+        for number, one in enumerate(returns):
             before, before_error = self._before[one.stopped]
             key = one.stopped, one.resumed, int(self._cohort[one.place])
             if key not in usual:
@@ -188,8 +189,8 @@ class OtherJobs:
         level, error = np.full(len(self._count), np.nan), np.full(len(self._count), np.nan)
         enough: Bools = self._count >= FEWEST
         past = self._past[:, enough]
-        level[enough] = np.nanmedian(past, axis=0)
-        spread = MAD_TO_SIGMA * np.nanmedian(np.abs(past - level[enough]), axis=0)
+        level[enough] = row_medians(past.T)
+        spread = MAD_TO_SIGMA * row_medians(np.abs(past - level[enough]).T)
         error[enough] = MEDIAN_ERROR * spread / np.sqrt(np.minimum(self._count[enough], KEPT))
         return level, error
 

@@ -63,6 +63,7 @@ GROUPS: Final = (
     "column tells which: each group is compared by itself"
 )
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
+MISSING: Final = "rows are missing at random: a node counts as silent when it misses more than {} ticks in a row"
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"
 

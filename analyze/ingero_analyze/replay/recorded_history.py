@@ -33,7 +33,7 @@ from ingero_analyze.replay.reading import (
     UNNAMED,
     Reading,
 )
-from ingero_analyze.replay.report_intervals import interval_for_most, slow_steps, ticks_of_steps
+from ingero_analyze.replay.report_intervals import interval_for_most, silence_by_chance, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
@@ -128,6 +128,8 @@ class RecordedHistory:
         self._node_ticks = self._different = self._several = self._unequal = 0
         self._irregularities = Irregularities()
         self._stuck: list[Stuck] = []
+        self.silent_by_chance = 0
+        """Ticks without a report of a node that rows missing at random explain."""
         self._drifts: Drifts | None = None
         self._members = CohortMembers()
         self._blocks, self._levels = LevelBlocks(self._members), NodeLevels(self._members)
@@ -405,6 +407,7 @@ class RecordedHistory:
         if tick != self.tick_seconds:
             self.tick_seconds = tick_grid.fitting(self.tick_seconds, tick)
             self._phase = tick_grid.phase(rows.time, self.tick_seconds)
+        self.silent_by_chance = silence_by_chance(rows.time[others], rows.source[others], self.tick_seconds)
         which, when = ticks_of_steps(rows.time, slow, self.tick_seconds, self._phase)
         if len(which):
             self.reading.note(LONG_STEPS)

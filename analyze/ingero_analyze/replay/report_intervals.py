@@ -31,13 +31,27 @@ are absent, as replicas that a fleet does not need, and some happen to come back
 MOST_TICKS: Final = 10_000
 """Ticks that one row stands for at most."""
 
+RARE: Final = 0.001
+"""Chance, after a report, of a silence that rows missing at random do not explain."""
+
+MOST_BY_CHANCE: Final = 20
+"""Ticks that a silence by chance lasts at most."""
+
+INDEPENDENT: Final = 1.25
+"""How many times as often a tick without a report may follow another one than a report, where rows are missing at
+random."""
+
 
 def interval_for_most(time: Floats, source: Ints, tick: float) -> float:
     """Seconds of a tick within which nearly all nodes report nearly all the time, at least `tick`.
 
     Rows are sorted by source and time. An interval is usual where a source has many equal ones; others are outages.
+    Where rows are missing at random, the tick stays.
     """
     gaps, of = _gaps(time, source)
+    after_report, after_miss = _missed_rates(gaps / tick)
+    if after_report > 0 and after_miss <= INDEPENDENT * after_report:
+        return tick
     there = gaps > 0
     kind = np.round(np.log(gaps[there]) / ALIKE).astype(np.int64)
     both = np.stack((of[there], kind))
@@ -53,6 +67,17 @@ def interval_for_most(time: Floats, source: Ints, tick: float) -> float:
         if spent[middle > TOLERATED_TICKS * candidate].sum() <= FEW * spent.sum():
             return float(candidate)
     return tick
+
+
+def silence_by_chance(time: Floats, source: Ints, tick: float) -> int:
+    """Ticks without a report that rows missing at random explain: more follow a report once in a thousand times.
+
+    Of the share of ticks after a report, and of those after a miss, that miss one the smaller counts: outages, which
+    begin rarely and last, and nodes that report in every second tick, raise only one of them. Rows are sorted by
+    source and time.
+    """
+    rate = min(_missed_rates(_gaps(time, source)[0] / tick))
+    return 0 if rate <= 0 else int(min(MOST_BY_CHANCE, np.ceil(np.log(RARE) / np.log(min(rate, 0.99)))))
 
 
 def slow_steps(time: Floats, source: Ints, rate: Floats, cohort: Ints) -> Bools:
@@ -86,6 +111,14 @@ def ticks_of_steps(time: Floats, slow: Bools, tick: float, phase: float) -> tupl
     which = np.repeat(rows, missing)
     back = np.arange(len(which)) - np.repeat(np.cumsum(missing) - missing, missing) + 1
     return which, time[which] - back * tick
+
+
+def _missed_rates(ticks: Floats) -> tuple[float, float]:
+    """How often no report follows a report, and how often none follows a tick without one, of the ticks from each row
+    to the next one of its source."""
+    missed = np.maximum(np.rint(ticks) - 1, 0)
+    reports, begun, every = (float(many) for many in (np.sum(ticks > 0), np.sum(missed > 0), missed.sum()))
+    return begun / max(1.0, reports), (every - begun) / max(1.0, every)
 
 
 def _gaps(time: Floats, source: Ints) -> tuple[Floats, Ints]:

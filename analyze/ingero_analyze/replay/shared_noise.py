@@ -12,7 +12,7 @@ import numpy as np
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey
-from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.grouped import Floats, Ints, grouped_median, row_medians
 from ingero_detect.nodes.column_store import ColumnStore
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -154,7 +154,7 @@ def _largest(sizes: Floats) -> Floats:
     """By node the largest change that counts among these sizes; 0 where they are few."""
     some = np.isfinite(sizes).sum(axis=0) >= FEWEST
     most = np.zeros(sizes.shape[1])
-    most[some] = LARGE * MAD_TO_SIGMA * np.nanmedian(sizes[:, some], axis=0)
+    most[some] = LARGE * MAD_TO_SIGMA * row_medians(sizes[:, some].T)
     return most
 
 
@@ -170,7 +170,7 @@ def _ordinary(change: Floats, largest: Floats) -> Floats:
 def _common(change: Floats, cohort: Ints) -> Floats:
     """By tick and node the median change of its cohort; 0 where there is none."""
     tick, node = np.nonzero(np.isfinite(change) & (cohort >= 0))
-    cohorts = int(cohort.max(initial=-1)) + 1
+    cohorts = max(1, int(cohort.max(initial=-1)) + 1)
     middle = grouped_median(change[tick, node], tick * cohorts + cohort[node], len(change) * cohorts)[1]
     found: Floats = np.nan_to_num(middle).reshape(len(change), cohorts)[:, np.maximum(cohort, 0)]
     return found

@@ -175,14 +175,19 @@ def _cells_of_nodes(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def _node_and_held(name: str) -> tuple[str, str] | None:
-    """The node in the name of a column, and the rest, which says what the column holds."""
-    parts = [(name[: place.start()], name[place.end() :]) for place in _BETWEEN.finditer(name)]
-    found = [
-        (node, held)
-        for node, held in (*parts, *((last, first) for first, last in parts))
-        if _NODE.fullmatch(node) and metrics_with_meaning([held])
-    ]
-    return max(found, key=lambda one: len(one[1]), default=None)
+    """The node in the name of a column, and the rest, which says what the column holds: beside a blank if there is
+    one, as in `GPU util gpu-node-5`."""
+    places = list(_BETWEEN.finditer(name))
+    for between in ([place for place in places if not place[0].strip()], places):
+        parts = [(name[: place.start()], name[place.end() :]) for place in between]
+        found = [
+            (node, held)
+            for node, held in (*parts, *((last, first) for first, last in parts))
+            if _NODE.fullmatch(node) and metrics_with_meaning([held])
+        ]
+        if found:
+            return max(found, key=lambda one: len(one[1]))
+    return None
 
 
 def _of_nodes(names: Sequence[str], time: str) -> list[str]:

@@ -90,6 +90,7 @@ def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Refere
         calm = settled[memory.node("group")] & (memory.node("group") >= 0) & memory.node("learned") & ~accused
         memory.node("relearn")[calm] = parameters.warmup
         memory.node("sofar")[calm] = 0.0
+        memory.node("filled")[calm] = 0
     _note_level_of_baselines(memory, parameters, reference)
     slow = shift < -0.1
     started = now - parameters.settle_ticks * parameters.tick_seconds

@@ -43,13 +43,14 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 """Type and initial value of the columns by node.
 
 `sofar`: mean rate of the warm-up so far; in a new phase of the job, for `relearn` more ticks, what it adds to the
-baseline. `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers;
-`shortfall` over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the
-rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node's work that short losses take, for
-`dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short or recurring accusations and
-relapses, halved every four hours. `last_steps`: bins of the last five steps that were counted, and of an accused node
-those that no longer are. `block`, `last_block`, `block_before`: sums of deviations over the present block of ticks,
-and over the two before it. `rise`: by what the node lately rose above its baseline from tick to tick, log units.
+baseline, as learnt in `filled` ticks. `slow`, `fast`, `below`: the sequential test against own history, its mirror,
+and the test against peers; `shortfall` over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks
+with more than half of the rate gone; `steep`: ticks in a row with a large loss. `dips`: share of the node's work
+that short losses take, for `dip_ticks`, and usually take; `by_dips`: accused because of them; `flaps`: short or
+recurring accusations and relapses, halved every four hours. `last_steps`: bins of the last five steps that were
+counted, and of an accused node those that no longer are. `block`, `last_block`, `block_before`: sums of deviations
+over the present block of ticks, and over the two before it. `rise`: by what the node lately rose above its baseline
+from tick to tick, log units.
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {

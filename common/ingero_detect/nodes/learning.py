@@ -126,6 +126,8 @@ def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, 
     baseline = nodes.baseline + step * calm
     if nodes.new.any():
         baseline = _without_new_phase(memory, nodes, baseline)
+        filled = memory.node("filled")
+        filled[at] = np.minimum(filled[at] + (nodes.new & calm), parameters.warmup)
     memory.node("baseline")[at] = baseline
     own = memory.node("own")[at]
     deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))

@@ -46,7 +46,7 @@ _CERTAIN_RISE: Final = 2.45
 """What rises exceed the usual by when the noise of a node has certainly grown. A node that stays above its baseline
 for a while, as under a load that wanders, rises twice as much, and chance adds to that."""
 
-_LATE_PHASE_COUNT: Final = 10
+LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
 
 
@@ -101,7 +101,7 @@ def compute_residuals(
     baseline, known = memory.node("baseline")[index].copy(), memory.node("count")[index]
     if new.any():
         baseline += np.where(new, memory.node("sofar")[index], 0.0)
-        in_phase = _LATE_PHASE_COUNT + parameters.warmup - memory.node("relearn")[index]
+        in_phase = LATE_PHASE_COUNT + parameters.warmup - memory.node("relearn")[index]
         known = np.where(new, np.minimum(known, in_phase), known)
     residual = singles(logs - baseline - level[group])
     share = share_of_unit(memory, group, baseline + level[group])

@@ -16,7 +16,7 @@ from ingero_detect.nodes.cohorts import is_guest
 from ingero_detect.nodes.column_store import ColumnStore
 from ingero_detect.nodes.parameters import Parameters
 from ingero_detect.nodes.peer_outliers import groups_to_examine, lone_outliers
-from ingero_detect.nodes.residuals import MAX_DEVIATION, Residuals
+from ingero_detect.nodes.residuals import LATE_PHASE_COUNT, MAX_DEVIATION, Residuals
 from ingero_detect.reference import HALF, Reference
 from ingero_detect.threshold import MEDIAN_ERROR
 
@@ -50,6 +50,16 @@ _RESPONSE: Final = 0.1
 
 _MOVED_APART: Final = 3.0
 """Standard deviations, of how differently nodes follow a move of all, by which one may be below the others."""
+
+_FOLLOWED_TICKS: Final = 10
+"""Ticks of learning in a new phase after which the usual band may hold again."""
+
+_ADDED: Final = 0.5
+_ADDED_TO_MOST: Final = 0.25
+"""Shares of the band that a phase adds to a node, and to half of its cohort, at most where they follow alike."""
+
+_NEAR: Final = 2.0
+"""Standard deviations within which a node that follows alike was in the tick before."""
 
 LONGEST_RUN: Final = 30_000
 """Ticks at which the count of a run stops."""
@@ -147,7 +157,8 @@ def compute_bounds(
 ) -> Bounds:
     """Compute how much this tick may add. `alarm`: the level of every group; `top`: of every node."""
     group, scale = nodes.group, nodes.scale
-    wide = nodes.new | _many_moved_differently(memory, parameters, nodes)[group]
+    new = nodes.new & ~_followed_alike(memory, parameters, nodes)
+    wide = new | _many_moved_differently(memory, parameters, nodes)[group]
     usual = singles(_usual_band(memory, parameters, nodes.reference))[group]
     band = np.where(wide, np.float32(parameters.absolute_band), usual)
     z = -nodes.gap / scale
@@ -203,6 +214,27 @@ def _many_moved_differently(memory: ColumnStore, parameters: Parameters, nodes: 
     many = np.bincount(nodes.group[low], minlength=len(moving))
     several: Bools = moving & (many >= 2) & (many > 0.1 * reference.count)
     return several
+
+
+def _followed_alike(memory: ColumnStore, parameters: Parameters, nodes: Residuals) -> Bools:
+    """By node: whether it has followed its cohort into a new phase as most of that did, hardly otherwise than before,
+    so that its baseline holds there.
+
+    What a phase adds to it is estimated from what was `learnt` of that so far, a share that grows with the `ticks` in
+    which it learnt, and more slowly where it is large. So the node must have been near it until the tick before this
+    one, or evidence has begun since.
+    """
+    if not nodes.new.any():
+        return nodes.new
+    at, band = nodes.index, parameters.own_band
+    ticks = memory.node("filled")[at]
+    learnt = ticks / (ticks + LATE_PHASE_COUNT)
+    added = np.where(nodes.new & (ticks > 0), np.abs(memory.node("sofar")[at]) / np.maximum(learnt, 1e-9), 0.0)
+    most = filled(nodes.median(added), np.inf) <= _ADDED_TO_MOST * band
+    long = ticks >= _FOLLOWED_TICKS
+    near = (np.abs(memory.node("residual")[at]) <= _NEAR * nodes.sigma) | (memory.node("slow")[at] > 0)
+    alike: Bools = nodes.new & long & near & (added <= _ADDED * band) & most[nodes.group]
+    return alike
 
 
 def is_crowd(falling: Ints, nodes: Ints) -> Bools:
