@@ -236,7 +236,8 @@ class ScoreTable:
         cells = self._cells
         if self.instances.note(row, (cells["instance"][row], cells["sent_ns"][row]), instance, sent_ns, now):
             self.losses["contradicting_reports"] += 1
-        cells["instance"][row] = instance
+        if now >= cells["seen"][row]:
+            cells["instance"][row] = instance
 
     def take_fresh(self, most: int) -> "ReportBatch":
         """Return, and no longer count as fresh, the fresh reports of at most `most` nodes."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ingero_contract import headers, routes
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState, VerdictState
+from ingero_fleet.agent_instances import instance_code
 from ingero_fleet.export_state import ExportState
 from ingero_fleet.receivers.messages import (
     MessageKind,
@@ -98,13 +99,14 @@ def test_what_several_maps_heard_is_what_one_map_would_have_heard(
 
 def test_a_later_report_of_a_node_is_not_replaced_by_an_earlier_one() -> None:
     judge, first, second = (ScoreTable(LIMITS, BY) for _ in range(3))
-    first.observe(HealthReport(node_id="a", cluster_id="c", score=0.1), 1.0)
-    second.observe(HealthReport(node_id="a", cluster_id="c", score=0.9), 2.0)
+    first.observe(HealthReport(node_id="a", cluster_id="c", score=0.1, instance_id="one"), 1.0)
+    second.observe(HealthReport(node_id="a", cluster_id="c", score=0.9, instance_id="two"), 2.0)
 
     judge.merge(second.take_fresh(10))
     judge.merge(first.take_fresh(10))
 
     assert judge.view("score").tolist() == [0.9]
+    assert judge.view("instance").tolist() == [instance_code("two")]
 
 
 def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> None:
