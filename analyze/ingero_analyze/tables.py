@@ -194,15 +194,14 @@ def read_columns(
         yield from _parquet(file, choose, skip)
         return
     with _opened(file) as (stream, consumed):
+        source: BinaryIO | _Counted = stream
         if marked is not None:
             begin = stream.read(MARKED_BYTES)
-            whole = _Counted(stream, begin)
+            source = _Counted(stream, begin)
             if marked[0] in begin:
-                yield from _objects(file, b"", whole, choose, skip, consumed, marked[1])
-            else:
-                yield from _text_rows(file, whole, choose, skip, json, consumed)
-            return
-        yield from _text_rows(file, stream, choose, skip, json, consumed)
+                yield from _objects(file, b"", source, choose, skip, consumed, marked[1])
+                return
+        yield from _text_rows(file, source, choose, skip, json, consumed)
 
 
 def read_rows(

@@ -97,7 +97,7 @@ NODES: Final[tuple[MetricRow[TickSnapshot], ...]] = (
     gauge(
         "ingero_fleet_several_agents",
         "Nodes as which several agents report.",
-        lambda s: Counter(s.scores.names[row][0] for row in s.scores.several_agents),
+        lambda s: Counter(cluster for cluster, _ in s.scores.nodes_with_several_agents),
         "cluster_id",
     ),
     gauge(

@@ -287,7 +287,7 @@ def _log_edges(findings: Findings) -> None:
 
 def _log_several_agents(before: TickSnapshot | None, after: TickSnapshot) -> None:
     """Log the nodes for which several agents began or ceased to report."""
-    was, now = (one.nodes_with_several_agents if one else frozenset() for one in (before, after))
+    was, now = (one.scores.nodes_with_several_agents if one else frozenset() for one in (before, after))
     for cluster, node in sorted(now - was)[:MAX_LOGGED]:
         log.warning("several_agents", cluster=cluster, node=node, message=SEVERAL_AGENTS)
     for cluster, node in sorted(was - now)[:MAX_LOGGED]:

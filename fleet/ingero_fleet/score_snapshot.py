@@ -26,6 +26,11 @@ class ScoreSnapshot:
     several_agents: set[int] = field(default_factory=set)
     """Rows of the nodes for which several agents report."""
 
+    @property
+    def nodes_with_several_agents(self) -> frozenset[NodeKey]:
+        """Nodes as which several agents report."""
+        return frozenset(self.names[row] for row in self.several_agents)
+
     @classmethod
     def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "ScoreSnapshot":
         """Copy the whole map; later reports, and those not in `rows`, stay fresh for the next tick."""

@@ -219,8 +219,8 @@ class StateMachine:
         self.rule = tick.memory
         threshold_rule.apply(tick, scores, self.table)
         self.ticks += 1
-        several = [scores.names[row] for row in scores.several_agents]
-        verdicts = without(with_collectives(findings.node_verdicts, self.collectives.accused_kinds()), several)
+        verdicts = with_collectives(findings.node_verdicts, self.collectives.accused_kinds())
+        verdicts = without(verdicts, scores.nodes_with_several_agents)
         return TickResult(
             TickSnapshot(scores, tick, findings, self.config.push_interval),
             VerdictCache(self.config.cohort.by, tick.thresholds, verdicts),

@@ -67,11 +67,6 @@ class TickSnapshot:
         found: npt.NDArray[np.bool_] = self.accused & self.scores.columns["alive"]
         return found
 
-    @property
-    def nodes_with_several_agents(self) -> frozenset[NodeKey]:
-        """Nodes as which several agents report."""
-        return frozenset(self.scores.names[row] for row in self.scores.several_agents)
-
     def rows(self, cluster: str | None = None) -> list[int]:
         """Rows of living nodes, of one cluster or of all."""
         alive = np.flatnonzero(self.scores.columns["alive"]).tolist()
@@ -147,7 +142,7 @@ def stragglers_answer(
 
 def several_agents_answer(snapshot: TickSnapshot, cluster: str | None = None) -> dict[str, Any]:
     """Nodes as which several agents report: how many, and the first of them."""
-    nodes = sorted(node for node in snapshot.nodes_with_several_agents if cluster in (None, node[0]))
+    nodes = sorted(node for node in snapshot.scores.nodes_with_several_agents if cluster in (None, node[0]))
     shown = [{"cluster_id": cluster, "node_id": node} for cluster, node in nodes[:MAX_SHOWN]]
     return {"count": len(nodes), "nodes": shown}
 

@@ -78,7 +78,6 @@ GPU_OF_FILE: Final = "GPU of the file"
 """Names of the columns that are added for them."""
 
 MAX_ROWS: Final = 5_000_000
-
 MOST_PARAMETERS: Final = 200
 """Different parameters of benchmarks; if there are more, they are taken for something else."""
 

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row
+from ingero_analyze.worded_lines import without_launcher
 
 MARK: Final = b"times across ranks (ms):"
 """What the log has before every block."""
-
-_LAUNCHER: Final = re.compile(r"\[[A-Za-z]*\d+\]:\s?")
-"""What torchrun puts before lines."""
 
 _STEP: Final = re.compile(r"\biteration\s+(\d{1,12})\b")
 _TIMER: Final = re.compile(r"\s*([A-Za-z][\w /().-]{0,80}):\s*")
@@ -61,7 +59,7 @@ def _lines(first: bytes, stream: LineStream) -> Iterator[tuple[int, str]]:
     begin, number = io.BytesIO(first), 1
     while line := begin.readline() or stream.readline(MOST_BYTES):
         line += b"" if line.endswith(b"\n") else stream.readline(MOST_BYTES)
-        yield number, _LAUNCHER.sub("", line.decode("utf-8", "replace").rstrip("\r\n"), 1)
+        yield number, without_launcher(line.decode("utf-8", "replace").rstrip("\r\n"))[0]
         number += 1
 
 
