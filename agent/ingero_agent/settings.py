@@ -69,7 +69,7 @@ class AgentSettings(Settings):
     """Nodes of the job, each counted as one rank; 0 when not distributed. Fleet's quorum expects as many. Without it,
     those of the Slurm job."""
     fleet_node_rank: int | None = Field(default=None, ge=0)
-    """This node's rank, if it is known."""
+    """This node's rank, if it is known; needs `fleet_world_size`."""
     fleet_threshold_url: str | None = None
     """Threshold API to ask when pushes bring no threshold."""
     fleet_poll_interval: Duration = Field(default=10.0, ge=0.1)
@@ -164,6 +164,8 @@ class AgentSettings(Settings):
                 "choose one source of signals: --stub and --stub-script, --signal-db-path, "
                 "or --watch-pid / --watch-command / --watch-cgroup with or without --progress-file"
             )
+        if self.fleet_node_rank is not None and not self.fleet_world_size:
+            raise ValueError("fleet_node_rank needs fleet_world_size: a rank is one of a number of nodes")
         if self.fleet_world_size and (self.fleet_node_rank or 0) >= self.fleet_world_size:
             raise ValueError("fleet_node_rank must be below fleet_world_size")
         return self

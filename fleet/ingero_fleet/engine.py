@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.nodes.column_store import SnapshotError
-from ingero_fleet import verdict_records
 from ingero_fleet.health_facts import PROBLEM
 from ingero_fleet.live_detector import Findings
 from ingero_fleet.processor_settings import IngeroConfig
@@ -201,7 +200,7 @@ class Engine:
         result = machine.conclude(scores, *judged)
         self.tick_seconds = time.perf_counter() - started
         self.announce(result)
-        self._export_edges(judged[1])
+        self._export_changes(result)
         await loop.run_in_executor(self.worker, self._after, result.snapshot)
         if self._snapshots and self._snapshots.due(time.monotonic()):
             await self.save()
@@ -262,8 +261,8 @@ class Engine:
         snapshots.write(data)
         snapshots.cost = time.thread_time() - started
 
-    def _export_edges(self, findings: Findings) -> None:
-        body = verdict_records.encode(findings.edges) if self.export_logs else None
+    def _export_changes(self, result: TickResult) -> None:
+        body = result.changes() if self.export_logs else None
         if body:
             for export_logs in self.export_logs:
                 export_logs(body)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.nodes.column_store import SnapshotError
-from ingero_fleet import threshold_rule
+from ingero_fleet import threshold_rule, verdict_records
 from ingero_fleet.collectives.migrations import with_transfer_times, with_work
 from ingero_fleet.collectives.tracker import CollectivesTracker, polls_per_tick
 from ingero_fleet.cost.tracker import CostTracker
@@ -53,6 +53,11 @@ class TickResult:
 
     snapshot: TickSnapshot
     verdict_cache: VerdictCache
+
+    def changes(self) -> bytes | None:
+        """The changes of verdicts as OTLP log records; `None` without changes."""
+        findings, scores = self.snapshot.findings, self.snapshot.scores
+        return verdict_records.encode(findings.edges, scores.nodes_with_several_agents) if findings else None
 
 
 def migrated(state: State) -> State:

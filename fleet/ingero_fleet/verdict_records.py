@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -10,6 +10,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 
 from ingero_contract import attributes, metrics
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.values import VerdictState
 from ingero_detect.nodes.observation import Edge
 from ingero_detect.nodes.verdicts import Verdict
@@ -23,12 +24,17 @@ _EVIDENCE: Final = (
 )  # fmt: skip
 
 
-def encode(edges: Iterable[Edge]) -> bytes | None:
-    """One request with a record for every change; `None` without changes."""
-    found = [
-        (pairs({attributes.NODE_ID: edge.verdict.node, attributes.CLUSTER_ID: edge.verdict.cluster}), _record(edge))
-        for edge in edges
-    ]
+def encode(edges: Iterable[Edge], several_agents: Collection[NodeKey] = ()) -> bytes | None:
+    """One request with a record for every change; `None` without changes.
+
+    `several_agents`: nodes as which several agents report; their records say so, as nothing may act on them.
+    """
+    found = []
+    for edge in edges:
+        verdict = edge.verdict
+        mixed = node_key(verdict.cluster, verdict.node) in several_agents
+        resource = pairs({attributes.NODE_ID: verdict.node, attributes.CLUSTER_ID: verdict.cluster})
+        found.append((resource, _record(edge, mixed=mixed)))
     return log_request(found) if found else None
 
 
@@ -42,14 +48,18 @@ def log_request(records: Iterable[tuple[list[KeyValue], LogRecord]]) -> bytes:
     return request.SerializeToString()
 
 
-def _record(edge: Edge) -> LogRecord:
+def _record(edge: Edge, *, mixed: bool) -> LogRecord:
     verdict = edge.verdict
     facts = verdict.to_json()
     evidence = {"edge": edge.what, **{name: facts[name] for name in _EVIDENCE}}
+    sentence = _sentence(edge.what, verdict)
+    if mixed:
+        evidence["several_agents"] = True
+        sentence += "; several agents report as this node, so nothing acts on it"
     accused = edge.what in ("accused", "relapsed")
     return verdict_record(
         verdict.time,
-        _sentence(edge.what, verdict),
+        sentence,
         {
             attributes.EVENT_ID: _event_id(edge),
             attributes.VERDICT_STATE: str(verdict.state),

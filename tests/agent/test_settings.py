@@ -65,6 +65,15 @@ def test_a_wrong_section_and_an_unknown_setting_are_named(tmp_path: Path, monkey
         read_settings({})
 
 
+def test_a_rank_needs_the_number_of_nodes() -> None:
+    flags = {"stub": True, "fleet_endpoint": "fleet:4318", "fleet_cluster_id": "lab", "fleet_node_rank": 2}
+
+    with pytest.raises(SettingsError, match="fleet_node_rank needs fleet_world_size"):
+        read_push_settings(flags)
+
+    assert read_push_settings({**flags, "fleet_world_size": 3}).fleet_node_rank == 2
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("100", 100), ("1k", 1024), ("500m", 500 * 2**20), ("10g", 10 * 2**30), ("1.5GiB", 3 * 2**29), ("2TB", 2**41)],

@@ -554,6 +554,19 @@ def test_an_edge_is_a_log_record_with_everything_that_decided(tmp_path: Path) ->
     assert verdict_records.encode([]) is None
 
 
+def test_the_record_of_a_node_with_several_agents_says_that_nothing_acts_on_it(tmp_path: Path) -> None:
+    _, live = judged(tmp_path)
+    edge = next(edge for edge in live if edge.verdict.node == "n2")
+
+    body = verdict_records.encode([edge], {node_key("c", "n2")})
+
+    assert body is not None
+    record = ExportLogsServiceRequest.FromString(body).resource_logs[0].scope_logs[0].log_records[0]
+    values = {pair.key: pair.value.string_value for pair in record.attributes}
+    assert json.loads(values[attributes.VERDICT_EVIDENCE])["several_agents"] is True
+    assert record.body.string_value.endswith("several agents report as this node, so nothing acts on it")
+
+
 def test_a_replay_says_whether_its_results_are_those_of_the_recording(tmp_path: Path) -> None:
     """A state hash that differs stands for a processor on which NumPy's functions differ in the last bits."""
     detector, _ = judged(tmp_path)

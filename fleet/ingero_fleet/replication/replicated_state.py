@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ingero_detect.nodes.column_store import SnapshotError
-from ingero_fleet import verdict_records
 from ingero_fleet.receivers.messages import decode_push
 from ingero_fleet.replication.log_bodies import BatchHead, Marker, decode_reports
 from ingero_fleet.replication.ordered_log import LogMessage
@@ -169,9 +168,8 @@ class ReplicatedState:
         result = self.machine.tick(self.now) if marker.kind == "tick" else None
         findings = self._findings.copy()
         self._findings.clear()
-        if result and result.snapshot.findings:
-            records = verdict_records.encode(result.snapshot.findings.edges)
-            findings += [Push(Signal.LOGS, "protobuf", records)] if records else []
+        records = result.changes() if result else None
+        findings += [Push(Signal.LOGS, "protobuf", records)] if records else []
         return Applied(result, marker, findings, judged_early=early, missed=missed)
 
     def _note_rules(self, rules: str) -> None:
