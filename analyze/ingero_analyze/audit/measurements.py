@@ -1,12 +1,11 @@
-"""Turns rows of results into populations that can be compared, with the physical values of every chip."""
+"""Reads files of results into columns, and counts and describes the rows that cannot be used."""
 
 import hashlib
 import math
 import re
-from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
@@ -15,25 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.audit.benchmark_logs import rows_of_log
-from ingero_analyze.audit.chips import (
-    Coded,
-    Places,
-    Texts,
-    is_cluster,
-    of_one_name,
-    places,
-    ranks_in_nodes,
-    renamed,
-    where_seen,
-    with_parts,
-)
 from ingero_analyze.audit.columns import (
-    CHIP_NAMES,
-    IDENTIFIED,
-    RACKS,
-    RANKS,
     SCALES,
-    SHOWN,
     SUMMARIES,
     is_value,
     number_of_gpu,
@@ -51,62 +33,32 @@ from ingero_analyze.audit.contents import (
     status_by_content,
 )
 from ingero_analyze.audit.file_nodes import FilePlace
-from ingero_analyze.audit.inputs import AuditInput, told_apart
+from ingero_analyze.audit.inputs import AuditInput
 from ingero_analyze.audit.joint_rows import of_single_members
-from ingero_analyze.audit.labels import Labels, usual
+from ingero_analyze.audit.populations import PopulationBuilder
 from ingero_analyze.audit.quantities import MISSING, quantity_of
+from ingero_analyze.audit.result_columns import KINDS, NUMBER, PHYSICAL, ResultColumns
 from ingero_analyze.audit.row_values import LARGEST, SMALLEST, Directions, UndirectedError, row_value
-from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
 from ingero_analyze.audit.value_lists import of_single_values
 from ingero_analyze.audit.wide import unpivoted
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.json_tables import Row
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import Rows, read_rows
-from ingero_detect.audit.audit import Population
-from ingero_detect.audit.audit_tiers import FEWEST_UNITS
-from ingero_detect.audit.job_values import are_of_jobs
-from ingero_detect.audit.node_kinds import node_kinds
-from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 
-KINDS: Final = ("cluster", "model", "benchmark", "parameters", "unit")
-"""What rows that are compared with each other share."""
-
-PHYSICAL: Final = ("clock", "power", "temperature")
 NODE_OF_FILE: Final = "node of the file"
 GPU_OF_FILE: Final = "GPU of the file"
 """Names of the columns that are added for them."""
 
 MAX_ROWS: Final = 5_000_000
-MOST_PARAMETERS: Final = 200
-"""Different parameters of benchmarks; if there are more, they are taken for something else."""
 
-MOST_DIGITS: Final = 3
-"""Digits of numbers of GPUs in a node."""
 
-MIXED_VALUES: Final = (
-    "values of one chip in one run differ by {:.0f} %, far more than chips and runs do: they may be of several "
-    "benchmarks that no column tells apart; see --column benchmark=COLUMN"
-)
-ONLY_NUMBERS: Final = (
-    "no column is known as the node, so the GPUs with one number are taken for one chip; if they are of several "
-    "nodes, name the column with --node, or give --node-from-file"
-)
-SAME_NUMBERS: Final = (
-    "no column names the node, and the {} files have the same numbers of GPUs, which are taken for the same chips; "
-    "if the files are of different nodes, give --node-from-file"
-)
 UNDIRECTED: Final = (
     "nothing says whether a larger {!r}{} is better; use --higher-is-better or --lower-is-better, or a column "
     "'direction' with 'higher' or 'lower' where benchmarks differ"
 )
-JOINT: Final = (
-    "nodes that are always in the same jobs have one name, joined by +: nothing tells which of them is slow, so swap "
-    "them between jobs"
-)
 _NODE_WITH_GPU: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?::|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
 _GPU_OF_NODE: Final = re.compile(r"([^:/]*[a-z][^:/]*?)(?:[:/]|[:/_ -]gpu[_ -]?)(\d{1,2})", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"[-+]?\d+(?:[.,]\d+)?")
 _FRACTION: Final = re.compile(r"[-+]?\d+\.\d+")
 _WHOLE: Final = re.compile(r"(\d+)\.0+")
 
@@ -138,16 +90,8 @@ class Measurements:
         self.rows = self.repeated = 0
         self.latest: float | None = None
         self.failed: dict[str, int] = {}
-        self._texts = {name: Texts() for name in ("gpu", "part", "slot", "node", "group", "run", "time", *KINDS)}
-        self._labels, self._by_label = Labels(), dict[str, Coded]()
-        self._clusters: Counter[str] = Counter()
-        self._racks = self._by_rank = self._counted = False
-        self._directions, self._notes = Directions(), set[str]()
-        self._by_name, self._spelt = False, dict[tuple[str, str], str]()
-        self._slowness = array("d")
-        self._file = array("q")
-        self._files = 0
-        self._physical = {name: array("d") for name in PHYSICAL}
+        self.columns = ResultColumns()
+        self._directions, self._spelt = Directions(), dict[tuple[str, str], str]()
         self._seen: set[bytes] = set()
         self._hash = hashlib.sha256()
 
@@ -164,7 +108,9 @@ class Measurements:
         roles, unused = self._roles(file, columns, first, place)
         parameters = parameters_of(unused)
         values = [name for name in self.options.values if name in columns] or [roles["value"]]
-        self._note_columns(roles, [name for name in unused if name not in parameters])
+        others = [name for name in unused if name not in parameters]
+        self.unused.update(others)
+        self.columns.note_file(roles, others)
         lower = self.options.lower
         self._directions = Directions(None if self.options.values else lower, lower, on_top_of_100(values, first))
         used, before = 0, self.problems.count
@@ -188,7 +134,7 @@ class Measurements:
         """A file as a table with a row for each result."""
         read = read_rows(file, advance, partial(_rows_of_text, place=place), is_value)
         read, note = of_single_values(*read, self._named)
-        self._notes |= {note} - {""}
+        self.columns.notes |= {note} - {""}
         columns, rows = of_single_members(*unpivoted(*read, self._named), self._named)
         if not self._named and any(map(_FRACTION.fullmatch, columns)):
             raise TableError(file, f"the first line seems to hold values ({', '.join(columns)[:200]}): name the "
@@ -225,17 +171,6 @@ class Measurements:
             raise TableError(file, f"no column is known as the value (there are: {there}); see --value")
         return roles, unused
 
-    def _note_columns(self, roles: Mapping[str, str], unused: Sequence[str]) -> None:
-        """Note what the columns of a further file mean for all rows."""
-        self._files += 1
-        self.unused.update(unused)
-        self._labels.use(unused)
-        self._by_name |= words_of(roles.get("gpu", "")) in CHIP_NAMES
-        self._by_rank |= words_of(roles.get("gpu", "")) in RANKS
-        self._counted |= words_of(roles.get("run", "job")) not in IDENTIFIED
-        self._clusters.update([roles["cluster"]] if "cluster" in roles else [])
-        self._racks |= words_of(roles.get("group", "")) in RACKS
-
     def _add(self, file: str, line: int, row: Row, roles: Mapping[str, str], parameters: Sequence[str]) -> bool:
         place = f"{file}:{line}"
         cells = {role: self._tidy(role, row.get(column, "")) for role, column in roles.items()}
@@ -264,9 +199,8 @@ class Measurements:
             self.repeated += 1
             return True
         cells["unit"] = f"{value.unit}\0{'lower' if value.lower else 'higher'}"
-        self._append(cells, row, value.slowness)
-        for role, numbers in self._physical.items():
-            numbers.append(self._reading(place, role, cells.get(role, "")))
+        readings = {role: self._reading(place, role, cells.get(role, "")) for role in PHYSICAL}
+        self.columns.append(cells, row, value.slowness, readings)
         self._note_time(cells.get("time", ""))
         return True
 
@@ -292,18 +226,10 @@ class Measurements:
             return self._spelt.setdefault((role, words.casefold()), words)
         return _whole(text) if role in ("gpu", "part", "slot", "node", "group", "run") else text
 
-    def _append(self, cells: Mapping[str, str], row: Row, slowness: float) -> None:
-        self._labels.add(row)
-        self._file.append(self._files - 1)
-        self._slowness.append(slowness)
-        for role, texts in self._texts.items():
-            texts.add(cells.get(role, ""))
-
     def _fail(self, place: str, text: str, cells: Mapping[str, str]) -> bool:
         """Keep whose row cannot be used."""
-        self._append({role: cells.get(role, "") for role in ("gpu", "part", "slot", "node", "cluster")}, {}, math.nan)
-        for numbers in self._physical.values():
-            numbers.append(math.nan)
+        whose = {role: cells.get(role, "") for role in ("gpu", "part", "slot", "node", "cluster")}
+        self.columns.append(whose, {}, math.nan)
         return self._refuse(place, text)
 
     def _refuse(self, place: str, text: str) -> bool:
@@ -334,168 +260,14 @@ class Measurements:
             self.latest = max(found, self.latest or 0.0)
 
     def populations(self) -> list[AuditInput]:
-        """What can be compared: rows of one cluster, model, benchmark (with its parameters) and unit each.
-
-        `TableError` with the first reason if nothing in any file could be used.
-        """
-        used = np.flatnonzero(np.isfinite(np.array(self._slowness)))
-        if not len(used):
+        """What can be compared; `TableError` with the first reason if nothing in any file could be used."""
+        if not np.isfinite(np.array(self.columns.slowness)).any():
             raise TableError(self.problems.shown[0], "nothing can be used")
-        texts = {name: self._texts[name].coded for name in (*KINDS, "gpu", "slot", "node", "group")}
-        if len(texts["parameters"].names) > MOST_PARAMETERS:
-            texts["parameters"] = _without(texts["parameters"])
-        texts["gpu"] = with_parts(texts["gpu"], self._texts["part"].coded, texts["node"])
-        if self._by_rank:
-            texts["gpu"] = ranks_in_nodes(texts["gpu"], texts["node"], self._texts["run"].coded)
-        of_nodes = any(words_of(name) == "partition" for name in self._clusters)
-        if texts["cluster"].names and not is_cluster(texts["cluster"], texts["gpu"], texts["node"], of_nodes):
-            texts["cluster"] = _without(texts["cluster"])
-            self.unused.update(self._clusters)
-        texts["day"] = _days(self._texts["time"].coded if self._texts["time"].names else self._texts["run"].coded)
-        of_files = Coded(np.array(self._file), list(map(str, range(self._files))))
-        found = places(
-            texts["gpu"], texts["slot"], texts["node"], texts["group"], texts["cluster"],
-            texts["day"] if texts["day"].names else of_files, self._by_name, self._at_once(),
-        )  # fmt: skip
-        run, runs = self._runs(found.chip.codes)
-        self._note_failed(found, used)
-        kind, first = numbered(*(texts[name].codes[used] for name in KINDS))
-        without = len(numbered(*(texts[name].codes[used] for name in KINDS if name != "unit"))[1])
-        texts["shown"] = texts["unit"] if without < len(first) else _without(texts["unit"])
-        self._by_label = self._columns_of_labels(texts)
-        inputs, said = list[AuditInput](), (*self._one_chip_of_files(), *sorted(self._notes))
-        for number, row in enumerate(used[first].tolist()):
-            here = used[kind == number]
-            whole = self._population(here, row, texts, found, run, runs)
-            given = whole.population
-            its = found
-            if are_of_jobs(given.slowness, given.unit, given.run):
-                its = of_one_name(found, here, run[here])
-                whole = self._population(here, row, texts, its, run, runs, racks=False)
-                given = whole.population
-            joint = (JOINT,) if its.node.names != found.node.names or its.chip.names != found.chip.names else ()
-            of_node = np.full_like(given.node, -1) if given.of_nodes else given.node
-            kinds = node_kinds(given.slowness, given.unit, given.run, of_node)
-            of_row = kinds.of_unit[np.unique(its.chip.codes[here], return_inverse=True)[1]]
-            parts = [here[of_row == one] for one in range(len(kinds.slower))]
-            parted = [whole]
-            if len(parts) > 1:
-                parted = told_apart(
-                    [self._population(rows, row, texts, its, run, runs) for rows in parts], kinds.slower
-                )
-            inputs += [replace(part, notes=part.notes + joint + said) for part in parted]
-        return inputs
-
-    def _at_once(self) -> Ints | None:
-        """By row when a node is in one group only: always if groups are racks, else in one run; `None`: not known."""
-        run = self._texts["run"].coded
-        return np.zeros_like(run.codes) if self._racks else run.codes if run.names else None
-
-    def _columns_of_labels(self, texts: Mapping[str, Coded]) -> dict[str, Coded]:
-        """What slow ones may have in common: columns without a role, groups, and the numbers of GPUs in nodes."""
-        numbers = texts["slot"] if texts["slot"].names else texts["gpu"]
-        numbers = numbers if all(len(name) <= MOST_DIGITS for name in numbers.names) else _without(numbers)
-        its = {"group": texts["group"], "GPU": numbers}
-        return {name: column for name, column in {**its, **self._labels.columns}.items() if len(column.names) > 1}
-
-    def _note_failed(self, found: Places, used: Ints) -> None:
-        """Note who has rows, but none that can be used."""
-        rows = np.bincount(found.chip.codes, minlength=len(found.chip.names))
-        well = np.bincount(found.chip.codes[used], minlength=len(rows))
-        of_gpu = self._of_gpus()
-        self.failed = {
-            f"{'gpu' if of_gpu[found.chip.codes == one].any() else 'node'} {found.chip.names[one]}": int(rows[one])
-            for one in np.flatnonzero((rows > 0) & (well == 0)).tolist()
-        }
-
-    def _one_chip_of_files(self) -> tuple[str, ...]:
-        """A note where numbers of GPUs are all that names chips, and several files have the same."""
-        gpu, known = self._texts["gpu"].coded, self._texts["node"].names or self._by_name
-        if known or not all(map(_NUMBER.fullmatch, map(number_of_gpu, gpu.names))):
-            return ()
-        if self._files < 2:
-            return (ONLY_NUMBERS,) if len(gpu.names) < FEWEST_UNITS and len(gpu.codes) > len(gpu.names) else ()
-        pairs = len(numbered(gpu.codes, np.array(self._file))[1])
-        return (SAME_NUMBERS.format(self._files),) if pairs > len(gpu.names) else ()
-
-    def _of_gpus(self) -> Bools:
-        """By row, whether it is of a GPU, and not of a whole node."""
-        found: Bools = (self._texts["gpu"].codes >= 0) | (self._texts["slot"].codes >= 0)
+        builder = PopulationBuilder(self.columns, run_effects=self.options.run_effects)
+        found = builder.build()
+        self.failed = builder.failed
+        self.unused.update(builder.not_clusters)
         return found
-
-    def _name(self, row: int, texts: Mapping[str, Coded]) -> str:
-        """What tells the population of a row from others."""
-        parts = []
-        for name in ("cluster", "model", "benchmark", "parameters"):
-            column = texts[name]
-            several = len(column.names) > 1 or name in ("model", "benchmark")
-            parts += [column.names[column.codes[row]]] if several and column.codes[row] >= 0 else []
-        units = texts["shown"]
-        if units.names:
-            unit, _, direction = units.names[units.codes[row]].partition("\0")
-            parts.append(SHOWN.get(unit, unit) or f"{direction} is better")
-        return ", ".join(parts)
-
-    def _runs(self, chip: Ints) -> tuple[Ints, Sequence[str]]:
-        """By row, the run, and the names of runs; times are runs if several chips share them, or else their days."""
-        runs, times = self._texts["run"].coded, self._texts["time"].coded
-        if not self.options.run_effects:
-            return np.full(len(runs.codes), -1), []
-        if not runs.names and times.names:
-            days = _days(times)
-            if 3 * len(times.names) <= len(times.codes):
-                runs = times
-            elif days_are_runs(days.codes, chip):
-                runs = days
-        return runs.codes, runs.names
-
-    def _population(
-        self, here: Ints, row: int, texts: Mapping[str, Coded], found: Places, run: Ints, runs: Sequence[str],
-        racks: bool = True,
-    ) -> AuditInput:  # fmt: skip
-        """The rows `here` of one population. `racks`: where rows are of whole nodes, compare groups of these too."""
-        known, unit = np.unique(found.chip.codes[here], return_inverse=True)
-        chip = unit
-        slowness = np.array(self._slowness)[here]
-        counted = self._counted and self._texts["run"].names and self._texts["time"].names
-        day = texts["day"].codes[here] if counted else None
-        number, rounds = runs_of_rows(
-            run[here], found.chip.codes[here], np.array(self._file)[here], runs, day, texts["day"].names
-        )
-        seen = where_seen(chip, len(known), number, found, here)
-        of_row = _with_new_names(found.node, renamed(seen))[here]
-        rounding = rounding_of(np.exp(np.abs(slowness)))
-        slowness, unit, number, apart = joined(slowness, unit, number, len(known))
-        some, place = np.unique(_most_frequent(chip, of_row, len(known)), return_inverse=True)
-        offset = int(some[0] < 0)
-        names = [found.node.names[one] for one in some[offset:].tolist()]
-        of_node = _most_frequent(place[chip] - offset, found.group.codes[here], len(names))
-        kinds, rank = np.unique(of_node, return_inverse=True)
-        lowest = int(len(kinds) > 0 and kinds[0] < 0)
-        physical = {
-            role: _medians(np.array(values)[here], chip, len(known)) for role, values in self._physical.items()
-        }
-        node, group = place - offset, rank - lowest
-        groups = [found.group.names[one] for one in kinds[lowest:].tolist()]
-        of_nodes = racks and not names
-        if of_nodes:
-            node, groups = _racks(chip, found.group, here, len(known))
-            group = np.full(len(groups), -1)
-        notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
-        lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
-        chips = [found.chip.names[one] for one in known.tolist()]
-        days = _only(chip, texts["day"].codes[here], len(known))
-        only_day = [texts["day"].names[day] if day >= 0 else "" for day in days.tolist()]
-        by = "gpu" if self._of_gpus()[here].any() else "node"
-        labels = {
-            name: Coded(usual(chip, Coded(column.codes[here], column.names), len(known)), column.names)
-            for name, column in self._by_label.items()
-        }
-        at = labels["GPU"].codes if "GPU" in labels and not of_nodes else None
-        population = Population(self._name(row, texts), slowness, unit, number, node, group, rounding, of_nodes, at)
-        return AuditInput(
-            population, chips, names, groups, physical, by, seen, lower, only_day, labels, notes, rounds
-        )  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
         """What was read, and what could not be used."""
@@ -510,35 +282,14 @@ def _rows_of_text(text: str, place: FilePlace) -> Rows | None:
     if (found := rows_of_log(text, place.node, place.gpu)) is not None or not place.gpu:
         return found
     header, *lines = [line.strip() for line in text.splitlines()]
-    if not is_value(header) or not all(_NUMBER.fullmatch(line) for line in lines if line):
+    if not is_value(header) or not all(NUMBER.fullmatch(line) for line in lines if line):
         return None
     return [header], ((number, {header: line}) for number, line in enumerate(lines, 2) if line)
 
 
 def _values(columns: Sequence[str]) -> bool:
     """Whether names of columns are numbers, as in a table without a header."""
-    return any(_NUMBER.fullmatch(name.strip()) for name in columns)
-
-
-def _days(times: Coded) -> Coded:
-    """The dates of times; what is no date stays as it is."""
-    numbers: dict[str, int] = {}
-    day = [numbers.setdefault(day_of(name), len(numbers)) for name in times.names]
-    return Coded(np.where(times.codes < 0, -1, np.array([*day, -1])[times.codes]), list(numbers))
-
-
-def _only(item: Ints, value: Ints, items: int) -> Ints:
-    """By item, the value that all of its rows have; -1 if there is none."""
-    first = numbered(item, value)[1]
-    several = np.bincount(item[first], minlength=items) > 1
-    found = np.full(items, -1)
-    found[item[first]] = value[first]
-    return np.where(several, -1, found)
-
-
-def _without(column: Coded) -> Coded:
-    """The column as if it were empty."""
-    return Coded(np.full(len(column.codes), -1), [])
+    return any(NUMBER.fullmatch(name.strip()) for name in columns)
 
 
 def _whole(text: str) -> str:
@@ -570,31 +321,3 @@ def _nobody(row: Row, cells: Mapping[str, str]) -> str:
     if any(words_of(cells.get(role, "")) in SUMMARIES for role in ("gpu", "node")):
         return "a summary of other rows"
     return ""
-
-
-def _with_new_names(node: Coded, new: Mapping[str, str]) -> Ints:
-    """The codes of nodes, with those of their new names for old ones."""
-    numbers = {name: number for number, name in enumerate(node.names)}
-    codes = np.array([numbers[new.get(name, name)] for name in node.names] + [-1])
-    return codes[node.codes]
-
-
-def _racks(node: Ints, group: Coded, rows: Ints, nodes: int) -> tuple[Ints, list[str]]:
-    """By node its group (-1: none), and the names of groups. `node`: by row."""
-    some, place = np.unique(_most_frequent(node, group.codes[rows], nodes), return_inverse=True)
-    lowest = int(some[0] < 0)
-    return place - lowest, [group.names[one] for one in some[lowest:].tolist()]
-
-
-def _most_frequent(item: Ints, value: Ints, items: int) -> Ints:
-    """By item, the value that most of its rows have; -1 if none."""
-    found = np.full(items, -1)
-    counts = Counter(pair for pair in zip(item.tolist(), value.tolist(), strict=True) if min(pair) >= 0)
-    for (one, of_it), _ in reversed(counts.most_common()):
-        found[one] = of_it
-    return found
-
-
-def _medians(values: Floats, item: Ints, items: int) -> Floats:
-    finite = np.isfinite(values)
-    return grouped_median(values[finite], item[finite], items)[1]
