@@ -41,7 +41,6 @@ from ingero_detect.ranks.rank_outliers import (
     possible_stragglers,
     straggler_ranks,
     trimmed_mean,
-    upper_quantile,
     usual_excess,
 )
 from ingero_detect.ranks.recorded_parts import (
@@ -55,6 +54,7 @@ from ingero_detect.ranks.sequence_parts import without_unequal_parts
 from ingero_detect.ranks.shared_data import DataGroups, data_groups
 from ingero_detect.ranks.slower_part import LATE_PART, idle_part, slower_part, slower_ranks
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
+from ingero_detect.ranks.student import upper_quantile
 from ingero_detect.ranks.timeline import (
     FEWEST_STEPS,
     Timeline,
@@ -328,6 +328,10 @@ def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: 
         relative = _relative(seconds, period) if computes else seconds / period
         chips = CHIP_SPREAD * _share(relative) if computes else 0.0
         often, cost = possible_stragglers(relative[judged], _like(stage)[judged], chips)
+        if not often.any():
+            # Who may only have wandered so far is possible, unless others do not wait for that rank.
+            often, cost = straggler_ranks(relative[judged], _like(stage)[judged], chips=chips, sure=False)
+            often &= np.nanmean(late[judged], axis=1) > 0 if late is not None and late.shape[1] else often
         if often.any():
             ranks = np.flatnonzero(judged)[often].tolist()
             lost = float(cost[often].max()) * period

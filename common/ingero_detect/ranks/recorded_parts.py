@@ -18,8 +18,8 @@ from ingero_detect.ranks.rank_outliers import (
     SMALLEST_EFFECT,
     time_segments,
     trimmed_mean,
-    upper_quantile,
 )
+from ingero_detect.ranks.student import upper_quantile
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, shortest_by_instance
 
 ACT_AS_ONE: Final = "act_as_one"
