@@ -2,9 +2,9 @@
 
 A rank whose times wander slowly is far from its peers for a long time without a fault. Errors from its steps do not
 show that, because they take noise of single steps for all there is, or the recording is too short to show how far it
-wanders. Where the recording is worth a few independent steps only, a rank is proven late by what other ranks differ
-by, which wander as well (Student's distribution over ranks), or by a change that is far larger than any change of the
-others over as many steps.
+wanders. Where means of other ranks over long stretches differ by more than independent steps explain, a rank is
+proven late by what these ranks differ by (Student's distribution over ranks and independent stretches), or by a
+change that is far larger than any change of the others over as many steps.
 """
 
 from typing import Final
@@ -14,9 +14,6 @@ import numpy as np
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.ranks.last_arrival import residuals_by_step
 from ingero_detect.ranks.student import upper_quantiles
-
-INDEPENDENT: Final = 8.0
-"""Independent steps that a recording is worth at least if errors from its steps count."""
 
 SURE_INFLATION: Final = 2.5
 """Variance of long means over that of independent steps up to which chance explains it."""
@@ -39,7 +36,7 @@ def beyond_wander(standing: Bools, values: Floats, part: slice, alike: Ints) -> 
     own = residuals_by_step(values, alike)
     inflation = _inflation(own[~standing])
     steps = values.shape[1]
-    if inflation < SURE_INFLATION or steps >= INDEPENDENT * inflation:
+    if inflation < SURE_INFLATION:
         return standing
     excess, error, freedom = _over_others(own, part, standing, alike, inflation)
     if not freedom:
