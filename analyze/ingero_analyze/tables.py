@@ -179,12 +179,12 @@ def read_batches(
 
 
 def read_columns(
-    file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False, marked: Marked | None = None
+    file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False, marked: Sequence[Marked] = ()
 ) -> Iterator[TableBatch]:  # fmt: skip
     """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
 
     With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of logs are
-    rows. `marked`: a text, and what reads the rows of files that have it near their begin.
+    rows. `marked`: texts, and what reads the rows of files that have one of them near their begin.
     """
     try:
         import pyarrow  # noqa: F401
@@ -195,12 +195,13 @@ def read_columns(
         return
     with _opened(file) as (stream, consumed):
         source: BinaryIO | _Counted = stream
-        if marked is not None:
+        if marked:
             begin = stream.read(MARKED_BYTES)
             source = _Counted(stream, begin)
-            if marked[0] in begin:
-                yield from _objects(file, b"", source, choose, skip, consumed, marked[1])
-                return
+            for text, rows_of in marked:
+                if text in begin:
+                    yield from _objects(file, b"", source, choose, skip, consumed, rows_of)
+                    return
         yield from _text_rows(file, source, choose, skip, json, consumed)
 
 

@@ -55,3 +55,33 @@ def test_what_a_timer_contains_counts_once() -> None:
         "backward-compute (ms)": "200.0", "batch-generator (ms)": "2.0",
         "all-grads-sync (ms)": rows[0]["all-grads-sync (ms)"],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "timers",
+    [
+        "fwd: {0} | bwd: {1} | bwd_inner: {2} | bwd_allreduce: {3} | step: 12.00",
+        "forward: {0} | backward: {1} | backward_allreduce: {3} | step: 12.00",
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_the_slow_rank_of_logs_of_deepspeed_is_named(tmp_path: Path, timers: str, together: bool) -> None:
+    logs = [""] * RANKS
+    for step in range(12):
+        own = [300.0 + (rank * step) % 3 / 5 + 60 * (rank == SLOW) for rank in range(RANKS)]
+        for rank, time in enumerate(own):
+            wait = max(own) - time + 15
+            values = (f"{value:.2f}" for value in (time / 3, 2 * time / 3 + wait, 2 * time / 3, wait))
+            head = f"[2026-01-01 00:00:{step:02d},000] [INFO] [logging.py:96:log_dist] [Rank {rank}] "
+            logs[rank] += f"steps: {step} loss: 2.3 iter time (s): 0.41 samples/sec: 97.5\n" * (rank == 0)
+            logs[rank] += f"{head}time (ms) | {timers.format(*values)}\n"
+            logs[rank] += f"{head}time (ms) | fwd_microstep: 9.10 | step_microstep: 0.10\n"
+    files = [tmp_path / f"{place}.log" for place in (["all"] if together else range(RANKS))]
+    for file, text in zip(files, ["".join(logs)] if together else logs, strict=True):
+        file.write_text(text)
+
+    result = CliRunner().invoke(main, ["diagnose", "--json", *map(str, files)])
+
+    answer = json.loads(result.stdout)
+    assert (answer["kind"], answer["ranks"], answer["evidence"]["steps"]) == ("node", [SLOW], 12)
+    assert answer["read"]["collectives_by_name"] == ["allreduce"]

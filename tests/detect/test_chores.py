@@ -186,3 +186,21 @@ def test_steps_at_equal_distances_among_many_at_random_are_no_chore(seed: int) -
     found = job(pauses_of(0, np.flatnonzero(rng.random(STEPS) < 0.3).tolist()), rng)
 
     assert found.ranks == (0,) and "chores" not in found.evidence
+
+
+@pytest.mark.parametrize(("every", "named"), [(1, (0,)), (4, ())], ids=["in every step", "logs in some steps"])
+def test_where_buckets_of_gradients_stand_for_steps_what_the_first_rank_does_in_each_real_step_is_no_chore(
+    every: int, named: tuple[int, ...]
+) -> None:
+    rng, table, now, rank = np.random.default_rng(4), Table(), np.zeros(RANKS), np.arange(RANKS)
+    for number in range(20 * 6):
+        step, bucket = divmod(number, 6)
+        seconds = (0.03 if bucket else 0.13) * (1 + 0.01 * rng.normal(size=RANKS))
+        seconds[0] += 0.05 * (bucket == 0 and step % every == 0)
+        now = now + seconds
+        end = now.max() + 0.004
+        table.add(rank=rank, op="all_reduce", kind="collective", start=now, duration=end - now, step=number,
+                  group="all", seq=number)  # fmt: skip
+        now = np.full(RANKS, end)
+
+    assert diagnose(as_timeline(table)).ranks == named

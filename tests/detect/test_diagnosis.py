@@ -20,10 +20,10 @@ from ingero_detect.ranks.rank_outliers import (
     moderated_errors,
     straggler_ranks,
     trimmed_mean,
-    upper_quantile,
 )
 from ingero_detect.ranks.shared_data import DataGroups
 from ingero_detect.ranks.stalls import late_together, stalling_rank
+from ingero_detect.ranks.student import upper_quantile
 from ingero_detect.ranks.timeline import Timeline
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -60,6 +60,21 @@ def test_ranks_that_all_wander_slowly_beneath_their_noise_are_not_named() -> Non
         chips = 0.01 * rng.normal(size=(16, 1))
 
         assert not straggler_ranks(values + chips, np.zeros(16, np.int64))[0].any()
+
+
+@pytest.mark.parametrize("slower", [0.0, 0.2])
+def test_of_ranks_whose_times_are_random_walks_one_is_named_only_if_it_changes_as_no_other_does(
+    slower: float,
+) -> None:
+    found = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        walks = 1 + 0.005 * np.cumsum(rng.normal(size=(16, 40)), axis=1) + 0.01 * rng.normal(size=(16, 40))
+        walks[3, 20:] += slower
+        found.append(straggler_ranks(walks, np.zeros(16, np.int64))[0])
+
+    assert np.delete(found, 3, axis=1).sum() == 0
+    assert np.sum(found) == (8 if slower else 0)
 
 
 def test_ranks_with_like_errors_know_them_better_together() -> None:

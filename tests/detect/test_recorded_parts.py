@@ -1,6 +1,7 @@
 """Ranks that wait in operations without a record do nothing, as do those that stall; the recording cannot tell."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from ingero_detect.ranks.recorded_parts import recorded_parts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, as_timeline
+from timelines import Table, as_timeline, interleaved
 
 REPLICAS, WIDTH, STEPS = 8, 2, 32
 RANKS = REPLICAS * WIDTH
@@ -102,3 +103,43 @@ def test_operations_of_all_ranks_connect_them_if_they_are_more_than_a_norm() -> 
     sharded = as_timeline(job(np.zeros((RANKS, STEPS)), 0, recorded=False, norm=0.03))
 
     assert set(recorded_parts(sharded, 0.33).tolist()) == {0}
+
+
+def waits(table: Table, left_out: tuple[str, ...] = ()) -> Table:
+    """The collectives of a table alone, without operations of these names."""
+    arrays = table.arrays()
+    chosen = (arrays["kind"] == "collective") & ~np.isin(arrays["op"], left_out)
+    return Table(
+        {name: [column[chosen]] for name, column in arrays.items() if name not in ("stage", "data_parallel")}
+    )
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("culprit", "since", "replicas"), [(9, 0, 4), (14, 12, 4), (5, 0, 2), (-1, 0, 4), (-1, 0, 2)]
+)
+def test_without_sends_the_replica_of_a_slow_rank_of_a_pipeline_is_possible_and_its_schedule_accuses_nobody(
+    culprit: int, since: int, replicas: int, norm: bool
+) -> None:
+    table = interleaved(
+        np.random.default_rng(7), replicas=replicas, parts=4, steps=24, late=0.3, culprit=culprit, since=since,
+        norm=norm,
+    )  # fmt: skip
+
+    found = diagnose(as_timeline(waits(table, ("send", "recv"))))
+
+    assert found.ranks == ()
+    late = [rank for rank in range(4 * replicas) if culprit >= 0 and rank % replicas == culprit % replicas]
+    assert found.evidence.get("possible", []) == late
+
+
+@pytest.mark.parametrize(("heavy", "possible"), [(0.4, [12, 13, 14, 15]), (0.0, None)])
+def test_waits_of_all_operations_show_a_stage_for_which_all_others_wait(
+    heavy: float, possible: list[int] | None
+) -> None:
+    table = interleaved(np.random.default_rng(3), parts=4, steps=16, heavy=heavy, norm=True)
+    line = replace(as_timeline(waits(table)), stage=as_timeline(waits(table)).rank // 4)
+
+    found = diagnose(line)
+
+    assert (found.ranks, found.evidence.get("possible")) == ((), possible)

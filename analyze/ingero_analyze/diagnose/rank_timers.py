@@ -37,7 +37,7 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
     """
     blocks, step, begin, timer = 0, "", 0, ""
     found: dict[str, dict[str, float]] = {}
-    for number, line in _lines(first, stream):
+    for number, line in lines_of(first, stream):
         rank = _RANK.fullmatch(line) if begin else None
         named = _TIMER.fullmatch(line) if begin else None
         if rank and timer:
@@ -55,7 +55,8 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
     yield from _rows(begin, step or str(blocks), found)
 
 
-def _lines(first: bytes, stream: LineStream) -> Iterator[tuple[int, str]]:
+def lines_of(first: bytes, stream: LineStream) -> Iterator[tuple[int, str]]:
+    """Lines and their numbers, without what a launcher puts before them; `first` was read already."""
     begin, number = io.BytesIO(first), 1
     while line := begin.readline() or stream.readline(MOST_BYTES):
         line += b"" if line.endswith(b"\n") else stream.readline(MOST_BYTES)

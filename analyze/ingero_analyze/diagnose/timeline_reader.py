@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.diagnose import rank_timers
+from ingero_analyze.diagnose import deepspeed_timers, rank_timers
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
 from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
@@ -46,8 +46,11 @@ from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import LATEST, TableBatch, read_columns
 from ingero_detect.grouped import Bools, Floats, Ints
 
-TIMERS: Final = (rank_timers.MARK, rank_timers.rows_of)
-"""How logs of Megatron-LM's timers are known, and read."""
+TIMERS: Final = (
+    (rank_timers.MARK, rank_timers.rows_of),
+    (deepspeed_timers.MARK, deepspeed_timers.rows_of),
+)
+"""How logs of the timers of Megatron-LM and DeepSpeed are known, and read."""
 
 
 def read_timeline(

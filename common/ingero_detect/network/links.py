@@ -20,9 +20,8 @@ from ingero_detect.ranks.rank_outliers import (
     moderated_errors,
     time_segments,
     trimmed_mean,
-    upper_quantile,
-    upper_quantiles,
 )
+from ingero_detect.ranks.student import upper_quantile, upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline
 from ingero_detect.threshold import MAD_TO_SIGMA
 

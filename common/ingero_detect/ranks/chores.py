@@ -16,7 +16,7 @@ import numpy as np
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.ranks.idle_together import LEAST_STALL, idle_seconds
 from ingero_detect.ranks.last_arrival import FAR_SIGMAS, SAME_STEPS, min_last_count, residuals_by_step
-from ingero_detect.ranks.timeline import Timeline, sum_by_rank_and_step
+from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST_TIMES: Final = 3
@@ -40,6 +40,11 @@ MOST_OTHERS: Final = 0.25
 
 PART_OF_LAG: Final = 0.25
 """Share of the largest lag of a step from which that in another collective is of the same chore, as in a pipeline."""
+
+MUCH_LONGER: Final = 1.5
+SHARE_OF_JOB: Final = 0.15
+"""What ranks do in some steps over what they do in others, and the share of all time that the difference takes, from
+which the rhythm is that of the job; evaluations take less."""
 
 CHANCE: Final = 0.05
 """Chance with which late steps at random are taken for a chore of a usual distance, and for one of a shorter one."""
@@ -159,6 +164,8 @@ def _in_rhythm(
         known = np.isfinite(rows[lead]) & ~np.isnan(seconds[lead])
         known[[0, -1]] = late[lead, [0, -1]]
         distances, times = _regular(late[lead], known)
+        if _is_of_all(line, lead, times, period):
+            continue
         every |= set(distances)
         steps |= times
         far |= late & times
@@ -166,6 +173,20 @@ def _in_rhythm(
     others[lead] = False
     far[others] = False
     return tuple(sorted(every)), far
+
+
+def _is_of_all(line: Timeline, lead: int, times: Bools, period: float) -> bool:
+    """Whether all ranks but `lead` do more before what they do together in these steps, as in every step of a job.
+
+    Where nothing but collectives was recorded, one of several in a step, such as a bucket of gradients, may stand for
+    a step: then the forward pass comes before every N-th, and a rank that is slow in it keeps to that rhythm.
+    """
+    if not line.collective.all() or times.sum() < FEWEST_STEPS or times.all():
+        return False
+    busy = np.nanmedian(np.delete(idle_seconds(line), lead, axis=0), axis=0)
+    usual, longer = float(np.nanmedian(busy[~times])), float(np.nanmedian(busy[times]))
+    share = (longer - usual) * times.sum() / (period * line.steps)
+    return longer > MUCH_LONGER * usual and share > SHARE_OF_JOB
 
 
 def _taken_out(line: Timeline, every: tuple[int, ...], far: Bools, without: Without) -> Chores | None:

@@ -41,14 +41,20 @@ from ingero_detect.ranks.rank_outliers import (
     possible_stragglers,
     straggler_ranks,
     trimmed_mean,
-    upper_quantile,
     usual_excess,
 )
-from ingero_detect.ranks.recorded_parts import recorded_parts, some_meet, with_those_that_act_alike
+from ingero_detect.ranks.recorded_parts import (
+    late_in_parts,
+    recorded_parts,
+    some_meet,
+    with_those_that_act_alike,
+    within_parts,
+)
 from ingero_detect.ranks.sequence_parts import without_unequal_parts
 from ingero_detect.ranks.shared_data import DataGroups, data_groups
-from ingero_detect.ranks.slower_part import idle_part, slower_part, slower_ranks
+from ingero_detect.ranks.slower_part import LATE_PART, idle_part, slower_part, slower_ranks
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
+from ingero_detect.ranks.student import upper_quantile
 from ingero_detect.ranks.timeline import (
     FEWEST_STEPS,
     Timeline,
@@ -115,6 +121,11 @@ class _Case:
         return self.lags is not None and not self.single.all()
 
     @property
+    def only_waits_of_parts(self) -> bool:
+        """Whether nothing but waits was recorded, and of several parts of the job that no group connects."""
+        return bool(self.line.collective.all() and self.part.any())
+
+    @property
     def relative(self) -> Floats | None:
         """Computing in the known steps, as shares of a step."""
         return _relative(self.compute[:, self.known], self.period) if self.known.any() else None
@@ -137,12 +148,13 @@ def diagnose(line: Timeline) -> Diagnosis:
     equal = with_equal_work(line)
     if equal is None and line.steps < FEWEST_STEPS and work_differs(line):
         return _nobody(line.steps, {"ranks": line.ranks, "steps": line.steps})
-    stage = most_common_by_rank(line, line.stage)
+    part = recorded_parts(recorded, period)
+    line, stage = within_parts(line, most_common_by_rank(line, line.stage), part)
     replica = most_common_by_rank(line, line.data_parallel)
     shared, uneven_by = _shared_data(line, stage, replica), "work"
     if equal is None:
         equal, uneven_by = without_unequal_parts(line, shared, _like(stage)), "place_in_ring"
-    case = _prepared(recorded, equal.line if equal is not None else line, stage, replica, shared, period)
+    case = _prepared(recorded, equal.line if equal is not None else line, stage, replica, part, shared, period)
     if chores is not None:
         case.facts["chores"] = chores.answer()
     found = _late_by_computing(case)
@@ -158,7 +170,7 @@ def diagnose(line: Timeline) -> Diagnosis:
 
 
 def _prepared(
-    recorded: Timeline, line: Timeline, stage: Ints, replica: Ints, shared: DataGroups, period: float
+    recorded: Timeline, line: Timeline, stage: Ints, replica: Ints, part: Ints, shared: DataGroups, period: float
 ) -> _Case:
     """What the judgements share. `recorded`: without chores; `line`: as ranks waited, with equal work."""
     like, single = _like(stage), _alone(stage)
@@ -173,7 +185,7 @@ def _prepared(
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
     return _Case(
         recorded, line, period, stage, like, replica, single, compute, known, lags, blame, free, late,
-        recorded_parts(recorded, period), doubts, facts,
+        part, doubts, facts,
     )  # fmt: skip
 
 
@@ -257,10 +269,29 @@ def _slower_half(case: _Case, nobody_else: bool) -> list[Diagnosis]:
         half = slower_part(computing, late if told else late[:, :0], case.like, chips, case.period)
     if half is None and case.staged and some_meet(case.recorded):
         half = idle_part(case.recorded, case.line, case.period)
+    if half is None and nobody_else and case.staged and not case.known.any() and some_meet(case.recorded):
+        half = _busy_stage(case)
+    if half is None and nobody_else and case.only_waits_of_parts:
+        blocked = blocked_seconds(case.line, case.part)
+        half = late_in_parts(blocked, case.part, case.period) if blocked is not None else None
     if half is None and nobody_else:
         compute = case.compute[:, case.known] if case.known.any() else None
         half = _unproven(compute, late if case.waits_compare else None, case.stage, case.period)
     return [with_those_that_act_alike(half, late, case.part)] if half is not None else []
+
+
+def _busy_stage(case: _Case) -> Diagnosis | None:
+    """The ranks of stages that wait less than all others, where all waits and nothing else were recorded.
+
+    They compute longer or do nothing, and others wait for them, as far as exchanges between stages were recorded.
+    """
+    blocked = None if case.part.any() else blocked_seconds(case.line, case.like)
+    busy = stage_imbalance(case.period - blocked, case.like, case.period, set()) if blocked is not None else None
+    if busy is None:
+        return None
+    stages = busy.evidence.get("stages", [busy.evidence["stage"]])
+    evidence = {"by": LATE_PART, "possible": np.flatnonzero(np.isin(case.like, stages)).tolist()}
+    return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=busy.seconds_lost_per_step, evidence=evidence)
 
 
 def _verdict(case: _Case, found: list[Diagnosis]) -> Diagnosis:
@@ -297,6 +328,10 @@ def _unproven(compute: Floats | None, late: Floats | None, stage: Ints, period: 
         relative = _relative(seconds, period) if computes else seconds / period
         chips = CHIP_SPREAD * _share(relative) if computes else 0.0
         often, cost = possible_stragglers(relative[judged], _like(stage)[judged], chips)
+        if not often.any():
+            # Who may only have wandered so far is possible, unless others do not wait for that rank.
+            often, cost = straggler_ranks(relative[judged], _like(stage)[judged], chips=chips, sure=False)
+            often &= np.nanmean(late[judged], axis=1) > 0 if late is not None and late.shape[1] else often
         if often.any():
             ranks = np.flatnonzero(judged)[often].tolist()
             lost = float(cost[often].max()) * period

@@ -1,7 +1,6 @@
 """Finds ranks that stand out, given the error of their excess, the number of ranks and their usual spread. Pure."""
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -15,8 +14,10 @@ from ingero_detect.ranks.last_arrival import (
     variance_inflation,
 )
 from ingero_detect.ranks.slow_spells import slow_spells
+from ingero_detect.ranks.student import freedom_of, upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_STEPS
 from ingero_detect.ranks.wait_attribution import WaitAttribution
+from ingero_detect.ranks.wandering import beyond_wander
 from ingero_detect.reference import small_sample_factor
 from ingero_detect.threshold import MAD_TO_SIGMA
 
@@ -92,23 +93,6 @@ class _Excess:
         z = self.share / np.maximum(self.error, 1e-9)
         found: Bools = (z > needed) & (self.share > max(SMALLEST_EFFECT, self.usual))
         return found
-
-
-def upper_quantile(chance: float, steps: float) -> float:
-    """The normal quantile of an upper tail, widened for few steps."""
-    return float(upper_quantiles(chance, np.array(_freedom(steps))))
-
-
-def _freedom(steps: float) -> float:
-    """Degrees of freedom of an error that is estimated from `steps` steps."""
-    return max(4.0, 0.8 * steps - 1)
-
-
-def upper_quantiles(chance: float, freedom: Floats) -> Floats:
-    """Upper-tail quantile of Student's distribution (Wallace 1959), also accurate for few degrees of freedom."""
-    z = -NormalDist().inv_cdf(chance) * (8 * freedom + 3) / (8 * freedom + 1)
-    found: Floats = np.sqrt(freedom * np.expm1(z * z / freedom))
-    return found
 
 
 def _centred(values: Floats) -> tuple[Floats, Floats]:
@@ -188,7 +172,7 @@ def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
     The more alike the errors are, the more they are drawn together. A rank whose error is larger than chance explains
     keeps its own.
     """
-    freedom = np.full(len(error), _freedom(steps))
+    freedom = np.full(len(error), freedom_of(steps))
     logs = 2 * np.log(np.maximum(error, 1e-12))
     typical = float(np.median(logs))
     spread = MAD_TO_SIGMA * float(np.median(np.abs(logs - typical)))
@@ -316,11 +300,12 @@ def possible_stragglers(relative: Floats, alike: Ints, chips: float) -> tuple[Bo
 
 
 def straggler_ranks(
-    relative: Floats, alike: Ints, blame: WaitAttribution | None = None, chips: float = 0.0
+    relative: Floats, alike: Ints, blame: WaitAttribution | None = None, chips: float = 0.0, sure: bool = True
 ) -> tuple[Bools, Floats]:  # fmt: skip
     """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included.
 
-    `chips`: by which share of the step healthy chips usually differ, for values that are computing.
+    `chips`: by which share of the step healthy chips usually differ, for values that are computing. Without `sure`,
+    also ranks that may only have wandered so far.
     """
     if relative.shape[1] < FEWEST_STEPS:
         return _late_in_all_steps(relative, alike, blame, CHANCE_IN_FEW_STEPS)
@@ -356,6 +341,8 @@ def straggler_ranks(
             often &= (cost > smallest) & (np.nanmean(residuals_by_step(values, alike), axis=1) > found.usual)
             share = np.where(often, np.maximum(share, cost), share)
             standing |= often
+        if sure and standing.any():
+            standing = beyond_wander(standing, relative, part, alike)
         # Beside ranks that the whole time shows, the first steps may hide others that are as slow.
         if standing.sum() > most or (whole and (flagged | standing).sum() > most):
             continue

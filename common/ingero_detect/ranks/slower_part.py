@@ -20,11 +20,11 @@ from ingero_detect.ranks.rank_outliers import (
     SMALLEST_EFFECT,
     moderated_errors,
     trimmed_mean,
-    upper_quantiles,
     variance_inflation_of,
     without_common_mode,
 )
 from ingero_detect.ranks.stalls import WAITING
+from ingero_detect.ranks.student import upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
 
 SLOWER_PART: Final = "slower_part"
