@@ -103,6 +103,18 @@ def test_nodes_that_follow_a_slowdown_of_all_unevenly_are_not_accused(tmp_path: 
     assert (named(found), named(found, "uneven")) == ([], ["n2", "n3", "n7"])
 
 
+@pytest.mark.parametrize("until", [210, 300])
+def test_a_node_alone_that_lost_no_more_than_shares_in_a_move_of_all_differ_by_is_not_accused(
+    tmp_path: Path, until: int
+) -> None:
+    rates = healthy()
+    rates[150:until] *= 0.67 * np.exp(np.append(np.random.default_rng(1).normal(0, 0.03, 11), -0.13))
+
+    found = judged(tmp_path, rates)
+
+    assert (named(found), named(found, "uneven")) == ([], ["n11"])
+
+
 @pytest.mark.parametrize("how", ["alone", "far worse", "goes on"])
 def test_a_straggler_in_a_slowdown_of_all_is_accused(tmp_path: Path, how: str) -> None:
     rates = slowed({3: 0.6})

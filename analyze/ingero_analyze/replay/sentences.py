@@ -20,8 +20,8 @@ CAME_UP: Final = (
 )
 WHY: Final[dict[Reason, str]] = {
     "uneven": (
-        "a node lost more than most in a slowdown of its whole cohort, as others did, or came back last, and was "
-        "well when that had ended: Fleet names it meanwhile"
+        "a node lost more than most in a change of its whole cohort, but no more than its nodes differ by in that, "
+        "or came back last, and was well when that had ended: Fleet names it meanwhile"
     ),
     "shared": (
         "a node lost no more, and for no longer, than half of its peers have at some time without being accused: "

@@ -1,11 +1,12 @@
-"""Tells nodes that follow a slowdown of all unevenly from stragglers: what followed says which they were. Pure."""
+"""Tells nodes that follow a move of all unevenly from stragglers: what followed says which they were. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.shares_in_moves import AFTER, SharesInMoves
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
@@ -15,134 +16,182 @@ from ingero_detect.nodes.observation import Edge
 from ingero_detect.nodes.verdicts import Axis
 
 LEAST: Final = 0.05
-"""Loss of three quarters of a cohort that is a slowdown of all, log units."""
-
-MOST_ALIKE: Final = 2.0
-"""A node is explained by another one that is accused in the same slowdown, if it loses no more than so many times,
-log units, what that one does. A single node, or one that is far worse, may be what slows the others."""
+"""Change of three quarters of a cohort, down or up, that is a move of all, log units."""
 
 LEARNT_TICKS: Final = 60
-"""Ticks in which nodes learn what a slowdown does to them; accusations that begin later have another cause."""
+"""Ticks in which nodes learn what a move does to them; accusations that begin later have another cause."""
 
 AT_ONCE: Final = 2.5
-"""Ticks before the end of a slowdown from which on a node that does not follow the others has its onset."""
+"""Ticks before the end of a move from which on a node that does not follow the others has its onset."""
 
 KEPT: Final = 24
 """Ticks of a cohort's past that are kept; all but the last few say what it did before."""
 
 SETTLING: Final = 6
+"""Ticks that a move takes; what begins within them is part of it."""
 
 MOST_NODES: Final = 20_000
-"""Nodes up to which slowdowns are followed."""
+"""Nodes up to which moves are followed."""
+
+DOWN, UP = 0, 1
+
+Onset = tuple[NodeKey, float]
+"""Node and onset, seconds."""
 
 
 @dataclass
-class Slowdown:
-    """A cohort that moved together at a time: its level before, what three quarters of it lost at most, log units,
-    and until when it was low, seconds; `ended` once it was back."""
+class Move:
+    """A cohort that moved together at a time, `way` up or down: its level before, how far three quarters of it moved
+    at least, log units, and until when it was there, seconds; `ended` once it was back."""
 
     begun: float
+    way: int
     before: float
-    lost: float
+    far: float
     until: float
     ended: bool = False
 
 
+@dataclass
+class _Accusation:
+    """A node that was accused after a move of its cohort, when the loss began, and the nodes of the cohort."""
+
+    node: NodeKey
+    since: float
+    peers: list[NodeKey]
+    moves: list[Move] = field(default_factory=list)
+    recovered: float = np.inf
+
+
 class Slowdowns:
-    """What whole cohorts lost, and which accusations that explains."""
+    """How whole cohorts moved, and which accusations that explains.
+
+    `_past`: levels by way, tick and group.
+    """
 
     def __init__(self, tick_seconds: float) -> None:
         self._tick_seconds = tick_seconds
         self._wait = (RESUME_TICKS + 0.5) * tick_seconds
-        self._past = np.full((KEPT, 0), np.nan)
-        self._ticks = 0
-        self._of: dict[tuple[str, ...], list[Slowdown]] = {}
-        self._low: dict[int, Slowdown] = {}
-        self._groups: dict[tuple[NodeKey, float], tuple[str, ...]] = {}
+        self._shares = SharesInMoves()
+        self._past = np.full((2, KEPT, 0), np.nan)
+        self._ticks, self._now = 0, -np.inf
+        self._of: dict[int, list[Move]] = {}
+        self._waiting: list[_Accusation] = []
+        self._moves: dict[Onset, list[Move]] = {}
+        self._as_others: set[tuple[Onset, float]] = set()
 
     def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
         """Add a tick that the detector has judged."""
         if len(memory.names) > MOST_NODES:
             return
+        self._shares.note(now, memory)
+        self._now = now
         working = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("group") >= 0)
         group, value = memory.node("group")[working], memory.node("value")[working]
         with np.errstate(divide="ignore"):
-            level = _upper_quartile(np.log(value) - memory.node("baseline")[working], group, len(memory.groups))
-        if len(level) < self._past.shape[1]:
-            self._past, self._low = np.full((KEPT, 0), np.nan), {}
-        if more := len(level) - self._past.shape[1]:
-            self._past = np.hstack((self._past, np.full((KEPT, more), np.nan)))
-        begins = (memory.group("moved") != 0) & np.isfinite(level)
+            logs = np.log(value) - memory.node("baseline")[working]
+        groups = len(memory.groups)
+        level = np.stack((_upper_quartile(logs, group, groups), _upper_quartile(-logs, group, groups)))
+        if groups < self._past.shape[2]:
+            self._past, self._of = np.full((2, KEPT, 0), np.nan), {}
+        if more := groups - self._past.shape[2]:
+            self._past = np.concatenate((self._past, np.full((2, KEPT, more), np.nan)), axis=2)
+        begins = (memory.group("moved") != 0) & np.isfinite(level[0])
         for number in np.flatnonzero(begins).tolist():
-            if number not in self._low:
-                self._begin(now, memory, number, float(level[number]))
-        for number, slowdown in list(self._low.items()):
-            self._follow(slowdown, now, float(level[number]))
-            if slowdown.ended:
-                del self._low[number]
-        self._past[self._ticks % KEPT] = level
+            self._begin(now, number, level[:, number])
+        for number, moves in self._of.items():
+            for move in moves:
+                self._follow(move, now, float(level[move.way, number]))
+        self._past[:, self._ticks % KEPT] = level
         self._ticks += 1
         for edge in edges:
-            verdict = edge.verdict
-            node = node_key(verdict.cluster, verdict.node)
-            slot = memory.slot(node)
-            if edge.what == "accused" and slot is not None and verdict.axis is Axis.OWN:
-                since = now if verdict.since is None else verdict.since
-                self._groups[node, since] = memory.groups[int(memory.node("group")[slot])]
+            self._note_edge(now, memory, edge)
+        self._compare_all(last=False)
 
-    def explained(self, episodes: Iterable[Episode]) -> set[tuple[NodeKey, float]]:
-        """Node and onset of accusations that slowdowns explain: of nodes that came back last, and of several that
-        lost more than most."""
-        found: list[tuple[tuple[NodeKey, float], Slowdown, float]] = []
-        explained: set[tuple[NodeKey, float]] = set()
+    def explained(self, episodes: Iterable[Episode]) -> set[Onset]:
+        """Node and onset of accusations that moves explain: of nodes that came back last, and of those that lost
+        more than most, if that is within what nodes differ by in such a move."""
+        self._compare_all(last=True)
+        found: set[Onset] = set()
         for episode in episodes:
-            key = _, since = episode.key
-            for slowdown in self._of.get(self._groups.get(key, ()), ()):
-                if self._came_back_last(slowdown, since, episode.last.recovered):
-                    explained.add(key)
-                elif self._together(slowdown, since, episode.last.recovered):
-                    found.append((key, slowdown, episode.lost))
-        for key, slowdown, lost in found:
-            others = [loss for other, theirs, loss in found if theirs is slowdown and other[0] != key[0]]
-            if others and lost <= MOST_ALIKE * max(others):
-                explained.add(key)
-        return explained
+            key, end = episode.key, episode.last.recovered
+            for move in self._moves.get(key, ()):
+                followed = self._together(move, key[1], end) and (key, move.begun) in self._as_others
+                if followed or self._came_back_last(move, key[1], end):
+                    found.add(key)
+        return found
 
-    def _came_back_last(self, slowdown: Slowdown, since: float, end: float | None) -> bool:
+    def _came_back_last(self, move: Move, since: float, end: float | None) -> bool:
         """Whether a node was only late when the others were back."""
-        first, last = slowdown.until - AT_ONCE * self._tick_seconds, slowdown.until + self._wait
-        return slowdown.ended and end is not None and first <= since <= last and end <= last
+        first, last = move.until - AT_ONCE * self._tick_seconds, move.until + self._wait
+        return move.ended and end is not None and first <= since <= last and end <= last
 
-    def _together(self, slowdown: Slowdown, since: float, end: float | None) -> bool:
+    def _together(self, move: Move, since: float, end: float | None) -> bool:
         """Whether a node fell with all others, and was well when they were."""
-        learnt = slowdown.begun + LEARNT_TICKS * self._tick_seconds
-        if not slowdown.begun - self._wait <= since <= min(learnt, slowdown.until + self._wait):
+        if not self._in_time(move, since):
             return False
         if end is None:
-            return not slowdown.ended
-        return not slowdown.ended or end <= slowdown.until + self._wait
+            return not move.ended
+        return not move.ended or end <= move.until + self._wait
 
-    def _begin(self, now: float, memory: ColumnStore, number: int, level: float) -> None:
-        """A cohort moves together: it is a slowdown if three quarters of it lost something."""
+    def _in_time(self, move: Move, since: float) -> bool:
+        learnt = move.begun + LEARNT_TICKS * self._tick_seconds
+        return move.begun - self._wait <= since <= min(learnt, move.until + self._wait)
+
+    def _begin(self, now: float, number: int, level: Floats) -> None:
+        """A cohort moves together: it is a move of all if three quarters of it changed, and none that goes on."""
+        moves = self._of.setdefault(number, [])
+        if moves and now - moves[-1].begun <= (SETTLING + 0.5) * self._tick_seconds:
+            return
         order = (self._ticks + np.arange(KEPT - SETTLING)) % KEPT
-        earlier = self._past[order, number]
-        earlier = earlier[np.isfinite(earlier)]
-        if not len(earlier):
-            return
-        before = float(np.median(earlier))
-        if before - level >= LEAST:
-            slowdown = self._low[number] = Slowdown(now, before, 0.0, now)
-            self._of.setdefault(memory.groups[number], []).append(slowdown)
+        for way in (DOWN, UP):
+            earlier = self._past[way, order, number]
+            earlier = earlier[np.isfinite(earlier)]
+            if len(earlier) and (before := float(np.median(earlier))) - level[way] >= LEAST:
+                moves.append(Move(now, way, before, 0.0, now))
+                return
 
-    def _follow(self, slowdown: Slowdown, now: float, level: float) -> None:
-        lost = slowdown.before - level
-        if not np.isfinite(lost):
+    def _follow(self, move: Move, now: float, level: float) -> None:
+        far = move.before - level
+        if move.ended or not np.isfinite(far):
             return
-        if now - slowdown.begun <= self._wait:
-            slowdown.lost = max(slowdown.lost, lost)
-        slowdown.ended = lost <= 0.5 * slowdown.lost
-        if not slowdown.ended:
-            slowdown.until = now
+        if now - move.begun <= self._wait:
+            move.far = max(move.far, far)
+        move.ended = far <= 0.5 * move.far
+        if not move.ended:
+            move.until = now
+
+    def _note_edge(self, now: float, memory: ColumnStore, edge: Edge) -> None:
+        """Remember an accusation against own history, with the moves before it, and when its node was well."""
+        verdict = edge.verdict
+        node = node_key(verdict.cluster, verdict.node)
+        slot = memory.slot(node)
+        if edge.what == "cleared":
+            for one in self._waiting:
+                if one.node == node and verdict.recovered is not None:
+                    one.recovered = verdict.recovered
+        if edge.what != "accused" or slot is None or verdict.axis is not Axis.OWN:
+            return
+        since = now if verdict.since is None else verdict.since
+        number = int(memory.node("group")[slot])
+        if moves := [move for move in self._of.get(number, ()) if move.until >= since - self._wait]:
+            self._moves[node, since] = moves
+            inside = np.flatnonzero(memory.node("group") == number).tolist()
+            self._waiting.append(_Accusation(node, since, [memory.names[place] for place in inside], moves))
+
+    def _compare_all(self, last: bool) -> None:
+        """Compare with the others who was well again, or was accused for long enough; at the end all."""
+        for one in list(self._waiting):
+            long = self._now - one.since > AFTER * self._tick_seconds
+            if not (last or long or np.isfinite(one.recovered)):
+                continue
+            self._waiting.remove(one)
+            for move in one.moves:
+                until = min(one.recovered, move.until + 0.5 * self._tick_seconds if move.ended else np.inf)
+                if self._in_time(move, one.since) and self._shares.usual(
+                    one.node, one.peers, move.begun, one.since, until
+                ):
+                    self._as_others.add(((one.node, one.since), move.begun))
 
 
 def _upper_quartile(values: Floats, group: Ints, groups: int) -> Floats:
