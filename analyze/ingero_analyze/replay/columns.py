@@ -313,7 +313,8 @@ def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorde
     free = [name for name in names if name not in taken]
     if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_cell, names)):
         raise ValueError(
-            f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a line"
+            f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a "
+            "line, as `time,node,rate` is (larger is better), or `time,node,step_seconds` (smaller is better)"
         )
     matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
     if "metric" in chosen:
@@ -549,7 +550,7 @@ def _preference(role: str, name: str) -> int:
     texts = [split_unit(text)[0] for text in (name, _leaf(name))]
     if role == "step_seconds":
         head = _head(_leaf(name))
-        return 0 if head in (*_COMPUTE_TIMES, *_PASSES) else 4 if head in _LATENCIES else 2
+        return 0 if head in (*_COMPUTE_TIMES, *_PASSES) else 4 if head in (*_LATENCIES, *_UNITS) else 2
     if role == "rate":
         kinds = {3: _USE, **dict(enumerate(_HARDWARE, 5))}
         return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
@@ -594,6 +595,7 @@ def measure_named(text: str) -> str | None:
 
 def _is(role: str, name: str) -> bool:
     """Whether a column with this name has the role."""
+    percentile = _statistic(name) > 0
     name = _SLASH.sub(" per ", _usual(name) if role in _NAMESPACED else name)
     whole = words_of(name).removeprefix("ingero ").replace(" pro sekunde", " per second")
     head, unit = split_unit(name)
@@ -616,6 +618,7 @@ def _is(role: str, name: str) -> bool:
             or bool(_STEP_TIME.fullmatch(whole) or _STEP_TIME.fullmatch(head))
             or (head in (*known, *_STEPS, *_PASSES, *_LATENCIES) and unit in _UNITS)
             or bool(per_step and per_step.group(1) in _UNITS)
+            or (percentile and whole in _UNITS)
         )
     return False
 
