@@ -40,7 +40,7 @@ Onset = tuple[NodeKey, float]
 
 
 @dataclass
-class Move:
+class CommonMove:
     """A cohort that moved together at a time, `way` up or down: its level before, how far three quarters of it moved
     at least, log units, and until when it was there, seconds; `ended` once it was back."""
 
@@ -53,13 +53,13 @@ class Move:
 
 
 @dataclass
-class _Accusation:
+class _AccusedInMove:
     """A node that was accused after a move of its cohort, when the loss began, and the nodes of the cohort."""
 
     node: NodeKey
     since: float
     peers: list[NodeKey]
-    moves: list[Move] = field(default_factory=list)
+    moves: list[CommonMove] = field(default_factory=list)
     recovered: float = np.inf
 
 
@@ -75,9 +75,9 @@ class Slowdowns:
         self._shares = SharesInMoves()
         self._past = np.full((2, KEPT, 0), np.nan)
         self._ticks, self._now = 0, -np.inf
-        self._of: dict[int, list[Move]] = {}
-        self._waiting: list[_Accusation] = []
-        self._moves: dict[Onset, list[Move]] = {}
+        self._of: dict[int, list[CommonMove]] = {}
+        self._waiting: list[_AccusedInMove] = []
+        self._moves: dict[Onset, list[CommonMove]] = {}
         self._as_others: set[tuple[Onset, float]] = set()
 
     def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
@@ -121,12 +121,12 @@ class Slowdowns:
                     found.add(key)
         return found
 
-    def _came_back_last(self, move: Move, since: float, end: float | None) -> bool:
+    def _came_back_last(self, move: CommonMove, since: float, end: float | None) -> bool:
         """Whether a node was only late when the others were back."""
         first, last = move.until - AT_ONCE * self._tick_seconds, move.until + self._wait
         return move.ended and end is not None and first <= since <= last and end <= last
 
-    def _together(self, move: Move, since: float, end: float | None) -> bool:
+    def _together(self, move: CommonMove, since: float, end: float | None) -> bool:
         """Whether a node fell with all others, and was well when they were."""
         if not self._in_time(move, since):
             return False
@@ -134,7 +134,7 @@ class Slowdowns:
             return not move.ended
         return not move.ended or end <= move.until + self._wait
 
-    def _in_time(self, move: Move, since: float) -> bool:
+    def _in_time(self, move: CommonMove, since: float) -> bool:
         learnt = move.begun + LEARNT_TICKS * self._tick_seconds
         return move.begun - self._wait <= since <= min(learnt, move.until + self._wait)
 
@@ -148,10 +148,10 @@ class Slowdowns:
             earlier = self._past[way, order, number]
             earlier = earlier[np.isfinite(earlier)]
             if len(earlier) and (before := float(np.median(earlier))) - level[way] >= LEAST:
-                moves.append(Move(now, way, before, 0.0, now))
+                moves.append(CommonMove(now, way, before, 0.0, now))
                 return
 
-    def _follow(self, move: Move, now: float, level: float) -> None:
+    def _follow(self, move: CommonMove, now: float, level: float) -> None:
         far = move.before - level
         if move.ended or not np.isfinite(far):
             return
@@ -177,7 +177,7 @@ class Slowdowns:
         if moves := [move for move in self._of.get(number, ()) if move.until >= since - self._wait]:
             self._moves[node, since] = moves
             inside = np.flatnonzero(memory.node("group") == number).tolist()
-            self._waiting.append(_Accusation(node, since, [memory.names[place] for place in inside], moves))
+            self._waiting.append(_AccusedInMove(node, since, [memory.names[place] for place in inside], moves))
 
     def _compare_all(self, last: bool) -> None:
         """Compare with the others who was well again, or was accused for long enough; at the end all."""
