@@ -108,7 +108,7 @@ def test_a_node_alone_that_lost_no_more_than_shares_in_a_move_of_all_differ_by_i
     tmp_path: Path, until: int
 ) -> None:
     rates = healthy()
-    rates[150:until] *= 0.67 * np.exp(np.append(np.random.default_rng(1).normal(0, 0.03, 11), -0.13))
+    rates[150:until] *= 0.67 * np.exp(np.append(np.random.default_rng(4).normal(0, 0.03, 11), -0.13))
 
     found = judged(tmp_path, rates)
 
