@@ -113,18 +113,23 @@ FOUND = [
     "test_other.py::test_dies",
     "test_other.py::test_0",
 ]
+MORE = [*FOUND, *(f"test_other.py::test_{number}" for number in (1, 2)), "test_more.py::test_0"]
 
 
 @dataclass(eq=False)
 class Process:
     """A process as the scheduler sees it: what it was told to run."""
 
+    tests: list[str] = field(default_factory=lambda: FOUND)
     asked: list[str] = field(default_factory=list)
     shutting_down: bool = False
+    gone: bool = False
     gateway: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(id="process"))
 
     def send_runtest_some(self, indices: list[int]) -> None:
-        self.asked += [FOUND[index] for index in indices]
+        if self.gone:
+            raise OSError("cannot send (already closed?)")
+        self.asked += [self.tests[index] for index in indices]
 
     def shutdown(self) -> None:
         self.shutting_down = True
@@ -137,7 +142,7 @@ def scheduler_of(*processes: Process) -> SuiteScheduling:
     for process in processes:
         found.add_node(process)
     for process in processes:
-        found.add_node_collection(process, FOUND)
+        found.add_node_collection(process, process.tests)
     found.schedule()
     return found
 
@@ -158,3 +163,19 @@ def test_a_process_that_has_just_begun_gets_what_another_left_but_not_what_it_di
         scheduler.schedule()
 
     assert new.asked == ["test_other.py::test_0"]
+
+
+def test_what_is_given_to_a_process_that_has_died_unnoticed_is_run_by_others() -> None:
+    dies, stays = Process(MORE), Process(MORE)
+    scheduler = scheduler_of(dies, stays)
+    assert list(scheduler.workqueue) == ["test_more.py"]
+    dies.gone = True
+
+    for index in range(4):
+        scheduler.mark_test_complete(dies, index)
+
+    assert not scheduler.workqueue
+    assert scheduler.remove_node(dies) == "test_some.py::test_4"
+    for index in range(5, 8):
+        scheduler.mark_test_complete(stays, index)
+    assert stays.asked[-1] == "test_more.py::test_0"

@@ -4,6 +4,8 @@ pytest-xdist 3.8 gives the finished groups of a process that died to another pro
 because it gets no message that it has nothing to do. https://github.com/pytest-dev/pytest-xdist/issues/1378
 """
 
+from contextlib import suppress
+
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
@@ -45,6 +47,11 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
         if SERIAL in self.workqueue:
             self.workqueue.move_to_end(SERIAL)
         if not self._only_serial_left():
+            self._give_next_group(node)
+
+    def _give_next_group(self, node: WorkerController) -> None:
+        """Give a process the next group; one that has died meanwhile has it until `remove_node` is told of that."""
+        with suppress(OSError):
             super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
@@ -77,7 +84,7 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
         for node in others:
             node.shutdown()
         if not any(self._left(node) for node in self.nodes if node is not last):
-            super()._assign_work_unit(last)
+            self._give_next_group(last)
             last.shutdown()
 
     def _left(self, node: WorkerController) -> int:
