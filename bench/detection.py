@@ -394,7 +394,7 @@ def main() -> int:
         jobs = [*healthy_jobs(flags.quick, chosen), *fault_jobs(flags.quick, chosen)]
         done = gather(pool, play, jobs, Job.words)
         short = show_healthy(console, done) + show_faults(console, done)
-        names = [name for name in TIMELINES if chosen in name]
+        names = [name for name in TIMELINES if chosen in name.lower()]
         rounds = [(name, min(40, ROUNDS[name]) if flags.quick else ROUNDS[name]) for name in names]
         short += show_timelines(console, gather(pool, play_timelines, rounds, lambda job: str(job[0])))
     if not chosen:
