@@ -345,6 +345,7 @@ def test_a_node_that_stopped_reporting_is_named_and_not_accused(tmp_path: Path) 
         ],
     }
     assert "1 node was silent at the end, dead or taken away: n3 since 2026-01-01 00:16:40" in text
+    assert "1 time, a node was silent for a while and came back, of which nobody is accused: n4 from" in text
 
 
 @pytest.mark.parametrize(("word", "used"), [("RUNNING", True), ("Active", True), ("rack 3", False)])

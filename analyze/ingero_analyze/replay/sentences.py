@@ -152,12 +152,18 @@ def _drained(drained: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
 def _excused(excused: list[dict[str, Any]], what: str, calendar: bool) -> Iterator[str]:
     """Accusations that what followed, or what peers did, explains."""
     if excused:
-        shown = [
-            plain("/".join(filter(None, (one["cluster"], one["node"]))))
-            + f" from {short_time(one['since'], calendar)} to {short_time(one['until'], calendar)}"
-            for one in excused[:MOST_NAMES]
-        ]
-        yield f"{_counted(len(excused), 'time')}, {what}, but it was no slow node: {listed(shown, len(excused))}"
+        shown = _spells(excused, len(excused), calendar)
+        yield f"{_counted(len(excused), 'time')}, {what}, but it was no slow node: {shown}"
+
+
+def _spells(first: list[dict[str, Any]], count: int, calendar: bool) -> str:
+    """Nodes with the beginning and end of something, the first of `count`."""
+    shown = [
+        plain("/".join(filter(None, (one["cluster"], one["node"]))))
+        + f" from {short_time(one['since'], calendar)} to {short_time(one['until'], calendar)}"
+        for one in first[:MOST_NAMES]
+    ]
+    return listed(shown, count)
 
 
 def _limits(about: dict[str, Any]) -> Iterator[str]:
@@ -187,6 +193,11 @@ def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
             ]
             words = what if len(every) == 1 else what.replace("was", "were", 1)
             yield f"{_counted(len(every), 'node')} {words}: {listed(shown, len(every))}"
+    if count := silent["ended"]["count"]:
+        yield (
+            f"{_counted(count, 'time')}, a node was silent for a while and came back, of which nobody is accused: "
+            f"{_spells(silent['ended']['first'], count, calendar)}"
+        )
 
 
 def _stuck(stuck: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
