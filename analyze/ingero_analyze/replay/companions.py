@@ -5,11 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from ingero_analyze.replay.numbering import NodeNumbers, longer
+from ingero_analyze.replay.recent_ticks import RecentTicks
 from ingero_contract.identifiers import NodeKey, node_key
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Ints
 from ingero_detect.nodes.column_store import ColumnStore
 from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import Edge
@@ -42,23 +41,15 @@ class Companions:
     """The residuals of all nodes in the last ticks, log units, and who lost together with an accused node."""
 
     def __init__(self) -> None:
-        self._numbers = NodeNumbers()
-        self._past: npt.NDArray[np.float32] = np.zeros((0, KEPT), np.float32)
-        self._when = np.full(KEPT, -np.inf)
-        self._tick = 0
+        self._recent = RecentTicks(KEPT)
         self._found: dict[tuple[NodeKey, float], tuple[list[NodeKey], int]] = {}
 
     def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
         """Add a tick that the detector has judged."""
         if len(memory.names) > MOST_NODES:
             return
-        place = self._numbers.of(memory.roster())
-        self._past = longer(self._past, len(self._numbers), np.nan, axis=0)
         judged = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("group") >= 0)
-        column = self._tick % KEPT
-        self._past[:, column], self._when[column] = np.nan, now
-        self._past[place[judged], column] = memory.node("residual")[judged]
-        self._tick += 1
+        place = self._recent.note(now, memory, judged, memory.node("residual")[judged])
         for edge in edges:
             verdict = edge.verdict
             node = node_key(verdict.cluster, verdict.node)
@@ -67,7 +58,7 @@ class Companions:
                 since = now if verdict.since is None else verdict.since
                 inside = np.flatnonzero(memory.node("group") == memory.node("group")[slot])
                 alike, known = self._alike(place[inside], int(np.searchsorted(inside, slot)), since)
-                names = [self._numbers.names[one] for one in place[inside][alike].tolist()]
+                names = [self._recent.numbers.names[one] for one in place[inside][alike].tolist()]
                 self._found[node, since] = names, int(np.count_nonzero(known))
 
     def of(self, episode: Episode) -> list[NodeKey]:
@@ -86,17 +77,9 @@ class Companions:
     def _alike(self, places: Ints, node: int, since: float) -> tuple[Bools, Bools]:
         """Which nodes are as low as one of them since its loss began, and came there from a level like its own, as
         far as that is known; and which were judged since then."""
-        during = self._when >= since
-        before = (self._when < since) & (np.argsort(np.argsort(-self._when)) < np.count_nonzero(during) + BEFORE)
-        low, level = (_means(self._past[places][:, ticks]) for ticks in (during, before))
+        during = self._recent.when >= since
+        before = ~during & (self._recent.rank() < np.count_nonzero(during) + BEFORE)
+        low, level = (self._recent.means(places, ticks) for ticks in (during, before))
         loss, change = -low[node], low - level
         alike: Bools = (low <= -ALIKE * loss) & ~(np.abs(change - change[node]) > ALIKE * loss)
         return alike & (low < 0), np.isfinite(low)
-
-
-def _means(residuals: npt.NDArray[np.float32]) -> Floats:
-    """By node; NaN where there is none."""
-    known = np.isfinite(residuals)
-    with np.errstate(invalid="ignore"):
-        means: Floats = np.where(known, residuals, 0.0).sum(axis=1) / known.sum(axis=1)
-    return means
