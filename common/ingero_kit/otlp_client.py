@@ -97,8 +97,14 @@ def grpc_failure(code: str, retry_after: float | None) -> Failed:
 
 _NO_GRPC: Final = ("an http1.x", "missing selected ALPN")
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "record layer failure", "Handshake read failed")
-_CLOSED: Final = ("Server disconnected without sending a response", "Socket closed", "ReadError")
-"""What the libraries say when the server takes no gRPC, speaks plain text, or closes a new connection."""
+_CLOSED: Final = (
+    "Server disconnected without sending a response", "Socket closed", "Connection reset", "Broken pipe",
+    "ReadError", "WriteError",
+)  # fmt: skip
+"""What the libraries say when the server takes no gRPC, speaks plain text, or closes a new connection.
+
+Which of the last it is depends on whether the request was already on its way when the server closed.
+"""
 
 
 _NOBODY: Final = "All connection attempts failed"

@@ -59,6 +59,9 @@ def test_grpc_statuses(code: str, retry_after: float | None, expected: tuple[Del
         ("[SSL: WRONG_VERSION_NUMBER]", "https://fleet:4318", "speaks no TLS"),
         ("UNAVAILABLE: Socket closed", "http://fleet:4317", "may require TLS"),
         ("UNAVAILABLE: Socket closed", "https://fleet:4317", "a client certificate"),
+        ("UNAVAILABLE: recvmsg:Connection reset by peer (104)", "https://fleet:4317", "a client certificate"),
+        ("UNAVAILABLE: sendmsg: Broken pipe (32)", "https://fleet:4317", "a client certificate"),
+        ("WriteError", "https://fleet:4318", "a client certificate"),
     ],
 )
 def test_a_failed_connection_is_explained(said: str, url: str, hint: str) -> None:
