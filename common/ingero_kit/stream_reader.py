@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +24,12 @@ INACTIVE_SECONDS: Final = 10.0
 
 PENDING_BYTES: Final = 256 << 20
 """Bytes that wait here at most; the server sends less before it hears that they were read."""
+
+ARRIVED_MESSAGES: Final = 1000
+"""Messages that are taken from the client at once, at most."""
+
+ARRIVED_BYTES: Final = 1 << 20
+"""Bytes from which on no further message is taken at once."""
 
 _CONTROL, _STALLED, _LAST_CONSUMER = "100", "Nats-Consumer-Stalled", "Nats-Last-Consumer"
 
@@ -49,8 +56,6 @@ class StreamMessage:
     subject: str
     headers: dict[str, str]
     body: bytes
-    behind: int
-    """Messages in the stream after this one."""
 
 
 class StreamReader:
@@ -59,6 +64,10 @@ class StreamReader:
     def __init__(self, client: Client, subscription: Subscription) -> None:
         self._client, self._subscription = client, subscription
         self._delivered = 0
+        self._arrived: deque[StreamMessage] = deque()
+        self._arrived_bytes = 0
+        self._newest_after = 0
+        """Messages that the stream had after the newest one that arrived, when the server sent it."""
 
     @classmethod
     async def open(
@@ -89,24 +98,47 @@ class StreamReader:
 
     async def next(self) -> StreamMessage:
         """The next message; raises `ReadAgain`, or the client's errors, among them a timeout for a silent server."""
-        while True:
-            end_if_cancelled()
-            message = await self._subscription.next_msg(timeout=SILENCE_SECONDS)
-            if message.headers and message.headers.get("Status") == _CONTROL:
-                await self._control(message)
-                continue
-            facts = message.metadata
-            self._delivered += 1
-            if facts.sequence.consumer != self._delivered:
-                raise ReadAgain
-            return StreamMessage(
+        while not self._arrived:
+            await self._receive()
+        message = self._arrived.popleft()
+        self._arrived_bytes -= len(message.body)
+        while self._subscription.pending_msgs and self._room():
+            await self._receive()
+        return message
+
+    @property
+    def behind(self) -> int:
+        """Messages known to come after the last one that `next` returned.
+
+        What the server said of that one is not enough: it sends ahead of the reader, and may have known of none.
+        """
+        return len(self._arrived) + max(self._newest_after, self._subscription.pending_msgs)
+
+    def _room(self) -> bool:
+        return len(self._arrived) < ARRIVED_MESSAGES and self._arrived_bytes < ARRIVED_BYTES
+
+    async def _receive(self) -> None:
+        """Take one message from the client, which may be one of the server's own."""
+        end_if_cancelled()
+        message = await self._subscription.next_msg(timeout=SILENCE_SECONDS)
+        if message.headers and message.headers.get("Status") == _CONTROL:
+            await self._control(message)
+            return
+        facts = message.metadata
+        self._delivered += 1
+        if facts.sequence.consumer != self._delivered:
+            raise ReadAgain
+        self._newest_after = facts.num_pending
+        self._arrived_bytes += len(message.data)
+        self._arrived.append(
+            StreamMessage(
                 facts.sequence.stream,
                 facts.timestamp.timestamp(),
                 message.subject,
                 message.headers or {},
                 message.data,
-                facts.num_pending,
             )
+        )
 
     async def _control(self, message: Msg) -> None:
         """Answer a heartbeat or a question of the server whether everything was read."""

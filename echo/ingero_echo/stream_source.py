@@ -121,7 +121,7 @@ class NatsSource:
                 size = sum(len(one.body) for one in messages)
                 await asyncio.wrap_future(self.writer.put(batch, size, SENDER))
                 self.stats.messages += len(messages)
-                self.stats.waiting = messages[-1].behind
+                self.stats.waiting = reader.behind
         finally:
             await reader.close()
 
@@ -150,7 +150,7 @@ class NatsSource:
         size = len(messages[0].body)
         apart = max((position.sequence for position in self._sealed.values()), default=0)
         while (
-            messages[-1].behind and messages[-1].sequence > apart and size < BATCH_BYTES
+            reader.behind and messages[-1].sequence > apart and size < BATCH_BYTES
             and len(messages) < BATCH_MESSAGES
         ):  # fmt: skip
             messages.append(await reader.next())

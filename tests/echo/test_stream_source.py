@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -31,7 +32,7 @@ from ingero_fleet.exporter_settings import NatsExporterConfig
 from ingero_fleet.nats_exporter import NatsOtlpClient
 from ingero_kit.nats_settings import otlp_subject
 from ingero_kit.otlp_signal import Signal
-from ingero_kit.stream_reader import end_if_cancelled
+from ingero_kit.stream_reader import StreamReader, end_if_cancelled
 from ingero_operator.api.nats import EchoSource
 from ingero_operator.api.v1alpha1 import FleetClusterSpec
 from ingero_operator.render import fleet as render_fleet
@@ -148,6 +149,38 @@ def test_what_cannot_be_read_is_counted_and_left_out(server: NatsServers, tmp_pa
             assert source.stats.messages == 1 and source.stats.malformed == 0
             assert names(again) == Counter("abc")
         again.close()
+
+    run(story)
+
+
+def test_what_came_during_a_transaction_is_the_next_one(
+    server: NatsServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream had nothing after any of these messages when the server sent it."""
+    readers: list[StreamReader] = []
+    begin = StreamReader.open
+
+    async def observed(*arguments: Any) -> StreamReader:
+        readers.append(await begin(*arguments))
+        return readers[-1]
+
+    monkeypatch.setattr(StreamReader, "open", observed)
+
+    async def story() -> None:
+        shard, released = opened(tmp_path, table_config(tmp_path / "lake")), threading.Event()
+        async with publisher(server) as jetstream, reading(shard, settings(server, "busy")) as source:
+            await asyncio.to_thread(shard.seal)
+            await exists(jetstream, "busy")
+            busy = shard.writer.call(lambda: released.wait(SECONDS))
+            for number in range(21):
+                await publish(jetstream, "busy", note(f"m{number}"))
+                await until(lambda: shard.writer.waiting_bytes)
+            await until(lambda: readers[-1].behind == 20)
+            released.set()
+            await until(lambda: position(shard) == 21 and source.stats.messages == 21)
+            assert busy.result() and shard.writer.counters.groups == 2
+            assert readers[-1].behind == source.stats.waiting == 0
+        shard.close()
 
     run(story)
 

@@ -165,7 +165,7 @@ class JetStreamLog:
                 while True:
                     message = await reader.next()
                     self.stats.read_bytes += len(message.body)
-                    self.stats.last_known = max(self.stats.last_known, message.sequence + message.behind)
+                    self.stats.last_known = max(self.stats.last_known, message.sequence + reader.behind)
                     if message.sequence != after + 1:
                         self.stats.events["gap"] += 1
                         yield LogGap(after + 1, message.sequence)
