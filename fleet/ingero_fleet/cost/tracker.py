@@ -1,6 +1,6 @@
 """Keeps prices and the ledger of an engine and answers questions on cost. Files are read again on request."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -91,6 +91,15 @@ class CostTracker:
             "gpus_without_rate": sum(job.unpriced_gpus for job in jobs),
         }
 
+    def culprits(self, nodes: Iterable[NodeKey]) -> dict[NodeKey, dict[str, Any]]:
+        """What `answer` says of each of these nodes that a job has waited for."""
+        now, accounts = self._now(), self.ledger.stragglers
+        return {node: _culprit_answer(node, accounts[node], now.get(node)) for node in nodes if node in accounts}
+
+    def _now(self) -> dict[NodeKey, StragglerCost]:
+        """What stragglers cost at present."""
+        return {straggler.node: straggler for straggler in self.bill.stragglers}
+
     def answer(
         self, cluster: str | None = None, job: str | None = None, *, offset: int = 0, limit: int | None = None
     ) -> dict[str, Any]:
@@ -99,8 +108,7 @@ class CostTracker:
         `jobs` and `culprits` are those of one cluster, or job, or of all: the costliest first, `limit` of each from
         `offset` on. The sums are of the whole cluster.
         """
-        bill, ledger = self.bill, self.ledger
-        now = {straggler.node: straggler for straggler in bill.stragglers}
+        bill, ledger, now = self.bill, self.ledger, self._now()
         jobs = [(key, one) for key, one in ledger.jobs.items() if cluster in (None, key[0]) and job in (None, key[1])]
         jobs.sort(key=lambda item: (-item[1].cost, item[0]))
         culprits = [

@@ -160,7 +160,7 @@ class LivePage:
         config = self._config()
         with self._lock:
             layout, column, hidden = self.history.layout, self.history.latest(), self.history.hidden
-        taints, cost = self._taints.taints(snapshot.tick.now), self._cost.answer()
+        taints = self._taints.taints(snapshot.tick.now)
         return orjson.dumps(
             {
                 "layout": layout,
@@ -170,7 +170,7 @@ class LivePage:
                 "column": base64.b64encode(column).decode(),
                 "hidden_nodes": hidden,
                 "several_agents": several_agents_answer(snapshot),
-                **self._accused(snapshot, config, cost["culprits"], {_node(item): item for item in taints}),
+                **self._accused(snapshot, config, {_node(item): item for item in taints}),
                 "taint_counts": dict(Counter(item["cluster_id"] for item in taints)),
                 "taints": taints[:SHOWN],
                 "hangs": [
@@ -178,25 +178,19 @@ class LivePage:
                 ],
                 **_cohorts(snapshot),
                 "collectives": self._lags(snapshot),
-                "cost": _cost(cost),
+                "cost": self._money(),
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
         )
 
-    def _accused(
-        self,
-        snapshot: TickSnapshot,
-        config: IngeroConfig,
-        stragglers: list[dict[str, Any]],
-        taints: dict[NodeKey, Any],
-    ) -> dict[str, Any]:
+    def _accused(self, snapshot: TickSnapshot, config: IngeroConfig, taints: dict[NodeKey, Any]) -> dict[str, Any]:
         """Clusters, stragglers and late ranks."""
         rows = np.flatnonzero(snapshot.straggling).tolist()
         accused: Counter[str] = Counter(snapshot.scores.names[row][0] for row in rows)
-        money = {_node(item): item for item in stragglers}
         late = self._collectives.stragglers
         stragglers = [why_answer(snapshot, row, config) for row in rows[:SHOWN]]
         names = {_node(item) for item in stragglers}
+        money = self._cost.culprits(names)
         return {
             "clusters": [
                 {**summary_answer(item), "accused": accused[item.cluster]} for item in snapshot.tick.clusters.values()
@@ -215,6 +209,17 @@ class LivePage:
             "late_ranks": [{**item, "taint": taints.get(node)} for node, item in late.items() if node not in names][
                 :SHOWN
             ],
+        }
+
+    def _money(self) -> dict[str, Any]:
+        """The sums, and the costliest culprits."""
+        found, sums = self._cost.answer(limit=SHOWN), self._cost.summary()
+        return {
+            **{key: found[key] for key in ("currency", "symbol", "since", "cost", "waiting")},
+            **{key: sums[key] for key in ("cost_per_hour", "waiting_per_hour", "gpus_without_rate")},
+            "culprit_count": found["culprits_total"],
+            "culprits": found["culprits"],
+            "missing_rates": found["missing_rates"][:10],
         }
 
     def _lags(self, snapshot: TickSnapshot) -> dict[str, Any]:
@@ -254,21 +259,4 @@ def _cohorts(snapshot: TickSnapshot) -> dict[str, Any]:
             }
             for item in cohorts[:SHOWN]
         ],
-    }
-
-
-def _cost(cost: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of `CostTracker.answer`."""
-
-    def total(name: str) -> Any:
-        return sum(item[name] for item in cost["jobs"])
-
-    return {
-        **{key: cost[key] for key in ("currency", "symbol", "since", "cost", "waiting")},
-        "cost_per_hour": total("cost_per_hour"),
-        "waiting_per_hour": total("waiting_per_hour"),
-        "gpus_without_rate": total("gpus_without_rate"),
-        "culprit_count": len(cost["culprits"]),
-        "culprits": cost["culprits"][:SHOWN],
-        "missing_rates": cost["missing_rates"][:10],
     }
