@@ -5,6 +5,9 @@ modules are compiled once, as in its image.
 """
 
 import argparse
+import asyncio
+import contextlib
+import gzip
 import json
 import os
 import signal
@@ -18,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import httpx
+import nats
+from nats.js.errors import NotFoundError
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
@@ -28,8 +33,13 @@ from ingero_echo import rollups  # noqa: E402
 from ingero_echo.questions import QUESTIONS  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
 from ingero_echo.store import Store  # noqa: E402
+from ingero_echo.stress import Plan, RequestSource  # noqa: E402
+from ingero_kit.nats_settings import otlp_subject  # noqa: E402
+from ingero_kit.otlp_signal import Signal  # noqa: E402
+from ingero_testing.lakes import table_config  # noqa: E402
 from ingero_testing.processes import BIN, Running, free_port, wait_until  # noqa: E402
 from ingero_testing.processes import echo as start_echo  # noqa: E402
+from scripts.nats_servers import nats_servers  # noqa: E402
 
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, LOAD_CORE = CORES[0], CORES[-1]
@@ -115,6 +125,45 @@ def ingest(folder: Path, size: Size) -> None:
         row("largest resident memory under ingest", f"{memory:.0f} MB", "< 500 MB", memory < 500)
         pause = 1000 * page(service, "ingero_echo_longest_write_seconds")
         row("longest transaction, checkpoints included", f"{pause:.0f} ms", "", None)
+
+
+async def publish(urls: list[str], stream: str, requests: int) -> tuple[float, float]:
+    """Publish requests of 20 events as fast as the server takes them, four at once; returns begin and end."""
+    client = await nats.connect(urls)
+    jetstream, places = client.jetstream(), asyncio.Semaphore(4)
+    while True:
+        with contextlib.suppress(NotFoundError):
+            await jetstream.stream_info(stream)
+            break
+        await asyncio.sleep(0.1)
+    began = time.perf_counter()
+    source = RequestSource(Plan(endpoint="", cluster="bench"), 0)
+
+    async def one() -> None:
+        async with places:
+            body = gzip.compress(source.request(20)[1], 1)
+            await jetstream.publish(otlp_subject(stream, Signal.LOGS), body, headers={"Content-Encoding": "gzip"})
+
+    await asyncio.gather(*(one() for _ in range(requests)))
+    ended = time.perf_counter()
+    await client.close()
+    return began, ended
+
+
+def stream(folder: Path, size: Size) -> None:
+    """Requests that are read from a stream, written and sealed while they are published faster than that."""
+    requests, allowed = 4_000 if size.quick else 20_000, os.sched_getaffinity(0)
+    tables = table_config(folder / "lake", every=5.0, max_rows=1_000_000).model_dump(mode="json", exclude_none=True)
+    os.sched_setaffinity(0, {LOAD_CORE})  # of NATS too, which inherits it
+    with nats_servers(folder / "nats") as servers:
+        source = {"nats": {"servers": servers.urls, "stream": "bench", "max_bytes": 256 << 20}}
+        with pinned(folder / "stream", {"table": tables, "source": source}) as service:
+            began, ended = asyncio.run(publish(servers.urls, "bench", requests))
+            wait_until(lambda: page(service, "ingero_echo_source_messages_total") == requests, "all requests", 600)
+            rate = requests / (time.perf_counter() - began)
+    os.sched_setaffinity(0, allowed)
+    published = f"{requests / (ended - began):,.0f} a second are published"
+    row(f"requests of 20 events from a stream, durable, a second; {published}", f"{rate:,.0f}", "", None)
 
 
 def kills(folder: Path, size: Size) -> None:
@@ -263,7 +312,7 @@ def retention(folder: Path, size: Size) -> None:
     row(f"file over live data after {cycles} retention cycles", f"{ratio:.2f}", "≤ 1.5", ratio <= 1.5)
 
 
-PARTS: Final = (ingest, kills, questions, formats, retention)
+PARTS: Final = (ingest, stream, kills, questions, formats, retention)
 
 
 def main() -> None:
