@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -243,6 +245,18 @@ def test_the_name_of_a_file_says_what_its_values_are(tmp_path: Path, name: str, 
     text = wide(["Time", *NODES]) if shape == "wide" else "time,instance,Value\n" + "".join(rows)
 
     assert named(written(tmp_path, text, name)) == ("gpu-2", 60)
+
+
+@pytest.mark.parametrize("others", [[], ["loss"]])
+def test_names_of_columns_with_two_levels_are_metrics_and_nodes(tmp_path: Path, others: list[str]) -> None:
+    cells: dict[str, Any] = {
+        f"('{metric}', 'n{place}')": np.ones(120) if metric == "loss" else RATES[:, place]
+        for metric in ["throughput", *others] for place in range(6)
+    }  # fmt: skip
+    cells["timestamp"] = list(range(START, START + 3600, 30))
+    pq.write_table(pa.table(cells), tmp_path / "history.parquet")
+
+    assert named(tmp_path / "history.parquet") == ("n2", 60)
 
 
 def test_series_with_labels_need_no_flag_where_their_metric_says_what_they_are(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
-from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_table
+from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_metric, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
 from ingero_analyze.terminal import listed
@@ -149,7 +149,10 @@ class RowReader:
 
     def wide_table(self, names: Sequence[str]) -> WideTable:
         """A table each of whose columns is a node."""
-        return wide_table(names, time_of(names, self._chosen), self._metric)
+        time, metric = time_of(names, self._chosen), self._metric
+        if metric is None and not self._wide:
+            metric = wide_metric(names, time) or None
+        return wide_table(names, time, metric)
 
     def begin(self, file: str, batch: TableBatch, columns: Columns) -> tuple[Columns, MetricColumn | None]:
         """Note how a file is read, as its first rows show it: its columns, and which rows are of which metric."""
@@ -169,10 +172,12 @@ class RowReader:
             chosen = {**_of_tag(file, names, self._chosen), **self._chosen}
             return recognised(names, chosen, self._labels, self._metric, by_file=some)
         except WideOpenError:
-            measure = wide_measure(names, time_of(names, self._chosen), _title(file))
+            metric = self._metric or wide_metric(names, time_of(names, self._chosen))
+            measure = wide_measure(metric, _title(file))
             if measure is None:
                 raise
-            self.reading.note(f"each column is a node, whose cells are {measure}")
+            of = f", of the metric {metric}" if metric else ""
+            self.reading.note(f"each column is a node, whose cells are {measure}{of}")
             return measure
         except MetricOpenError as error:
             if file == "-":
