@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
-from ingero_analyze.keyed_json import rows_by_host, rows_by_name, with_lists
+from ingero_analyze.keyed_json import rows_by_host, rows_by_name, rows_by_time, with_lists
 from ingero_analyze.monitor_json import rows_of_monitor
 from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
@@ -175,7 +175,7 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
     if isinstance(whole, dict) and (keyed := rows_by_host(whole)) is not None:
         whole = keyed
     elif isinstance(whole, dict):
-        named = rows_of_series(whole) if is_value is None else rows_by_name(whole)
+        named = rows_by_name(whole) if is_value else rows_by_time(whole) or rows_of_series(whole)
         whole = whole if named is None else named
     if isinstance(whole, dict):
         rows = _unfolded(whole, is_value, alone=True)

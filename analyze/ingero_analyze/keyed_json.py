@@ -22,6 +22,11 @@ _COUNTED: Final = re.compile(
 
 _GPU: Final = re.compile(r"(?:gpu|cuda|device|chip|accelerator)s?[ :_-]?\d{1,3}", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"\d{1,3}")
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*|\d{10}(?:\d{3}){0,3}(?:\.\d+)?")
+"""Times of ISO 8601, and units since 1970."""
+
+OF_MEMBER: Final = frozenset((*KEYED.values(), "hostname", "instance", "pod"))
+"""Names of cells that say whose values an object holds."""
 
 
 def rows_by_host(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -58,6 +63,22 @@ def rows_by_name(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
     return [around | row for row in rows_by_name(whole[inner[0]]) or ()]
 
 
+def rows_by_time(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The rows of an object whose names are times, and which holds an object for each of them: one of cells, or of
+    results by node. `None` for any other."""
+    if (
+        not whole
+        or not all(map(_TIME.fullmatch, whole))
+        or not all(isinstance(each, dict) for each in whole.values())
+    ):
+        return None
+    return [
+        {"time": time, **row}
+        for time, each in whole.items()
+        for row in ((rows_by_name(each) if _are_nodes(each) else None) or [each])
+    ]
+
+
 def _are_nodes(found: dict[str, Any]) -> bool:
     alike = {_DIGITS.sub("", name) for name in found}
     kinds = {type(each) if isinstance(each, dict | list) else float for each in found.values()}
@@ -91,16 +112,20 @@ def _runs(result: Any) -> Iterator[dict[str, Any]]:
 
 
 def with_lists(found: dict[str, Any]) -> dict[str, Any]:
-    """An object with objects by node, GPU or rank as lists of objects that have these names."""
+    """An object with objects by node, GPU or rank as lists of objects that have these names. Where no cell says whose
+    values it holds, names that are alike but for their numbers are those of nodes."""
+    whole = OF_MEMBER.isdisjoint(map(str.lower, found))
     return {
-        name: [{KEYED[name.lower()]: key, **each} for key, each in cell.items()] if _is_keyed(name, cell) else cell
+        name: [{KEYED.get(name.lower(), "node"): key, **each} for key, each in cell.items()]
+        if _is_keyed(name, cell, whole)
+        else cell
         for name, cell in found.items()
     }
 
 
-def _is_keyed(name: str, cell: Any) -> bool:
+def _is_keyed(name: str, cell: Any, whole: bool) -> bool:
     return (
-        name.lower() in KEYED
+        (name.lower() in KEYED or (whole and isinstance(cell, dict) and _are_nodes(cell)))
         and isinstance(cell, dict)
         and bool(cell)
         and all(isinstance(each, dict) for each in cell.values())

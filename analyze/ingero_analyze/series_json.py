@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ingero_analyze.keyed_json import KEYED
+from ingero_analyze.keyed_json import KEYED, OF_MEMBER
 
 _NO_METRICS: Final = frozenset(
     ("data", "series", "values", "value", "results", "points", "samples", "metrics", *KEYED)
@@ -13,9 +13,6 @@ _NO_METRICS: Final = frozenset(
 
 _COLUMNS: Final = {"times": "time", "timestamps": "timestamp", "steps": "step", **KEYED}
 """How the column is called whose values are a list of this name."""
-
-_MEMBERS: Final = frozenset((*KEYED.values(), "hostname", "instance", "pod"))
-"""Names of cells that say whose values an object holds."""
 
 _PER_RANK: Final = re.compile(r"[ _](?:per|by|of)[ _]ranks?$", re.IGNORECASE)
 _SEVERAL: Final = re.compile(r"(?<=time|tion)s(?![a-z])", re.IGNORECASE)
@@ -61,7 +58,7 @@ def rows_of_columns(found: dict[str, Any]) -> list[dict[str, Any]]:
     around = {name: cell for name, cell in found.items() if name not in lists}
     if len(lists) == 1:
         [(name, values)] = lists.items()
-        if name.lower() in KEYED or not _are_values(values) or not _MEMBERS.isdisjoint(map(str.lower, around)):
+        if name.lower() in KEYED or not _are_values(values) or not OF_MEMBER.isdisjoint(map(str.lower, around)):
             return [found]
         return [around | {"rank": rank, _column(name): value} for rank, value in enumerate(values)]
     names = [_column(name) for name in lists]

@@ -57,19 +57,23 @@ def test_objects_by_node_are_lists_of_objects() -> None:
     assert with_lists(found) == {**found, "nodes": [{"node": "n1", "rate": 5}, {"node": "n2", "rate": 6}]}
 
 
-@pytest.mark.parametrize("ending", ["json", "jsonl"])
-def test_a_history_by_node_is_judged(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "name"),
+    [("json", "nodes"), ("jsonl", "nodes"), ("json", "metrics"), ("jsonl", "metrics"), ("json", "")],
+)
+def test_a_history_by_node_is_judged(tmp_path: Path, ending: str, name: str) -> None:
     moments = [
         {
             "ts": 1_764_000_000 + 5 * tick,
-            "nodes": {
+            name: {
                 f"n{node}": {"tokens_per_s": (60 if node == 2 and tick >= 60 else 100) + (tick + node) % 5}
                 for node in range(6)
             },
         }
         for tick in range(120)
     ]
-    text = json.dumps(moments) if ending == "json" else "\n".join(map(json.dumps, moments))
+    by_time = {str(moment["ts"]): moment[name] for moment in moments}
+    text = json.dumps(moments if name else by_time) if ending == "json" else "\n".join(map(json.dumps, moments))
     (tmp_path / f"history.{ending}").write_text(text)
 
     done = CliRunner().invoke(main, ["replay", str(tmp_path / f"history.{ending}"), "--json"])

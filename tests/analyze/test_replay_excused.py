@@ -19,10 +19,10 @@ def healthy(ticks: int = 300, nodes: int = 12, seed: int = 1) -> Rates:
     return np.asarray(100 * np.exp(0.015 * np.random.default_rng(seed).normal(size=(ticks, nodes))))
 
 
-def written(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = None) -> str:
-    """Rows half a minute apart of nodes n0, n1, ...; without a number there is no row."""
+def written(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = None, apart: int = 30) -> str:
+    """Rows `apart` seconds apart of nodes n0, n1, ...; without a number there is no row."""
     lines = [
-        f"{30 * tick},n{node},{rates[tick, node]:.4f}" + ("" if jobs is None else f",{jobs[tick, node]}") + "\n"
+        f"{apart * tick},n{node},{rates[tick, node]:.4f}" + ("" if jobs is None else f",{jobs[tick, node]}") + "\n"
         for tick, node in np.argwhere(np.isfinite(rates)).tolist()
     ]
     head = "time,node,rate" + ("" if jobs is None else ",job_id")
@@ -30,8 +30,8 @@ def written(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = Non
     return str(folder / "history.csv")
 
 
-def judged(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = None) -> dict[str, Any]:
-    done = CliRunner().invoke(main, ["replay", written(folder, rates, jobs), "--json"])
+def judged(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = None, apart: int = 30) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["replay", written(folder, rates, jobs, apart), "--json"])
     assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -113,6 +113,22 @@ def test_a_node_alone_that_lost_no_more_than_shares_in_a_move_of_all_differ_by_i
     found = judged(tmp_path, rates)
 
     assert (named(found), named(found, "uneven")) == ([], ["n11"])
+
+
+def test_a_node_of_a_rack_that_followed_a_move_of_all_otherwise_is_not_accused_against_its_peers(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng([56, 5, 4])
+    rng.choice(7), rng.choice(3), rng.choice(3)
+    noise = rng.normal(0, 0.02, (400, 32)) + rng.normal(0, 0.03, 32)
+    rng.integers(100, 220), rng.random(), rng.choice(7)
+    shares = rng.normal(0, 0.01, 32)
+    shares[:6] -= rng.uniform(0.08, 0.16)
+    noise[111:] += np.log(0.6) + shares
+
+    found = judged(tmp_path, 100 * np.exp(noise[:190]), apart=15)
+
+    assert (named(found), named(found, "uneven")) == ([], [f"n{node}" for node in range(6)])
 
 
 @pytest.mark.parametrize("how", ["alone", "far worse", "goes on"])

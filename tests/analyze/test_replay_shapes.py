@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -153,7 +155,18 @@ def test_columns_of_one_metric_that_are_counted_are_its_ranks(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("service", "node"),
-    [("Datadog", "gpu-2"), ("Datadog 2", "gpu-2"), ("CloudWatch", "gpu-2"), ("labels", "gpu-2 a")],
+    [
+        ("Datadog", "gpu-2"),
+        ("Datadog 2", "gpu-2"),
+        ("CloudWatch", "gpu-2"),
+        ("labels", "gpu-2 a"),
+        ("Graphite", "gpu-2"),
+        ("OpenTSDB", "gpu-2"),
+        ("Google", "gpu-2"),
+        ("Elasticsearch", "gpu-2"),
+        ("Grafana", "gpu-2"),
+        ("Grafana's table", "gpu-2"),
+    ],
 )
 def test_answers_of_services_that_monitor_hosts_are_read(tmp_path: Path, service: str, node: str) -> None:
     times = [1000 * (START + 30 * tick) for tick in range(120)]
@@ -169,6 +182,37 @@ def test_answers_of_services_that_monitor_hosts_are_read(tmp_path: Path, service
             "series": [{"group_tags": [f"host:{name}"], "query_index": 0} for name in series],
             "times": times, "values": list(series.values()),
         }}},
+        "Graphite": [
+            {"target": f"dc1.{name}.gpu_util", "tags": {},
+             "datapoints": [[value, time // 1000] for time, value in zip(times, values, strict=True)]}
+            for name, values in series.items()
+        ],
+        "OpenTSDB": [
+            {"metric": "gpu_util", "tags": {"host": name}, "aggregateTags": [],
+             "dps": {str(time // 1000): value for time, value in zip(times, values, strict=True)}}
+            for name, values in series.items()
+        ],
+        "Google": {"timeSeries": [
+            {"metric": {"type": "custom.googleapis.com/gpu_util", "labels": {"node": name}},
+             "resource": {"type": "gce_instance", "labels": {"zone": "a"}},
+             "points": [{"interval": {"endTime": moment}, "value": {"doubleValue": value}}
+                        for moment, value in zip(moments, values[::-1], strict=True)]}
+            for name, values in series.items()
+        ]},
+        "Elasticsearch": {"took": 3, "hits": {"hits": [
+            {"_id": f"{name}{time}", "_source": {"@timestamp": time, "host": {"name": name}, "gpu_util": value}}
+            for name, values in series.items() for time, value in zip(times, values, strict=True)
+        ]}},
+        "Grafana": {"results": {"A": {"status": 200, "frames": [
+            {"schema": {"fields": [{"name": "Time"}, {"name": "gpu_util", "labels": {"instance": name}}]},
+             "data": {"values": [times, values]}}
+            for name, values in series.items()
+        ]}}},
+        "Grafana's table": {"results": {"A": {"frames": [
+            {"schema": {"fields": [{"name": "Time"}, {"name": "host"}, {"name": "gpu_util"}]},
+             "data": {"values": [times, [name] * len(times), values]}}
+            for name, values in series.items()
+        ]}}},
     }  # fmt: skip
     for name, label in (("CloudWatch", "{} GPUUtilization"), ("labels", "{} {}")):
         results = [
@@ -182,6 +226,43 @@ def test_answers_of_services_that_monitor_hosts_are_read(tmp_path: Path, service
     flags = ["--column", "rate=value"] if service in ("Datadog 2", "labels") else []
 
     assert named(file, *flags) == (node, pytest.approx(60, abs=4))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens_per_second.csv",
+        "Tokens per second-data-2026-01-31 10_00_00.csv",
+        "Throughput-data-as-joinbyfield-2026-01-31 10_00_00.csv",
+    ],
+)
+@pytest.mark.parametrize("shape", ["wide", "value"])
+def test_the_name_of_a_file_says_what_its_values_are(tmp_path: Path, name: str, shape: str) -> None:
+    rows = [
+        f"{START + 30 * tick},{node},{RATES[tick, place]:.3f}\n"
+        for tick in range(len(RATES)) for place, node in enumerate(NODES)
+    ]  # fmt: skip
+    text = wide(["Time", *NODES]) if shape == "wide" else "time,instance,Value\n" + "".join(rows)
+
+    assert named(written(tmp_path, text, name)) == ("gpu-2", 60)
+
+
+@pytest.mark.parametrize("others", [[], ["loss"]])
+def test_names_of_columns_with_two_levels_are_metrics_and_nodes(tmp_path: Path, others: list[str]) -> None:
+    cells: dict[str, Any] = {
+        f"('{metric}', 'n{place}')": np.ones(120) if metric == "loss" else RATES[:, place]
+        for metric in ["throughput", *others] for place in range(6)
+    }  # fmt: skip
+    cells["timestamp"] = list(range(START, START + 3600, 30))
+    pq.write_table(pa.table(cells), tmp_path / "history.parquet")
+
+    assert named(tmp_path / "history.parquet") == ("n2", 60)
+
+
+def test_series_with_labels_need_no_flag_where_their_metric_says_what_they_are(tmp_path: Path) -> None:
+    names = [f'tokens_per_second{{instance="{node}", job="train"}}' for node in NODES]
+
+    assert named(written(tmp_path, wide(["Time", *names]))) == ("gpu-2", 60)
 
 
 @pytest.mark.parametrize(

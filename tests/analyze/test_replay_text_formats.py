@@ -242,10 +242,11 @@ def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, command: str
     assert f"ingero-fleet {command}: {file}: no JSON object" in done.output
 
 
-def test_names_of_columns_may_be_in_comments_that_come_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), ("--column", "rate=pclk")])
+def test_names_of_columns_may_be_in_comments_that_come_again(tmp_path: Path, flags: tuple[str, ...]) -> None:
     head = (
-        "#Date       Time        gpu    pwr  gtemp   pclk \n"
-        "#YYYYMMDD   HH:MM:SS    Idx      W      C    MHz \n"
+        "#Date       Time        gpu    pwr  gtemp     sm   pclk \n"
+        "#YYYYMMDD   HH:MM:SS    Idx      W      C      %    MHz \n"
     )  # fmt: skip
     for host in range(4):
         lines = []
@@ -254,10 +255,10 @@ def test_names_of_columns_may_be_in_comments_that_come_again(tmp_path: Path) -> 
             for gpu in range(4):
                 clock = 1410 if (host, gpu) == (2, 3) and tick >= 120 else 1950 + 15 * ((tick + gpu + host) % 3)
                 moment = datetime(2025, 11, 24, 16, tzinfo=UTC) + timedelta(seconds=5 * tick)
-                lines.append(f" {moment:%Y%m%d    %H:%M:%S} {gpu:6d}{650 + tick % 7:7d}{60:7d}{clock:7d} \n")
+                lines.append(f" {moment:%Y%m%d    %H:%M:%S} {gpu:6d}{650 + tick % 7:7d}{60:7d}{97:7d}{clock:7d} \n")
         (tmp_path / f"node{host}.csv").write_text("".join(lines))
 
-    done = run(tmp_path, "--column", "rate=pclk", "--json")
+    done = run(tmp_path, *flags, "--json")
 
     assert named(done) == ("node2/3", "2025-11-24T16:10:00.000Z")
     assert not json.loads(done.stdout)["summary"]["problems"]["count"]

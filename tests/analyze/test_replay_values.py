@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from ingero_analyze.replay.cells import form_of
+from ingero_analyze.replay.cells import numbers as cells_as_numbers
 from ingero_analyze.replay.counters import Increases
 from ingero_analyze.replay.reading import COARSE, COUNTER, POINTS
 from ingero_fleet.cli import main
@@ -90,6 +93,26 @@ def test_a_unit_behind_every_number_is_read(tmp_path: Path, unit: str) -> None:
 
     assert [(one["node"], round(one["severity"], 1)) for one in found["episodes"]] == [("n3", 0.2)]
     assert found["summary"]["problems"]["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "numbers"),
+    [
+        (["1.03 K", "1.10 K"], ["987", "1.2 Mil", "N/A", "5 foo"], [0.987, 1200, None, None]),
+        (["987", "900"], ["1.03 K", "980"], [1030, 980]),
+        (["1.03 s", "987 ms"], ["300 \xb5s", "1 s", ""], [3e-4, 1, None]),
+        (["980 ops/s", "1.02 kops/s"], ["1.5K ops/s", "7 ops/s"], [1500, 7]),
+        (["98 %", "97 %"], ["96", "95 %"], [96, 95]),
+        (["1,5 s", "900 ms"], ["1,6 s"], [1.6]),
+    ],
+)
+def test_units_of_one_column_may_differ_by_their_prefix(
+    first: list[str], later: list[str], numbers: list[float | None]
+) -> None:
+    cells = cells_as_numbers(pa.array(later), form_of(pa.array(first)))
+
+    assert cells.values.tolist() == pytest.approx([np.nan if one is None else one for one in numbers], nan_ok=True)
+    assert cells.wrong.tolist() == [one.endswith("foo") for one in later]
 
 
 def test_a_word_among_numbers_with_a_unit_costs_its_row_only(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.audit.columns import SECONDS
 from ingero_analyze.tables import is_text
 
 Floats = npt.NDArray[np.float64]
@@ -32,8 +33,17 @@ _NUMBER: Final = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _DECIMAL_COMMA: Final = r"^[+-]?([0-9]+|[1-9][0-9]{0,2}([.' \x{a0}\x{202f}][0-9]{3})+),[0-9]+([eE][+-]?[0-9]+)?$"
 """Numbers with a comma of decimals: 1144,8 and 1.144,8."""
 
-_UNIT: Final = r"^.*?[0-9.](?P<unit>\s*[%A-Za-z\x{b5}\x{b0}][%A-Za-z\x{b5}\x{b0}/ .]*)$"
+_UNIT: Final = r"^.*?[0-9.](?P<unit>\s*[%A-Za-z\x{b5}\x{3bc}\x{b0}][%A-Za-z\x{b5}\x{3bc}\x{b0}/ .]*)$"
 """What follows a number: 98 %, 1980 MHz, 1.2s/it."""
+
+_PREFIXES: Final = {
+    "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "Mil": 1e6, "G": 1e9, "Bil": 1e9, "T": 1e12, "Tri": 1e12,
+}  # fmt: skip
+"""What dashboards put before a unit, or behind a number without one, by how large the number is."""
+
+
+_TIMES: Final = {"s": "s", "ms": "ms", "us": "us", "\xb5s": "us", "\u03bcs": "us", "ns": "ns", "min": "min"}
+"""Units of time that may differ in one column, and their plain names."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +71,20 @@ class Form:
 
 
 def form_of(column: Any) -> Form:
-    """The form of a column by its first cells."""
+    """The form of a column by its first cells, whose units may differ by their prefix: 1.03 s and 987 ms."""
     import pyarrow.compute as pc
 
     if not is_text(column):
         return Form()
     column = pc.utf8_trim_whitespace(column)
     column = column.filter(pc.and_not(pc.match_substring_regex(column, "[0-9]"), is_missing(column)))
-    units = pc.struct_field(pc.extract_regex(column, _UNIT), "unit")
-    unit = str(units[0].as_py() or "") if len(units) else ""
-    if unit and pc.all(pc.equal(pc.fill_null(units, ""), unit)).as_py():
-        column = _without(column, unit)
-    else:
+    units = _units(column)
+    unit = str(units[0].as_py()) if len(units) else ""
+    known = [str(one) for one in pc.unique(units).to_pylist()]
+    if any(_factor(one, unit) is None for one in known):
         unit = ""
+    else:
+        column = _without_units(column, units, known)
     commas = column.filter(pc.match_substring(column, ","))
     decimal = pc.all(pc.match_substring_regex(commas, _DECIMAL_COMMA)).as_py()
     grouped = pc.all(pc.match_substring_regex(commas, _GROUPS)).as_py()
@@ -91,18 +102,29 @@ def numbers(column: Any, form: Form = Form()) -> Cells:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise ValueError(f"{column.type} is no number") from None
         return Cells(_finite(found), np.zeros(len(column), np.bool_))
-    column = _without(pc.utf8_trim_whitespace(column), form.unit)
-    if form.comma:
-        column = _with_points(column)
+    column = pc.utf8_trim_whitespace(column)
+    if form.unit:
+        column, factors = _in_unit(column, form.unit)
+        cells = _numbers(_with_points(column) if form.comma else column)
+        return Cells(cells.values * factors, cells.wrong)
+    return _numbers(_with_points(column) if form.comma else column)
+
+
+def _numbers(column: Any) -> Cells:
+    """Numbers of text without the unit that the first ones have; later ones may have a prefix, as 1.03 K has."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     try:
         return Cells(_finite(pc.cast(column, pa.float64())), np.zeros(len(column), np.bool_))
     except pa.ArrowInvalid:
         pass
+    column, factors = _in_unit(column, "")
     column = _without_separators(column)
     missing = is_missing(column)
     usable = pc.match_substring_regex(column, _NUMBER)
     found = pc.cast(pc.utf8_ltrim(pc.if_else(usable, column, None), "+"), pa.float64())
-    return Cells(_finite(found), ~np.asarray(pc.or_(missing, usable)))
+    return Cells(_finite(found) * factors, ~np.asarray(pc.or_(missing, usable)))
 
 
 def is_missing(column: Any) -> Any:
@@ -113,13 +135,51 @@ def is_missing(column: Any) -> Any:
     return pc.or_(known, pc.match_substring_regex(column, _BRACKETED))
 
 
-def _without(column: Any, unit: str) -> Any:
-    """A column without this unit at the end of its cells."""
+def _units(column: Any) -> Any:
+    """What follows the number of each cell, "" if nothing does."""
     import pyarrow.compute as pc
 
-    if not unit:
-        return column
-    return pc.if_else(pc.ends_with(column, unit), pc.utf8_slice_codeunits(column, 0, -len(unit)), column)
+    return pc.fill_null(pc.struct_field(pc.extract_regex(column, _UNIT), "unit"), "")
+
+
+def _factor(unit: str, of: str) -> float | None:
+    """How many units `of` are one unit; `None` if they are not of the same."""
+    unit, of = unit.strip(), of.strip()
+    if unit == of:
+        return 1.0
+    if unit in _TIMES and of in _TIMES:
+        return SECONDS[_TIMES[unit]] / SECONDS[_TIMES[of]]
+    found = (
+        mine / other
+        for prefix, mine in _PREFIXES.items() if unit.startswith(prefix)
+        for its, other in _PREFIXES.items() if of.startswith(its)
+        if unit.removeprefix(prefix).strip() == of.removeprefix(its).strip()
+    )  # fmt: skip
+    return next(found, None)
+
+
+def _in_unit(column: Any, unit: str) -> tuple[Any, Floats]:
+    """A column without units at the end of its cells, as far as these are of `unit`, and by what numbers are to be
+    multiplied. A number without a unit has this one, unless that is a prefix alone."""
+    import pyarrow.compute as pc
+
+    units = _units(column)
+    each, known = np.ones(len(column)), []
+    for one in map(str, pc.unique(units).to_pylist()):
+        factor = _factor(one, unit)
+        if factor is not None:
+            known.append(one)
+            each[np.asarray(pc.equal(units, one))] = factor
+    return _without_units(column, units, known), each
+
+
+def _without_units(column: Any, units: Any, known: list[str]) -> Any:
+    """A column without those of its `units` that are `known`."""
+    import pyarrow.compute as pc
+
+    for one in filter(None, known):
+        column = pc.if_else(pc.equal(units, one), pc.utf8_slice_codeunits(column, 0, -len(one)), column)
+    return column
 
 
 def _with_points(column: Any) -> Any:

@@ -122,7 +122,7 @@ _RELATIVE_RATE: Final = re.compile(
     r"|(?:compute|scaling) efficiency"
 )
 _PER_SECOND: Final = re.compile(
-    rf"(?:(?:train(?:ing)?|generation|decode|output) )?(?:throughput|{_WORK} rate"
+    rf"(?:(?:train(?:ing)?|generation|decode|output|curr(?:ent)?) )?(?:throughput|{_WORK} rate"
     rf"|(?:throughput )?(?:{_COUNTED} (?:s|sec)|{_WORK}(?: {_PARTS})? per (?:s|secs?|seconds?))"
     rf"|(?:(?:gemm|matmul|model|hpl) )?[kmgtp]?flops?(?: (?:per )?s| per second)?)(?: {_PARTS})?"
 )
@@ -191,7 +191,7 @@ _SM: Final = re.compile(r"(?:dcgm fi prof )?sm (?:active|activity)")
 _ENGINE: Final = re.compile(r"(?:dcgm fi prof )?(?:gr|graphics) engine (?:active|activity)")
 _UTILISATION: Final = re.compile(
     r"(?:(?:dcgm fi dev|nvidia smi) )?(?:gpu(?: \d+)? ?)?(?:util|utili[sz]ation)(?: gpu)?"
-    r"(?: (?:percent|pct|percentage))?"
+    r"(?: (?:percent|pct|percentage))?|sm(?: (?:percent|pct))?"
 )
 _CYCLES: Final = (_TENSOR, _SM, _ENGINE, _UTILISATION)
 """Names of shares of the cycles or the time of a chip in which it works. The first says most about work: cores that
@@ -199,6 +199,9 @@ only wait for other ranks keep the others busy."""
 
 _HARDWARE: Final = (*_CYCLES, _POWER, _CLOCK)
 """Names of rates that say less about work than others, in order: a clock runs as fast for a GPU that does nothing."""
+
+_LABELLED: Final = re.compile(r'\{.*="')
+"""What names of series have, of which several in one table are nodes: rate{instance="n1"}."""
 
 _CALENDAR: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 _SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
@@ -310,7 +313,8 @@ def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorde
     taken = {name for columns in chosen.values() for name in columns}
     for name in sorted(taken - set(names)):
         raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
-    free = [name for name in names if name not in taken]
+    labelled = [name for name in names if _LABELLED.search(name)]
+    free = [name for name in names if name not in taken and not (len(labelled) > 1 and name in labelled)]
     if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_cell, names)):
         raise ValueError(
             f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a "
@@ -379,6 +383,11 @@ def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
 def is_node(name: str) -> bool:
     """Whether a column has the name of a node."""
     return _is("node", name)
+
+
+def says_value(name: str) -> bool:
+    """Whether the name of a column says what a value is, or which metric those of another column are of."""
+    return any(name == role or _is(role, name) for role in (*MEASURES, "metric")) or name == "__name__"
 
 
 def is_gpu(name: str) -> bool:

@@ -24,6 +24,7 @@ from ingero_analyze.replay.columns import (
     measure_named,
     metrics_with_meaning,
     recognised,
+    says_value,
     time_of,
     unit_of,
 )
@@ -31,7 +32,7 @@ from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
 from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
-from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_table
+from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_metric, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
 from ingero_analyze.terminal import listed
@@ -50,6 +51,9 @@ _OWN_STATES: Final = ("active", "calibrating")
 
 _TAGGED: Final = re.compile(r"-tag-(?P<tag>.+)\.csv")
 """The name of a file that TensorBoard writes of a series: run-RUN-tag-TAG.csv."""
+
+_EXPORTED: Final = re.compile(r"-data(?:-as-\w+)?-\d{4}-\d\d-\d\d.*")
+"""What Grafana puts behind the title of a panel where it names a file: Throughput-data-2026-01-31 10_00_00.csv."""
 
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
@@ -145,7 +149,10 @@ class RowReader:
 
     def wide_table(self, names: Sequence[str]) -> WideTable:
         """A table each of whose columns is a node."""
-        return wide_table(names, time_of(names, self._chosen), self._metric)
+        time, metric = time_of(names, self._chosen), self._metric
+        if metric is None and not self._wide:
+            metric = wide_metric(names, time) or None
+        return wide_table(names, time, metric)
 
     def begin(self, file: str, batch: TableBatch, columns: Columns) -> tuple[Columns, MetricColumn | None]:
         """Note how a file is read, as its first rows show it: its columns, and which rows are of which metric."""
@@ -165,10 +172,12 @@ class RowReader:
             chosen = {**_of_tag(file, names, self._chosen), **self._chosen}
             return recognised(names, chosen, self._labels, self._metric, by_file=some)
         except WideOpenError:
-            measure = wide_measure(names, time_of(names, self._chosen), short_names([file])[0])
+            metric = self._metric or wide_metric(names, time_of(names, self._chosen))
+            measure = wide_measure(metric, _title(file))
             if measure is None:
                 raise
-            self.reading.note(f"each column is a node, whose cells are {measure}")
+            of = f", of the metric {metric}" if metric else ""
+            self.reading.note(f"each column is a node, whose cells are {measure}{of}")
             return measure
         except MetricOpenError as error:
             if file == "-":
@@ -389,12 +398,21 @@ class _FileTable:
         return replace(batch, columns={**batch.columns, time: joined})
 
 
+def _title(file: str) -> str:
+    """What the name of a file says of its values."""
+    return _EXPORTED.sub("", short_names([file])[0])
+
+
 def _of_tag(file: str, names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """What TensorBoard's column `Value` holds, by the tag at the end of the name that it gives a file."""
+    """What the column `value` holds where no other name says it: by the tag at the end of the name that TensorBoard
+    gives a file, in which a group may stand first, or else by the whole name."""
     tag = _TAGGED.search(PurePath(file).name)
-    measure = measure_named(tag["tag"].replace("_", " ")) if tag else None
-    values = [name for name in names if name == "Value"]
-    return {measure: values} if measure and values and chosen.keys().isdisjoint(MEASURES) else {}
+    values = [name for name in names if name.strip().lower() == "value"]
+    if len(values) != 1 or not chosen.keys().isdisjoint((*MEASURES, "metric")) or any(map(says_value, names)):
+        return {}
+    texts = (tag["tag"].replace("_", " "), tag["tag"].replace("_", "/", 1)) if tag else (_title(file),)
+    measure = next(filter(None, map(measure_named, texts)), None)
+    return {measure: values} if measure else {}
 
 
 def _empty(batch: TableBatch, columns: Columns) -> Bools:

@@ -52,9 +52,18 @@ class SharesInMoves:
         working = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("value") > 0)
         self._recent.note(now, memory, working, np.log(memory.node("value")[working]))
 
-    def usual(self, node: NodeKey, peers: list[NodeKey], moved: float, since: float, until: float) -> bool:
+    def usual(
+        self,
+        node: NodeKey,
+        peers: list[NodeKey],
+        moved: float,
+        since: float,
+        until: float,
+        behind: float | None = None,
+    ) -> bool:
         """Whether a node, one of its `peers`, lost no more than a healthy one may since its onset, or is not alone in
-        that, in a change of all that began at `moved`. It ended, or the loss, at `until`; seconds."""
+        that, in a change of all that began at `moved`. It ended, or the loss, at `until`; seconds. Of a node that is
+        accused because it is `behind` its peers, log units, the change must have brought about half of that."""
         numbers = self._recent.numbers
         if node not in numbers:
             return False
@@ -65,6 +74,8 @@ class SharesInMoves:
         if not np.isfinite(own) or len(change) < FEWEST:
             return False
         lost = np.median(change) - change
+        if behind is not None and np.median(change) - own < ALIKE * behind:
+            return False
         if np.count_nonzero(lost >= ALIKE * (np.median(change) - own)) > 1:
             return True
         chance = outlier_chances(-change, LEAST_SPREAD, OF_SINGLE_VALUES, -np.atleast_1d(own))[0]

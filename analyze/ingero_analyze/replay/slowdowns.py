@@ -54,11 +54,13 @@ class CommonMove:
 
 @dataclass
 class _AccusedInMove:
-    """A node that was accused after a move of its cohort, when the loss began, and the nodes of the cohort."""
+    """A node that was accused after a move of its cohort, when the loss began, the nodes of the cohort, and how far
+    it was behind them, log units, if it was accused of that and not of a change."""
 
     node: NodeKey
     since: float
     peers: list[NodeKey]
+    behind: float | None = None
     moves: list[CommonMove] = field(default_factory=list)
     recovered: float = np.inf
 
@@ -162,7 +164,7 @@ class Slowdowns:
             move.until = now
 
     def _note_edge(self, now: float, memory: ColumnStore, edge: Edge) -> None:
-        """Remember an accusation against own history, with the moves before it, and when its node was well."""
+        """Remember an accusation, with the moves before it, and when its node was well."""
         verdict = edge.verdict
         node = node_key(verdict.cluster, verdict.node)
         slot = memory.slot(node)
@@ -170,14 +172,17 @@ class Slowdowns:
             for one in self._waiting:
                 if one.node == node and verdict.recovered is not None:
                     one.recovered = verdict.recovered
-        if edge.what != "accused" or slot is None or verdict.axis is not Axis.OWN:
+        if edge.what != "accused" or slot is None or verdict.axis not in (Axis.OWN, Axis.PEERS):
             return
         since = now if verdict.since is None else verdict.since
         number = int(memory.node("group")[slot])
         if moves := [move for move in self._of.get(number, ()) if move.until >= since - self._wait]:
             self._moves[node, since] = moves
             inside = np.flatnonzero(memory.node("group") == number).tolist()
-            self._waiting.append(_AccusedInMove(node, since, [memory.names[place] for place in inside], moves))
+            peers, behind = [memory.names[place] for place in inside], None
+            if verdict.axis is Axis.PEERS and verdict.residual is not None:
+                behind = -verdict.residual
+            self._waiting.append(_AccusedInMove(node, since, peers, behind, moves))
 
     def _compare_all(self, last: bool) -> None:
         """Compare with the others who was well again, or was accused for long enough; at the end all."""
@@ -189,7 +194,7 @@ class Slowdowns:
             for move in one.moves:
                 until = min(one.recovered, move.until + 0.5 * self._tick_seconds if move.ended else np.inf)
                 if self._in_time(move, one.since) and self._shares.usual(
-                    one.node, one.peers, move.begun, one.since, until
+                    one.node, one.peers, move.begun, one.since, until, one.behind
                 ):
                     self._as_others.add(((one.node, one.since), move.begun))
 

@@ -40,6 +40,7 @@ _DIGITS: Final = re.compile(r"\d+")
 
 _LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
 _RANKED: Final = re.compile(r"(?P<metric>[^:{}]+):(?P<rank>\d{1,3})")
+_TUPLE: Final = re.compile(r"\('(?P<metric>[^']+)', '(?P<node>[^']+)'\)")
 _LABEL: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _NO_NODES: Final = ("", "index", "unnamed: 0")
 _STATISTICS: Final = ("__MIN", "__MAX")
@@ -56,9 +57,9 @@ class Series:
 
 
 def series_of(names: Sequence[str]) -> list[Series]:
-    """Columns as nodes and metrics: `node`, `metric{label="node"}`, `metric:rank` where ranks are counted from 0, or
-    `node - metric`, of which the columns with minimum and maximum of W&B are none; also `node_metric` where all have
-    the same metric."""
+    """Columns as nodes and metrics: `node`, `metric{label="node"}`, `('metric', 'node')` as pandas writes Parquet,
+    `metric:rank` where ranks are counted from 0, or `node - metric`, of which the columns with minimum and maximum of
+    W&B are none; also `node_metric` where all have the same metric."""
     found = []
     ranked = _ranked(names)
     shared = _shared_end(names)
@@ -69,6 +70,8 @@ def series_of(names: Sequence[str]) -> list[Series]:
             labels = dict(_LABEL.findall(labelled["labels"]))
             metric = labelled["metric"] or labels.pop("__name__", "")
             found.append(Series(name, name, metric, labels))
+        elif pair := _TUPLE.fullmatch(name):
+            found.append(Series(name, pair["node"], pair["metric"], {}))
         elif name in ranked:
             metric, _, rank = name.rpartition(":")
             found.append(Series(name, rank, metric, {}))
@@ -97,10 +100,16 @@ def _shared_end(names: Sequence[str]) -> str:
     return next((end for end in shared if measure_named(end[1:])), "")
 
 
-def wide_measure(names: Sequence[str], time: str, file: str) -> str | None:
+def wide_measure(metric: str | None, file: str) -> str | None:
     """What the columns of nodes hold, by their metric or the name of the file; `None` if neither says it."""
-    metrics = {one.metric for one in series_of(_of_nodes(names, time))}
-    return measure_named(metrics.pop() if len(metrics) == 1 and "" not in metrics else file)
+    return measure_named(metric or file)
+
+
+def wide_metric(names: Sequence[str], time: str) -> str:
+    """The only metric of the columns of nodes, or of several the one that says most about work; "" for none."""
+    metrics = list(dict.fromkeys(one.metric for one in series_of(_of_nodes(names, time))))
+    fitting = metrics if len(metrics) == 1 else metrics_with_meaning(metrics) if all(metrics) else []
+    return fitting[0] if len(fitting) == 1 else ""
 
 
 def _ranked(names: Sequence[str]) -> set[str]:
