@@ -97,6 +97,7 @@ def find_causes(state: JobState) -> Causes:
     causes = set(found.certain) | set(found.possible)
     lost = [rank for rank in edges if rank not in causes and not _reachable(edges, rank) & causes]
     found.possible |= dict.fromkeys(_terminal(edges, lost) if lost else (), Why.CYCLE)
+    _add_stuck_instead(found, operations)
     _settle(found)
     found.explained = _all_wait_for_certain(state, edges, found)
     return found
@@ -256,6 +257,20 @@ def _add_unseen(
             found.possible[rank] = why
         else:
             found.certain[rank] = why
+
+
+def _add_stuck_instead(found: Causes, operations: Iterable[PendingOperation]) -> None:
+    """Where ranks without a dump are only possible, those that wait in an operation that lacks none but such ranks.
+
+    It may be one that all have entered, and that ends on nobody.
+    """
+    untold = {rank for rank, why in found.possible.items() if why in TRACELESS}
+    if found.certain or not untold:
+        return
+    for operation in operations:
+        if operation.waited_for() and operation.waited_for() <= untold:
+            for rank in sorted(operation.inside):
+                found.possible.setdefault(rank, Why.STUCK_INSTEAD)
 
 
 def _could_wait_after(
