@@ -239,11 +239,13 @@ def _add_unseen(
     """Add the ranks whose state no dump shows, after all other candidates are known.
 
     Such a rank is certain only if it cannot wait for any other candidate, and if it cannot have ended the operations
-    in which others seem to wait for it: a GPU that has stopped there is the other explanation.
+    in which others seem to wait for it: a GPU that has stopped there is the other explanation. Where dumps are absent
+    of ranks for which nobody waits, dumps were lost, and that one is absent proves nothing.
     """
     unseen = {rank for operation in operations for rank in operation.unseen} - set(found.certain)
     candidates = set(found.certain) | set(found.possible) | unseen
     halted = _halted(found)
+    doubtful = {Why.FORGOTTEN, Why.UNREADABLE} | ({Why.NO_DUMP} if state.absent() - unseen else set())
     for rank in sorted(unseen):
         why = _why_unseen(state, rank)
         instead = {
@@ -253,7 +255,7 @@ def _add_unseen(
             if one in _reachable({**edges, rank: _could_wait_after(state, rank, one, operation, halted)}, rank)
         }  # fmt: skip
         found.possible |= dict.fromkeys(sorted(instead - set(found.certain)), Why.GPU_INSTEAD)
-        if instead or why in (Why.FORGOTTEN, Why.UNREADABLE) or _reachable(edges, rank) & (candidates - {rank}):
+        if instead or why in doubtful or _reachable(edges, rank) & (candidates - {rank}):
             found.possible[rank] = why
         else:
             found.certain[rank] = why
