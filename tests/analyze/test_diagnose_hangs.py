@@ -912,6 +912,28 @@ def test_ranks_of_a_node_without_dumps_are_most_likely_where_only_their_partners
     assert (hang.kind, hang.ranks, hang.possible, hang.likely) == ("unknown", (), (0, 1, 2, 3), (2, 3))
 
 
+def test_those_that_wait_for_lost_dumps_alone_are_listed_because_what_they_wait_in_may_end_on_nobody() -> None:
+    hang = hang_of(*((rank, dump(collectives(5, pending=1), {"0": list(range(5))})) for rank in (0, 1, 3)))
+
+    assert (hang.kind, hang.ranks, hang.possible, hang.likely) == ("unknown", (), (0, 1, 2, 3, 4), (2, 4))
+    assert {hang.why[Rank(rank)] for rank in (0, 1, 3)} == {Why.STUCK_INSTEAD}
+
+
+@pytest.mark.parametrize(
+    ("lost", "kind", "named", "possible"), [(None, "no_dump", (2,), ()), (5, "unknown", (), (0, 1, 2))]
+)
+def test_a_rank_without_a_dump_is_not_certain_where_a_dump_is_lost_of_a_rank_that_nobody_waits_for(
+    lost: int | None, kind: str, named: tuple[int, ...], possible: tuple[int, ...]
+) -> None:
+    groups = {"1": [0, 1, 2], "2": [3, 4, 5]}
+    waiting = ((rank, dump(collectives(5, "1", pending=1), groups)) for rank in (0, 1))
+    going = ((rank, dump(collectives(5, "2"), groups)) for rank in (3, 4, 5) if rank != lost)
+
+    hang = hang_of(*waiting, *going)
+
+    assert (hang.kind, hang.ranks, hang.possible) == (kind, named, possible)
+
+
 def test_gpus_that_do_not_end_what_others_have_ended_are_not_all_named_when_one_may_have_waited_for_the_other() -> (
     None
 ):

@@ -76,11 +76,14 @@ def test_the_slow_rank_of_logs_of_deepspeed_is_named(tmp_path: Path, timers: str
             logs[rank] += f"steps: {step} loss: 2.3 iter time (s): 0.41 samples/sec: 97.5\n" * (rank == 0)
             logs[rank] += f"{head}time (ms) | {timers.format(*values)}\n"
             logs[rank] += f"{head}time (ms) | fwd_microstep: 9.10 | step_microstep: 0.10\n"
-    files = [tmp_path / f"{place}.log" for place in (["all"] if together else range(RANKS))]
+    # As torchrun writes them, a folder for each rank.
+    files = [tmp_path / f"{place}" / "stdout.log" for place in (["all"] if together else range(RANKS))]
     for file, text in zip(files, ["".join(logs)] if together else logs, strict=True):
+        file.parent.mkdir()
         file.write_text(text)
+        file.with_name("stderr.log").write_text("a warning\n")
 
-    result = CliRunner().invoke(main, ["diagnose", "--json", *map(str, files)])
+    result = CliRunner().invoke(main, ["diagnose", "--json", str(files[0] if together else tmp_path)])
 
     answer = json.loads(result.stdout)
     assert (answer["kind"], answer["ranks"], answer["evidence"]["steps"]) == ("node", [SLOW], 12)

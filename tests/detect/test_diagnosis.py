@@ -567,6 +567,7 @@ def test_a_rank_that_is_late_by_what_healthy_chips_differ_by_is_not_named_by_wai
     assert without_usual_chips([late], np.array([0.0, 0.0, 0.02, 0.0]), usual) == []
     assert without_usual_chips([late], np.array([0.0, 0.0, 0.01, 0.0]), usual) == [late]
     assert without_usual_chips([late], np.array([0.0, 0.0, 0.02, 0.0]), ~usual) == [late]
+    assert without_usual_chips([late], np.array([0.0, 0.0, 0.02, 0.0]), usual, 0.75) == [late]
 
 
 def test_few_long_steps_that_are_all_of_one_rank_are_not_blamed_on_the_data() -> None:

@@ -181,12 +181,15 @@ def _by_kind(files: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[s
     """The files that are timelines, and those that another tool wrote by the flag that takes them."""
     from ingero_analyze.diagnose.file_kinds import flag_of_files
     from ingero_analyze.diagnose.sources import SourceError
+    from ingero_analyze.diagnose.timeline_reader import BEGIN_OF_LOG, has_timers
     from ingero_analyze.folders import with_tables_of_folders
     from ingero_analyze.table_errors import TableError
 
     try:
         flag = flag_of_files(files)
-        return (with_tables_of_folders(files), {}) if flag is None else ((), {flag: files})
+        if flag is not None:
+            return (), {flag: files}
+        return with_tables_of_folders(files, has_timers, BEGIN_OF_LOG), {}
     except (SourceError, TableError) as error:
         raise click.UsageError(str(error)) from None
 

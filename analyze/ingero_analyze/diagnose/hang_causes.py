@@ -97,6 +97,7 @@ def find_causes(state: JobState) -> Causes:
     causes = set(found.certain) | set(found.possible)
     lost = [rank for rank in edges if rank not in causes and not _reachable(edges, rank) & causes]
     found.possible |= dict.fromkeys(_terminal(edges, lost) if lost else (), Why.CYCLE)
+    _add_stuck_instead(found, operations)
     _settle(found)
     found.explained = _all_wait_for_certain(state, edges, found)
     return found
@@ -238,11 +239,13 @@ def _add_unseen(
     """Add the ranks whose state no dump shows, after all other candidates are known.
 
     Such a rank is certain only if it cannot wait for any other candidate, and if it cannot have ended the operations
-    in which others seem to wait for it: a GPU that has stopped there is the other explanation.
+    in which others seem to wait for it: a GPU that has stopped there is the other explanation. Where dumps are absent
+    of ranks for which nobody waits, dumps were lost, and that one is absent proves nothing.
     """
     unseen = {rank for operation in operations for rank in operation.unseen} - set(found.certain)
     candidates = set(found.certain) | set(found.possible) | unseen
     halted = _halted(found)
+    doubtful = {Why.FORGOTTEN, Why.UNREADABLE} | ({Why.NO_DUMP} if state.absent() - unseen else set())
     for rank in sorted(unseen):
         why = _why_unseen(state, rank)
         instead = {
@@ -252,10 +255,24 @@ def _add_unseen(
             if one in _reachable({**edges, rank: _could_wait_after(state, rank, one, operation, halted)}, rank)
         }  # fmt: skip
         found.possible |= dict.fromkeys(sorted(instead - set(found.certain)), Why.GPU_INSTEAD)
-        if instead or why in (Why.FORGOTTEN, Why.UNREADABLE) or _reachable(edges, rank) & (candidates - {rank}):
+        if instead or why in doubtful or _reachable(edges, rank) & (candidates - {rank}):
             found.possible[rank] = why
         else:
             found.certain[rank] = why
+
+
+def _add_stuck_instead(found: Causes, operations: Iterable[PendingOperation]) -> None:
+    """Where ranks without a dump are only possible, those that wait in an operation that lacks none but such ranks.
+
+    It may be one that all have entered, and that ends on nobody.
+    """
+    untold = {rank for rank, why in found.possible.items() if why in TRACELESS}
+    if found.certain or not untold:
+        return
+    for operation in operations:
+        if operation.waited_for() and operation.waited_for() <= untold:
+            for rank in sorted(operation.inside):
+                found.possible.setdefault(rank, Why.STUCK_INSTEAD)
 
 
 def _could_wait_after(

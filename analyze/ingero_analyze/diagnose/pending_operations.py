@@ -81,6 +81,10 @@ class JobState:
     forgotten: set[Rank] = field(default_factory=set)
     damaged: frozenset[Rank] = frozenset()
 
+    def absent(self) -> set[Rank]:
+        """Members of groups that left no dump."""
+        return {rank for members in self.members.values() for rank in members} - set(self.by_rank)
+
     @cached_property
     def called(self) -> dict[str, dict[int, tuple[str, str] | None]]:
         """By group and number, the operation and sizes that its members called; `None` where these differ."""

@@ -52,6 +52,14 @@ TIMERS: Final = (
 )
 """How logs of the timers of Megatron-LM and DeepSpeed are known, and read."""
 
+BEGIN_OF_LOG: Final = 1 << 20
+"""Bytes of a log in a folder that show whether it has timers; settings and the start of the job come before them."""
+
+
+def has_timers(begin: str) -> bool:
+    """Whether a log that begins so has timers of ranks."""
+    return any(mark.decode() in begin for mark, _ in TIMERS)
+
 
 def read_timeline(
     files: Sequence[str], problems: Problems, progress: Callable[[int], None] = lambda _: None,

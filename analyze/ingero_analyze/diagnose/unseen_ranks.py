@@ -37,8 +37,7 @@ def _hidden_peers(state: JobState, rank: Rank) -> set[Rank]:
     """Other ranks without a dump, if this rank seems to be in a group all of whose members left none."""
     known = sum(rank in members for members in state.members.values())
     usual = max(len(dump.parts) for dump in state.by_rank.values())
-    absent = {one for members in state.members.values() for one in members} - set(state.by_rank)
-    return absent if known < usual else set()
+    return state.absent() if known < usual else set()
 
 
 def _calls_later(state: JobState, key: OperationKey, met: OperationKey, peer: Rank) -> bool:

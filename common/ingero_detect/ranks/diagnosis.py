@@ -80,6 +80,9 @@ LIKE_COST: Final = 1 / 3
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
+THROUGHOUT: Final = 0.75
+"""Share of its lateness that a rank has in the mean of all steps, from which its chip may explain it: that stays."""
+
 
 @dataclass(frozen=True)
 class _Case:
@@ -208,14 +211,28 @@ def _late_by_waits(case: _Case, found: list[Diagnosis]) -> list[Diagnosis]:
         suspects = _from_freedom(in_all, case.stage, case.doubts, case.period)
     if not suspects:
         suspects = _from_lags(case.lags, in_all, case.blame, case.stage, case.doubts, case.period, case.facts)
-    if case.known.any():
-        relative = case.compute[:, case.known] / case.period
-        suspects = without_usual_chips(suspects, *usual_excess(relative, case.like, CHIP_SPREAD * _share(relative)))
+    if suspects:
+        explained = EXPLAINED if case.known.any() else THROUGHOUT
+        suspects = without_usual_chips(suspects, *_chips_explain(case, in_all), explained)
     suspects = [with_those_that_act_alike(item, case.late, case.part) for item in suspects]
     if any(item.cause is Cause.STAGE for item in found):
         return []
     doubted = any(item.cause is Cause.UNKNOWN for item in found)
     return [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
+
+
+def _chips_explain(case: _Case, in_all: Floats | None) -> tuple[Floats, Bools]:
+    """By which share of a step each rank computes longer, and whether healthy chips differ by as much.
+
+    Where computing was not recorded, a rank that comes later may compute longer by so much.
+    """
+    if case.known.any():
+        relative = case.compute[:, case.known] / case.period
+        return usual_excess(relative, case.like, CHIP_SPREAD * _share(relative))
+    assert case.lags is not None
+    blocked = blocked_seconds(case.line, case.like)
+    busy = 1 - _share(blocked / case.period) if blocked is not None else 1.0
+    return usual_excess(in_all if in_all is not None else case.lags / case.period, case.like, CHIP_SPREAD * busy)
 
 
 def _with_idle_or_stalling(case: _Case, found: list[Diagnosis]) -> list[Diagnosis]:
@@ -600,11 +617,13 @@ def _share(relative: Floats) -> float:
     return min(1.0, float(np.nanmedian(relative)))
 
 
-def without_usual_chips(found: list[Diagnosis], excess: Floats, usual: Bools) -> list[Diagnosis]:
+def without_usual_chips(
+    found: list[Diagnosis], excess: Floats, usual: Bools, explained: float = EXPLAINED
+) -> list[Diagnosis]:  # fmt: skip
     """Without ranks that are late because their chips are slower by what healthy chips differ by.
 
     `excess`: by which share of the step each computes longer than ranks with the same work; `usual`: whether that is
-    no more than these differ by. A rank whose computing explains less than half of its lateness stays.
+    no more than these differ by. A rank stays of whose lateness that is less than the share `explained`.
     """
     kept = []
     for item in found:
@@ -612,7 +631,7 @@ def without_usual_chips(found: list[Diagnosis], excess: Floats, usual: Bools) ->
         ranks = tuple(
             rank
             for rank in item.ranks
-            if not (usual[rank] and excess[rank] >= EXPLAINED * late.get(str(rank), np.inf))
+            if not (usual[rank] and excess[rank] >= explained * late.get(str(rank), np.inf))
         )
         if ranks or not item.ranks:
             kept.append(replace(item, ranks=ranks))
