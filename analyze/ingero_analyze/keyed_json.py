@@ -114,19 +114,19 @@ def _runs(result: Any) -> Iterator[dict[str, Any]]:
 def with_lists(found: dict[str, Any]) -> dict[str, Any]:
     """An object with objects by node, GPU or rank as lists of objects that have these names. Where no cell says whose
     values it holds, names that are alike but for their numbers are those of nodes."""
-    whole = OF_MEMBER.isdisjoint(map(str.lower, found))
+    unnamed = OF_MEMBER.isdisjoint(map(str.lower, found))
     return {
         name: [{KEYED.get(name.lower(), "node"): key, **each} for key, each in cell.items()]
-        if _is_keyed(name, cell, whole)
+        if _is_keyed(name, cell, unnamed)
         else cell
         for name, cell in found.items()
     }
 
 
-def _is_keyed(name: str, cell: Any, whole: bool) -> bool:
+def _is_keyed(name: str, cell: Any, unnamed: bool) -> bool:
     return (
-        (name.lower() in KEYED or (whole and isinstance(cell, dict) and _are_nodes(cell)))
-        and isinstance(cell, dict)
+        isinstance(cell, dict)
         and bool(cell)
         and all(isinstance(each, dict) for each in cell.values())
+        and (name.lower() in KEYED or (unnamed and _are_nodes(cell)))
     )

@@ -270,7 +270,8 @@ def _add_stuck_instead(found: Causes, operations: Iterable[PendingOperation]) ->
     if found.certain or not untold:
         return
     for operation in operations:
-        if operation.waited_for() and operation.waited_for() <= untold:
+        waited_for = operation.waited_for()
+        if waited_for and waited_for <= untold:
             for rank in sorted(operation.inside):
                 found.possible.setdefault(rank, Why.STUCK_INSTEAD)
 

@@ -212,8 +212,7 @@ def _late_by_waits(case: _Case, found: list[Diagnosis]) -> list[Diagnosis]:
     if not suspects:
         suspects = _from_lags(case.lags, in_all, case.blame, case.stage, case.doubts, case.period, case.facts)
     if suspects:
-        explained = EXPLAINED if case.known.any() else THROUGHOUT
-        suspects = without_usual_chips(suspects, *_chips_explain(case, in_all), explained)
+        suspects = without_usual_chips(suspects, *_chips_explain(case, in_all))
     suspects = [with_those_that_act_alike(item, case.late, case.part) for item in suspects]
     if any(item.cause is Cause.STAGE for item in found):
         return []
@@ -221,18 +220,20 @@ def _late_by_waits(case: _Case, found: list[Diagnosis]) -> list[Diagnosis]:
     return [item for item in suspects if not (doubted and item.cause is Cause.UNKNOWN)]
 
 
-def _chips_explain(case: _Case, in_all: Floats | None) -> tuple[Floats, Bools]:
-    """By which share of a step each rank computes longer, and whether healthy chips differ by as much.
+def _chips_explain(case: _Case, in_all: Floats | None) -> tuple[Floats, Bools, float]:
+    """By which share of a step each rank computes longer, whether healthy chips differ by as much, and which share of
+    its lateness that has to be.
 
     Where computing was not recorded, a rank that comes later may compute longer by so much.
     """
     if case.known.any():
         relative = case.compute[:, case.known] / case.period
-        return usual_excess(relative, case.like, CHIP_SPREAD * _share(relative))
+        return *usual_excess(relative, case.like, CHIP_SPREAD * _share(relative)), EXPLAINED
     assert case.lags is not None
     blocked = blocked_seconds(case.line, case.like)
     busy = 1 - _share(blocked / case.period) if blocked is not None else 1.0
-    return usual_excess(in_all if in_all is not None else case.lags / case.period, case.like, CHIP_SPREAD * busy)
+    late = in_all if in_all is not None else case.lags / case.period
+    return *usual_excess(late, case.like, CHIP_SPREAD * busy), THROUGHOUT
 
 
 def _with_idle_or_stalling(case: _Case, found: list[Diagnosis]) -> list[Diagnosis]:
