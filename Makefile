@@ -87,7 +87,7 @@ bench-network: setup ## what Fleet names in 1,000 slow networks, how soon, and w
 bench-diagnose: setup ## what is named in 1,000 simulated hangs and 1,000 slow networks; ARGS="--only links"
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/diagnose.py $(ARGS)
 
-bench-audit: setup ## false discoveries and power of the audit on simulated fleets; about two hours, ARGS=--quick: seven minutes; ARGS=--bound: what any test can find
+bench-audit: setup ## false discoveries and power of the audit on simulated fleets; about two hours, ARGS=--quick: five minutes; ARGS=--bound: what any test can find
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/audit.py $(ARGS)
 
 bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs; ARGS="--job N": in N real ones

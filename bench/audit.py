@@ -1,6 +1,6 @@
 """Measures the audit on simulated fleets: false discoveries, and its power compared with a test that knows the noise.
 
-`make bench-audit` prints it in about two hours of processor time, with `ARGS=--quick` in seven minutes, and tells of
+`make bench-audit` prints it in about two hours of processor time, with `ARGS=--quick` in five minutes, and tells of
 every row that is done. The bound knows the distribution of healthy chips, the effects of runs and the usual speed,
 and applies the same false-discovery rate. The oracle knows the same, how many chips are slow and by how much, but not
 which shape the healthy ones have: it tells that from the fleet, and has only the shapes of these fleets to choose
