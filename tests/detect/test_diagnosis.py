@@ -20,6 +20,7 @@ from ingero_detect.ranks.rank_outliers import (
     moderated_errors,
     straggler_ranks,
     trimmed_mean,
+    wander_of_means,
 )
 from ingero_detect.ranks.shared_data import DataGroups
 from ingero_detect.ranks.stalls import late_together, stalling_rank
@@ -50,6 +51,20 @@ def test_errors_are_what_means_differ_by_however_slowly_ranks_wander(memory: flo
     mean, error = trimmed_mean(values)
 
     assert np.std(mean) / np.median(error) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize(("walk", "seldom", "mostly"), [(0.0, 0.0, 0.05), (0.3, 0.7, 1.0)])
+def test_independent_steps_that_seem_to_wander_widen_the_errors_little_and_walks_do(
+    walk: float, seldom: float, mostly: float
+) -> None:
+    """`seldom` and `mostly`: bounds of the share of recordings in which errors grow by 40 % or more."""
+    widened = 0
+    for seed in range(400):
+        steps = np.random.default_rng(seed).normal(size=(2, 8, 50))
+        values = steps[0] + walk * np.cumsum(steps[1], axis=1)
+        widened += bool(wander_of_means(values, 50) >= 1.4 * np.median(trimmed_mean(values)[1]))
+
+    assert seldom <= widened / 400 <= mostly
 
 
 def test_ranks_that_all_wander_slowly_beneath_their_noise_are_not_named() -> None:

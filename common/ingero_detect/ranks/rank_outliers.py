@@ -147,8 +147,9 @@ def wander_of_means(values: Floats, length: int) -> float:
     """How much means over so many steps in a row differ from one another on the median rank, a standard deviation.
 
     Ranks that wander slowly differ by more than the steps of one such stretch show. 0 if that is no more than their
-    errors explain, or if there are few ranks. A mean over most steps is that of half of them, which varies
-    half as much if steps are independent, and as much if ranks wander without end.
+    errors explain, or if there are few ranks. What exceeds that counts by as much as it does, so that independent
+    steps, which seem to wander in one recording of ten, are judged nearly as such. A mean over most steps is that of
+    half of them, which varies half as much if steps are independent, and as much if ranks wander without end.
     """
     steps = values.shape[1]
     if len(values) < FEWEST_WANDERERS or steps < 2 * FEWEST_STEPS:
@@ -163,7 +164,8 @@ def wander_of_means(values: Floats, length: int) -> float:
     # The median of a variance with few degrees of freedom is below its mean (Wilson and Hilferty 1931).
     between = float(np.nanmedian(np.nanvar(means, axis=0, ddof=1))) / (1 - 2 / (9 * freedom)) ** 3
     chance = 1 + 2 * np.sqrt(MEDIAN_NOISE / (freedom * len(values)))
-    return float(np.sqrt(between)) if between > chance * float(np.nanmedian(errors**2, axis=1).mean()) else 0.0
+    explained = float(np.nanmedian(errors**2, axis=1).mean())
+    return float(np.sqrt(between - (chance - 1) * explained)) if between > chance * explained else 0.0
 
 
 def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
