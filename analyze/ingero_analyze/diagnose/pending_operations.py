@@ -80,6 +80,10 @@ class JobState:
     blind: set[Rank] = field(default_factory=set)
     forgotten: set[Rank] = field(default_factory=set)
     damaged: frozenset[Rank] = frozenset()
+    untold: dict[Rank, set[Rank]] = field(default_factory=dict)
+    """Ranks whose last call ended, or failed because members did not come; and those members."""
+    uncalled: set[Rank] = field(default_factory=set)
+    """Ranks that have not called what others called, and what ended or failed there."""
 
     def absent(self) -> set[Rank]:
         """Members of groups that left no dump."""
@@ -126,6 +130,8 @@ def join_dumps(dumps: list[Dump]) -> JobState:
         for _, key, call in found if rank not in state.early else ():
             members = state.members[key.group] if key.source < 0 else (key.source, key.target)
             state.operations.setdefault(key, PendingOperation(key, members)).calls[rank] = call
+    state.untold = {dump.rank: lacking for dump in dumps if (lacking := _lacking_in_last_call(state, dump))}
+    state.uncalled = _not_called(state)
     longest = max((len(keys) for keys in state.pending.values()), default=0)
     state.blind = {rank for rank in state.pending if _is_blind(state, state.by_rank[rank], longest)}
     counted = {(pair.group, pair.source, pair.target): pair for pair in pairs}
@@ -160,6 +166,34 @@ def _is_blind(state: JobState, dump: Dump, longest: int) -> bool:
         pair not in seen
         for pair in ((what, peer) for what in ("send", "recv") for peer in state.peers.get(dump.rank, ()))
     )
+
+
+def _lacking_in_last_call(state: JobState, dump: Dump) -> set[Rank]:
+    """Members that have not called, or by no dump, what a rank that waits for nothing called last and what may have
+    failed."""
+    if not dump.unsure or state.pending[dump.rank] or dump.rank in state.early:
+        return set()
+    group, seq = dump.calls[-1][:2]
+    called = {
+        rank for rank, other in state.by_rank.items() if other.parts.get(group, DumpPart()).enqueued >= seq
+    }  # fmt: skip
+    return set(state.members[group]) - called if state.needed[group] < seq else set()
+
+
+def _not_called(state: JobState) -> set[Rank]:
+    """Ranks that wait for nothing and have not called what others called, and what ended or failed there."""
+    over: Counter[str] = Counter()
+    for dump in state.by_rank.values():
+        for group, part in dump.parts.items():
+            over[group] = max(over[group], part.retired)
+    idle = [dump for rank, dump in state.by_rank.items() if not state.pending[rank] and rank not in state.early]
+    return {
+        dump.rank
+        for dump in idle
+        for group, number in over.items()
+        if dump.rank in state.members[group]
+        and (part := dump.parts.get(group, DumpPart())).enqueued < number and (part.enqueued or not dump.full)
+    }  # fmt: skip
 
 
 def _is_early(dump: Dump, group: str, needed: int) -> bool:
@@ -327,7 +361,7 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[Rank, ...]]:
     """
     reported: dict[str, Counter[tuple[Rank, ...]]] = {}
     used: dict[str, set[Rank]] = {}
-    everybody: set[Rank] = {dump.rank for dump in dumps}
+    everybody: set[Rank] = {rank for dump in dumps for rank in (dump.rank, *dump.nameless)}
     defaults: set[str] = set()
     for dump in dumps:
         for group, ranks in dump.members.items():
@@ -337,7 +371,8 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[Rank, ...]]:
             used.setdefault(group, set()).add(dump.rank)
             if part.desc == _DEFAULT:
                 defaults.add(group)
-    absent = {Rank(rank) for rank in range(max(everybody, default=0))} - {dump.rank for dump in dumps}
+    everybody |= {Rank(rank) for rank in range(max(everybody, default=0))}
+    absent = everybody - {dump.rank for dump in dumps}
     found: dict[str, tuple[Rank, ...]] = {}
     for group, users in used.items():
         most = reported[group].most_common(1)[0][0] if group in reported else ()
