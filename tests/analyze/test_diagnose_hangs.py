@@ -1148,3 +1148,23 @@ def test_one_rank_that_calls_several_operations_too_many_is_most_likely() -> Non
 
     assert (hang.kind, hang.ranks, hang.likely) == ("unknown", (), (2,))
     assert (in_group.kind, in_group.ranks, in_group.likely) == ("unknown", (), (2,))
+
+
+def test_a_rank_whose_group_lacks_members_that_no_dump_names_is_not_named_for_a_failure_there() -> None:
+    """Six ranks, tensor groups of two; the last rank is killed, so nothing tells that rank 4 had a peer."""
+
+    def calls(rank: int) -> dict[str, Any]:
+        tensor, data = str(1 + rank // 2), str(4 + rank % 2)
+        two = [gloo(seq, group=tensor, process_group=(tensor, "tp")) for seq in (1, 2)]
+        three = [gloo(seq, group=data, process_group=(data, "dp"), ended=seq < 2 or rank % 2 == 1) for seq in (1, 2)]
+        return dump([gloo(1), two[0], three[0], two[1], *([] if rank == 4 else three[1:])], pg_config={})
+
+    hang = hang_of(*((rank, calls(rank)) for rank in range(5)))
+
+    assert (hang.kind, hang.ranks, hang.why[Rank(4)]) == ("unknown", (), Why.ENDED_OR_FAILED)
+
+
+def test_a_dump_in_json_leaves_out_the_list_of_calls_where_there_are_none() -> None:
+    value = {"version": "2.10", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}}
+
+    assert dump_of(value, Rank(0), "trace_0", Problems(), OperationRows()).members == {"0": (0, 1)}

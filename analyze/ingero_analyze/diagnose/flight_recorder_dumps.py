@@ -244,6 +244,8 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
     """
     if isinstance(value, list) and value and all(isinstance(entry, dict) and "seq_id" in entry for entry in value):
         value = {"entries": value}  # of PyTorch 2.2
+    if isinstance(value, dict) and isinstance(value.get("pg_config"), dict):
+        value = {"entries": []} | value  # JSON leaves out an empty list
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise SourceError("no Flight Recorder dump: there is no list of entries")
     entries = _in_order_of_calls(value["entries"])

@@ -16,7 +16,7 @@ from typing import Final
 from ingero_analyze.diagnose.flight_recorder_dumps import Call
 from ingero_analyze.diagnose.like_groups import ranks_unlike_others
 from ingero_analyze.diagnose.peer_programs import unlike_its_peers
-from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
+from ingero_analyze.diagnose.pending_operations import NO_PURPOSE, JobState, OperationKey, PendingOperation
 from ingero_analyze.diagnose.program_changes import changed_rank
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
 from ingero_contract.identifiers import Rank
@@ -24,9 +24,6 @@ from ingero_contract.identifiers import Rank
 SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose input sizes must agree on all ranks."""
 
-
-NO_PURPOSE: Final = frozenset({"", "undefined"})
-"""What PyTorch writes as the description of a group to which its program gave none."""
 
 FEW: Final = 2
 """Most hosts that are taken to have stopped after one operation: where more wait, it is the program that waits."""

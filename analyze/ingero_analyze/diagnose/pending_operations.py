@@ -17,6 +17,8 @@ SHORTEST_RING: Final = 8
 
 _DEFAULT: Final = "default_pg"
 
+NO_PURPOSE: Final = frozenset({"", "undefined"})
+"""What PyTorch writes as the description of a group to which its program gave none."""
 
 _NO_RANK: Final = Rank(-1)
 
@@ -81,7 +83,7 @@ class JobState:
     forgotten: set[Rank] = field(default_factory=set)
     damaged: frozenset[Rank] = frozenset()
     untold: dict[Rank, set[Rank]] = field(default_factory=dict)
-    """Ranks whose last call ended, or failed because members did not come; and those members."""
+    """Ranks whose last call ended, or failed because members did not come; and those members, as far as known."""
     uncalled: set[Rank] = field(default_factory=set)
     """Ranks that have not called what others called, and what ended or failed there."""
 
@@ -130,7 +132,11 @@ def join_dumps(dumps: list[Dump]) -> JobState:
         for _, key, call in found if rank not in state.early else ():
             members = state.members[key.group] if key.source < 0 else (key.source, key.target)
             state.operations.setdefault(key, PendingOperation(key, members)).calls[rank] = call
-    state.untold = {dump.rank: lacking for dump in dumps if (lacking := _lacking_in_last_call(state, dump))}
+    short = _short_groups(state)
+    for dump in dumps:
+        lacking = _lacking_in_last_call(state, dump)
+        if lacking is not None and (lacking or dump.calls[-1][0] in short):
+            state.untold[dump.rank] = lacking
     state.uncalled = _not_called(state)
     longest = max((len(keys) for keys in state.pending.values()), default=0)
     state.blind = {rank for rank in state.pending if _is_blind(state, state.by_rank[rank], longest)}
@@ -168,16 +174,29 @@ def _is_blind(state: JobState, dump: Dump, longest: int) -> bool:
     )
 
 
-def _lacking_in_last_call(state: JobState, dump: Dump) -> set[Rank]:
-    """Members that have not called, or by no dump, what a rank that waits for nothing called last and what may have
-    failed."""
+def _short_groups(state: JobState) -> set[str]:
+    """Groups whose members no dump reports, and that have fewer than others of their purpose, or one: some lack."""
+    reported = {group for dump in state.by_rank.values() for group in dump.members}
+    purposes = {group: part.desc for dump in state.by_rank.values() for group, part in dump.parts.items()}
+    sizes = {group: len(state.members[group]) for group in purposes if group not in reported}
+    most: dict[str, int] = {}
+    for group, size in sizes.items():
+        most[purposes[group]] = max(size, most.get(purposes[group], 0))
+    return {
+        group for group, size in sizes.items()
+        if size == 1 or (purposes[group] not in NO_PURPOSE and size < most[purposes[group]])
+    }  # fmt: skip
+
+
+def _lacking_in_last_call(state: JobState, dump: Dump) -> set[Rank] | None:
+    """Members that have not called, or by no dump, what a rank called last if that may have failed; else `None`."""
     if not dump.unsure or state.pending[dump.rank] or dump.rank in state.early:
-        return set()
+        return None
     group, seq = dump.calls[-1][:2]
     called = {
         rank for rank, other in state.by_rank.items() if other.parts.get(group, DumpPart()).enqueued >= seq
     }  # fmt: skip
-    return set(state.members[group]) - called if state.needed[group] < seq else set()
+    return set(state.members[group]) - called if state.needed[group] < seq else None
 
 
 def _not_called(state: JobState) -> set[Rank]:
