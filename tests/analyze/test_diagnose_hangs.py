@@ -1118,6 +1118,13 @@ def test_hosts_may_wait_in_sends_that_gloo_counts_but_does_not_record() -> None:
     assert (nothing.kind, nothing.why) == ("unknown", dict.fromkeys(range(WORLD), Why.UNRECORDED))
 
 
+def test_one_rank_that_counts_what_is_not_recorded_shows_that_all_may_wait_there() -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo has a barrier before each call, in which rank 0 receives from all."""
+    hang = hang_of(*((rank, dump([gloo(1), gloo(2, op_id=5 if rank == 0 else 2)])) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.why) == ("unknown", dict.fromkeys(range(WORLD), Why.UNRECORDED))
+
+
 def test_dumps_without_calls_say_that_nothing_was_recorded() -> None:
     hang = hang_of(*((rank, dump([])) for rank in range(WORLD)))
 

@@ -43,7 +43,7 @@ class Why(StrEnum):
         "failed there"
     )
     ENDED_OR_FAILED = "its last call ended, or failed because a member did not come: no dump tells which"
-    UNRECORDED = "its host calls nothing more that is recorded, but its recorder leaves out sends and receives"
+    UNRECORDED = "its host calls nothing more that is recorded, but the recorder leaves out sends and receives"
     EARLY_DUMP = "its dump was written before those of others"
     FORGOTTEN = "its ring buffer no longer holds what it waits for"
     DIFFERS = "it called another operation, or another size, than most, or than groups like it, under one number"
@@ -163,9 +163,8 @@ def _add_untold(found: Causes, state: JobState, operations: Sequence[PendingOper
                 rank,
                 _doubt_of_host(state, rank) or Why.NOT_CALLED if rank in state.by_rank else _why_unseen(state, rank),
             )
-    if not operations:
-        unrecorded = (rank for rank, dump in state.by_rank.items() if dump.unrecorded)
-        found.possible |= {rank: Why.UNRECORDED for rank in unrecorded if rank not in found.possible}
+    if not operations and state.unrecorded:
+        found.possible = dict.fromkeys(state.by_rank, Why.UNRECORDED) | found.possible
 
 
 def _settle(found: Causes) -> None:
@@ -354,7 +353,7 @@ def _doubt_of_host(state: JobState, rank: Rank) -> Why | None:
         return Why.NOT_CALLED
     if rank in state.untold:
         return Why.ENDED_OR_FAILED
-    return Why.UNRECORDED if state.by_rank[rank].unrecorded else None
+    return Why.UNRECORDED if state.unrecorded else None
 
 
 def _one_more(state: JobState) -> Rank | None:

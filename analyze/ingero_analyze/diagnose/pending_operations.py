@@ -87,6 +87,11 @@ class JobState:
     uncalled: set[Rank] = field(default_factory=set)
     """Ranks that have not called what others called, and what ended or failed there."""
 
+    @property
+    def unrecorded(self) -> bool:
+        """Whether ranks may wait in operations that are not recorded."""
+        return any(dump.unrecorded for dump in self.by_rank.values())
+
     def absent(self) -> set[Rank]:
         """Members of groups that left no dump."""
         return {rank for members in self.members.values() for rank in members} - set(self.by_rank)
