@@ -29,6 +29,9 @@ LATEST: Final = 1e11
 SAMPLE_BYTES: Final = 1 << 16
 """Bytes at the begin of a text that show how it is delimited."""
 
+SENTENCE: Final = 8
+"""Words from which text is no name of a column, if lines of a log follow."""
+
 MARKED_BYTES: Final = 1 << 20
 """How much of a file is searched for what shows its kind: logs begin with pages of settings."""
 
@@ -469,8 +472,9 @@ def _csv(
 
 
 def _is_no_header(line: str, delimiter: str) -> bool:
-    """Whether a line may be one of a log: its cells are words, or it is one."""
-    return delimiter == " " or log_lines.has_values(line)
+    """Whether a line may be one of a log: its cells are words or a sentence, or it is one."""
+    sentence = any(len(cell.split()) >= SENTENCE for cell in line.split(delimiter))
+    return delimiter == " " or sentence or log_lines.has_values(line)
 
 
 def _names(file: str, header: str, delimiter: str) -> list[str]:

@@ -1073,3 +1073,105 @@ def test_simulated_hangs_name_all_causes_and_nobody_else_or_say_unknown(seed: in
 
     assert set(results) <= {"right", "unknown"}
     assert results.count("right") >= 4
+
+
+def gloo(seq: int, *, ended: bool = True, op: str = "all_reduce", **more: Any) -> dict[str, Any]:
+    """One entry as gloo's recorder writes it: nothing is ever seen to start or to end."""
+    return entry(seq, ended=ended, state="scheduled", profiling_name=f"gloo:{op}", **more)
+
+
+def test_what_gloo_retired_may_have_failed_so_a_rank_that_did_not_call_it_is_most_likely() -> None:
+    """Rank 2 never calls the third all_reduce; two of the others time out, and the third still waits."""
+    over, waits = [gloo(seq) for seq in (1, 2, 3)], [gloo(1), gloo(2), gloo(3, ended=False)]
+    hang = hang_of((0, dump(waits)), (1, dump(over)), (2, dump(over[:2])), (3, dump(over)))
+    all_failed = hang_of(*((rank, dump(over[:2] if rank == 2 else over)) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks, hang.likely) == ("unknown", (), (2,))
+    assert (all_failed.kind, all_failed.why) == ("unknown", {2: Why.NOT_CALLED})
+
+
+def test_a_rank_that_failed_because_its_peer_died_is_not_named() -> None:
+    """Rank 2 is killed; rank 3 of its tensor group fails there; then rank 1 waits for rank 3."""
+    groups = {"0": [0, 1, 2, 3], "1": [0, 1], "2": [2, 3], "3": [0, 2], "4": [1, 3]}
+
+    def calls(rank: int, last: int) -> dict[str, Any]:
+        tensor, data = "1" if rank < 2 else "2", "3" if rank % 2 == 0 else "4"
+        entries = [gloo(1), gloo(1, group=data), gloo(1, group=tensor), gloo(2, group=tensor)]
+        return dump([*entries, gloo(2, group=data, ended=False)][:last], groups)
+
+    hang = hang_of((0, calls(0, 5)), (1, calls(1, 5)), (3, calls(3, 4)))
+
+    assert 3 not in hang.ranks
+    assert hang.kind == "unknown"
+    assert {rank: hang.why[Rank(rank)] for rank in (2, 3)} == {2: Why.NO_DUMP, 3: Why.ENDED_OR_FAILED}
+
+
+def test_hosts_may_wait_in_sends_that_gloo_counts_but_does_not_record() -> None:
+    """`op_id` counts sends and receives too: two stages of a pipeline come to an all_reduce, two do not."""
+    before = [gloo(1, op_id=9), gloo(2, op_id=18)]
+    hang = hang_of(
+        *((rank, dump([*before, gloo(3, ended=False, op_id=27)] if rank > 1 else before)) for rank in range(WORLD))
+    )
+    nothing = hang_of(*((rank, dump(before)) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks, hang.why) == ("unknown", (), dict.fromkeys((0, 1), Why.UNRECORDED))
+    assert (nothing.kind, nothing.why) == ("unknown", dict.fromkeys(range(WORLD), Why.UNRECORDED))
+
+
+def test_one_rank_that_counts_what_is_not_recorded_shows_that_all_may_wait_there() -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL gloo has a barrier before each call, in which rank 0 receives from all."""
+    hang = hang_of(*((rank, dump([gloo(1), gloo(2, op_id=5 if rank == 0 else 2)])) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.why) == ("unknown", dict.fromkeys(range(WORLD), Why.UNRECORDED))
+
+
+def test_dumps_without_calls_say_that_nothing_was_recorded() -> None:
+    hang = hang_of(*((rank, dump([])) for rank in range(WORLD)))
+
+    assert hang.kind == "unknown" and "the recorder was off" in hang.reason
+
+
+def test_the_last_rank_is_looked_for_where_only_a_nameless_group_tells_of_it() -> None:
+    """Rank 3 is stopped and leaves no dump; gloo names the members of its groups under no name."""
+    nameless = {"": {"name": "", "desc": "", "ranks": "[0, 1, 2, 3]"}}
+    hang = hang_of(*((rank, dump([gloo(1), gloo(2, ended=False)], pg_config=nameless)) for rank in range(3)))
+
+    assert (hang.kind, hang.ranks) == ("no_dump", (3,))
+
+
+def test_one_rank_that_calls_several_operations_too_many_is_most_likely() -> None:
+    """A step more than the others: three buckets of gradients in flight; then a tensor group alone."""
+    ended = [entry(seq) for seq in range(1, 5)]
+    more = [*ended, *(entry(seq, ended=False) for seq in (5, 6, 7))]
+    hang = hang_of(*((rank, dump(more if rank == 2 else ended)) for rank in range(WORLD)))
+    groups = {"0": [0, 1, 2, 3], "1": [0, 1], "2": [2, 3]}
+
+    def calls(rank: int) -> list[dict[str, Any]]:
+        tensor = "1" if rank < 2 else "2"
+        done = [entry(1, group=tensor), entry(1)]
+        return [*done, entry(2, group=tensor, ended=False)] if rank == 2 else done
+
+    in_group = hang_of(*((rank, dump(calls(rank), groups)) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks, hang.likely) == ("unknown", (), (2,))
+    assert (in_group.kind, in_group.ranks, in_group.likely) == ("unknown", (), (2,))
+
+
+def test_a_rank_whose_group_lacks_members_that_no_dump_names_is_not_named_for_a_failure_there() -> None:
+    """Six ranks, tensor groups of two; the last rank is killed, so nothing tells that rank 4 had a peer."""
+
+    def calls(rank: int) -> dict[str, Any]:
+        tensor, data = str(1 + rank // 2), str(4 + rank % 2)
+        two = [gloo(seq, group=tensor, process_group=(tensor, "tp")) for seq in (1, 2)]
+        three = [gloo(seq, group=data, process_group=(data, "dp"), ended=seq < 2 or rank % 2 == 1) for seq in (1, 2)]
+        return dump([gloo(1), two[0], three[0], two[1], *([] if rank == 4 else three[1:])], pg_config={})
+
+    hang = hang_of(*((rank, calls(rank)) for rank in range(5)))
+
+    assert (hang.kind, hang.ranks, hang.why[Rank(4)]) == ("unknown", (), Why.ENDED_OR_FAILED)
+
+
+def test_a_dump_in_json_leaves_out_the_list_of_calls_where_there_are_none() -> None:
+    value = {"version": "2.10", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}}
+
+    assert dump_of(value, Rank(0), "trace_0", Problems(), OperationRows()).members == {"0": (0, 1)}

@@ -478,6 +478,41 @@ def test_traces_of_a_job_on_processors_are_judged_by_gloo(tmp_path: Path) -> Non
     assert (found["kind"], found["ranks"]) == ("node", [LATE])
 
 
+def test_what_a_processor_computes_while_an_operation_is_under_way_is_work(tmp_path: Path) -> None:
+    """A gradient is summed in another thread while the backward pass goes on, which takes one rank longer."""
+    rng = np.random.default_rng(3)
+    for rank in range(RANKS):
+        events = []
+        for step in range(STEPS):
+            at, spent = step * STEP_US, 4000 * (1 + 0.2 * (rank == LATE) + rng.normal(0, 0.005))
+            for kind, name, begin, duration, thread in (
+                ("user_annotation", f"ProfilerStep#{step}", at, STEP_US - 1, 1),
+                ("user_annotation", "gloo:all_reduce", at + 1000, 8900, 2),
+                ("cpu_op", "aten::mm", at + 1000, spent, 1),
+            ):
+                events.append({"ph": "X", "cat": kind, "name": name, "ts": begin, "dur": duration, "tid": thread})
+        value = {"distributedInfo": {"backend": "gloo", "rank": rank}, "traceEvents": events}
+        (tmp_path / f"t{rank}.json").write_text(json.dumps(value))
+
+    found = ask("--kineto", str(tmp_path))[0]
+
+    assert (found["kind"], found["ranks"], found["evidence"]["by"]) == ("node", [LATE], "compute")
+
+
+def test_cycles_of_a_schedule_that_are_files_of_their_own_are_one_recording(tmp_path: Path) -> None:
+    """With `repeat` the profiler writes a file for every cycle of a rank, and goes on counting steps."""
+    for rank in range(RANKS):
+        whole = gloo(rank)
+        for cycle in range(2):
+            half = whole["traceEvents"][cycle * STEPS : (cycle + 1) * STEPS]
+            (tmp_path / f"host_{rank}.{cycle}.pt.trace.json").write_text(json.dumps(whole | {"traceEvents": half}))
+
+    found = ask("--kineto", str(tmp_path))[0]
+
+    assert (found["kind"], found["ranks"], found["evidence"]["steps"]) == ("node", [LATE], STEPS)
+    assert not found["problems"]["count"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

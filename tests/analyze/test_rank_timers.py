@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.diagnose import deepspeed_timers
 from ingero_analyze.diagnose.rank_timers import rows_of
 from ingero_fleet.cli import main
 
@@ -88,3 +89,23 @@ def test_the_slow_rank_of_logs_of_deepspeed_is_named(tmp_path: Path, timers: str
     answer = json.loads(result.stdout)
     assert (answer["kind"], answer["ranks"], answer["evidence"]["steps"]) == ("node", [SLOW], 12)
     assert answer["read"]["collectives_by_name"] == ["allreduce"]
+
+
+def test_lines_of_deepspeed_without_a_common_timer_are_of_one_step(tmp_path: Path) -> None:
+    """With ZeRO the optimizer has a line of its own, of what is within the time of its step."""
+    lines = []
+    for _ in range(2):
+        for rank in range(2):
+            lines += [
+                f"[Rank {rank}] time (ms) | optimizer_allgather: 4.0 | optimizer_gradients: 1.0 | optimizer_step: 2",
+                f"[Rank {rank}] time (ms) | fwd: 20.0 | bwd: 9.0 | bwd_inner: 2.0 | bwd_allreduce: 6.0 | step: 8.5",
+            ]
+
+    rows = [row for _, row in deepspeed_timers.rows_of(b"", io.BytesIO("\n".join(lines).encode()), lambda *_: None)]
+
+    assert [(row["rank"], row["step"]) for row in rows] == [("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")]
+    assert rows[0] | {"rank": "", "step": ""} == {
+        "rank": "", "step": "", "optimizer_allgather (ms)": "4.0", "optimizer_gradients (ms)": "1.0",
+        "optimizer_step (ms)": "2.0", "fwd (ms)": "20.0", "bwd (ms)": "1.0", "bwd_inner (ms)": "2.0",
+        "allreduce (ms)": "6.0", "optimizer (ms)": "1.5",
+    }  # fmt: skip

@@ -262,3 +262,17 @@ def test_names_of_columns_may_be_in_comments_that_come_again(tmp_path: Path, fla
 
     assert named(done) == ("node2/3", "2025-11-24T16:10:00.000Z")
     assert not json.loads(done.stdout)["summary"]["problems"]["count"]
+
+
+def test_lines_of_ranks_after_sentences_of_a_launcher_are_a_log(tmp_path: Path) -> None:
+    """As `torchrun --tee` writes them: the sentence has as many commas as the lines."""
+    begin = "*****\nSetting OMP_NUM_THREADS for each process to be 1, to avoid an overload\n*****\n"
+    lines = [
+        f"[default{node[1:]}]:[titan] {time:%Y-%m-%d %H:%M:%S},000 - root - INFO - step: 1  loss:  8.0500  "
+        f"memory:  0.95GiB(2.02%)  tps: {rate:.2f}\n"
+        for time, node, rate in rows()
+    ]
+    file = tmp_path / "console.log"
+    file.write_text(begin + "".join(lines))
+
+    assert named(run("--json", file))[0] == "2"

@@ -216,6 +216,12 @@ def _with_operations(
     return found
 
 
+RECORD: Final = (
+    "record what tells ranks apart: PyTorch's profiler on every rank (--kineto), timers of all ranks of Megatron-LM "
+    "(--timing-log-level 2 --timing-log-option all) or DeepSpeed (wall_clock_breakdown), or a row for every operation"
+)
+
+
 def _refuse(names: Sequence[str], found: TimelineColumns, missing: Sequence[str], by_file: bool) -> None:
     """`ValueError` for columns that are missing or there twice."""
     ranked = "rank" in found.roles or found.rank_parts() or by_file
@@ -224,13 +230,14 @@ def _refuse(names: Sequence[str], found: TimelineColumns, missing: Sequence[str]
         if not {"op", "duration", "end"} & set(found.roles) and any(map(is_of_whole_steps, names)):
             raise ValueError(
                 "the time of whole steps tells no rank: in a synchronised job it is the same for all. Give the times "
-                "of computing and of collectives (as forward_ms and allreduce_ms), or audit ranks that do not wait "
-                "for each other (ingero-fleet audit)"
+                "of computing and of collectives (as forward_ms and allreduce_ms) or traces of PyTorch's profiler "
+                "(--kineto), or audit ranks that do not wait for each other (ingero-fleet audit)"
             )
         which = " and ".join(f"{role!r}" for role in missing)
+        instead = f". If these are no times of operations, {RECORD}" if {"op", "duration"} <= set(missing) else ""
         raise ValueError(
             f"there is no column {which} (there are: {', '.join(names)[:200]}); "
-            f"choose it with --column {missing[0]}=COLUMN"
+            f"choose it with --column {missing[0]}=COLUMN{instead}"
         )
     doubled = [name for name in (*found.roles.values(), *found.operations) if list(names).count(name) > 1]
     if doubled:

@@ -179,6 +179,7 @@ def _verdict(recorded: Any, ports: dict[str, Any] | None, comparable: Any = None
 
 def _by_kind(files: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """The files that are timelines, and those that another tool wrote by the flag that takes them."""
+    from ingero_analyze.diagnose.columns import RECORD
     from ingero_analyze.diagnose.file_kinds import flag_of_files
     from ingero_analyze.diagnose.sources import SourceError
     from ingero_analyze.diagnose.timeline_reader import BEGIN_OF_LOG, has_timers
@@ -190,8 +191,10 @@ def _by_kind(files: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[s
         if flag is not None:
             return (), {flag: files}
         return with_tables_of_folders(files, has_timers, BEGIN_OF_LOG), {}
-    except (SourceError, TableError) as error:
+    except SourceError as error:
         raise click.UsageError(str(error)) from None
+    except TableError as error:
+        raise click.UsageError(f"{error}, and no log has timers of ranks; {RECORD}") from None
 
 
 def _columns(given: tuple[str, ...]) -> dict[str, str]:

@@ -77,6 +77,8 @@ class DumpPart:
     completed: int = 0
     ended_by_all: int = 0
     """Last number of a collective that ends nowhere before all members have entered it, and that ended here."""
+    retired: int = 0
+    """The same of those that were retired without having been seen to end: they ended, or failed."""
     open: dict[int, Call] = field(default_factory=dict)
     peers: dict[tuple[str, int], PeerCalls] = field(default_factory=dict)
     """By operation (send or recv) and the peer's index in the group."""
@@ -117,6 +119,12 @@ class Dump:
     fresh: int = 0
     """How many entries the watchdog has retired, and how many have ended since it looked last."""
     communicators: frozenset[str] = frozenset()
+    nameless: frozenset[Rank] = frozenset()
+    """Ranks of groups that the configuration gives no name."""
+    unsure: bool = False
+    """Whether the last call was retired without having been seen to end: it ended, or failed."""
+    unrecorded: bool = False
+    """Whether operations were counted that are not recorded, as gloo counts sends and receives."""
     last: Call | None = None
     """The last call."""
 
@@ -236,6 +244,8 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
     """
     if isinstance(value, list) and value and all(isinstance(entry, dict) and "seq_id" in entry for entry in value):
         value = {"entries": value}  # of PyTorch 2.2
+    if isinstance(value, dict) and isinstance(value.get("pg_config"), dict):
+        value = {"entries": []} | value  # JSON leaves out an empty list
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise SourceError("no Flight Recorder dump: there is no list of entries")
     entries = _in_order_of_calls(value["entries"])
@@ -243,12 +253,14 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
     config = value.get("pg_config")
     for key, item in config.items() if isinstance(config, dict) else ():
         # What else is there, such as settings of a vendor, tells no members.
-        if isinstance(item, dict) and key == item.get("name") and key and item.get("ranks") is not None:
+        if isinstance(item, dict) and key == item.get("name") and item.get("ranks") is not None:
             members = _ranks(item["ranks"])
             if members is None:
                 problems.add(file, f"pg_config[{text(key, 40)!r}].ranks: a list of ranks was expected")
-            elif members:
+            elif members and key:
                 dump.members[text(key)] = members
+            elif members:
+                dump.nameless = frozenset(members)
     dump.status = _status(value.get("pg_status"))
     state = value.get("nccl_comm_state")
     dump.communicators = frozenset(text(name) for name in state if name) if isinstance(state, dict) else frozenset()
@@ -296,11 +308,13 @@ def _take(
         raise SourceError("collective_seq_id: a count was expected")
     part = dump.parts.setdefault(name, DumpPart(desc))
     dump.names.setdefault(handle, name)
-    ended = entry.get("state") == "completed" or entry.get("retired") is True
+    seen = entry.get("state") == "completed"
+    ended = seen or entry.get("retired") is True
     started = entry.get("state") == "started" or (whole(entry.get("time_discovered_started_ns")) or 0) > 0
     # Only a recorded start gives a duration.
     dump.timed |= started or number(entry.get("duration_ms")) is not None
-    op = op.split(":", 1)[-1]
+    backend, colon, called = op.partition(":")
+    op = called if colon else op
     sizes = f"{_elements(entry.get('input_sizes'))} {_words(entry.get('input_dtypes'))}"
     created = whole(entry.get("time_created_ns")) or 1000 * (whole(entry.get("time_created_us")) or 0)
     timeout = (whole(entry.get("timeout_ms")) or 0) / 1e3
@@ -324,14 +338,19 @@ def _take(
             batches[name, number_of_pair] = ended, started
         return
     part.enqueued = max(part.enqueued, seq)
+    counted = whole(entry.get("op_id"))
+    dump.unrecorded |= backend == "gloo" and counted is not None and counted > seq
     dump.calls.append((name, seq, op, order))
     dump.sizes.append(sizes)
+    dump.unsure = ended and not seen
     dump.collectives.setdefault((name, seq), order)
     if ended:
         dump.ended += 1
         part.completed = max(part.completed, seq)
-        if NEEDS_ALL.search(op):
+        if NEEDS_ALL.search(op) and seen:
             part.ended_by_all = max(part.ended_by_all, seq)
+        elif NEEDS_ALL.search(op):
+            part.retired = max(part.retired, seq)
         spent = number(entry.get("duration_ms"))
         if created > 0 and spent is not None and 0 < spent <= LATEST * 1e3:
             rows.add(str(dump.rank), op, created / 1e9, spent / 1e3, group=name, seq=seq)

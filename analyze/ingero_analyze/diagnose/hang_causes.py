@@ -16,7 +16,7 @@ from typing import Final
 from ingero_analyze.diagnose.flight_recorder_dumps import Call
 from ingero_analyze.diagnose.like_groups import ranks_unlike_others
 from ingero_analyze.diagnose.peer_programs import unlike_its_peers
-from ingero_analyze.diagnose.pending_operations import JobState, OperationKey, PendingOperation
+from ingero_analyze.diagnose.pending_operations import NO_PURPOSE, JobState, OperationKey, PendingOperation
 from ingero_analyze.diagnose.program_changes import changed_rank
 from ingero_analyze.diagnose.unseen_ranks import could_wait_for
 from ingero_contract.identifiers import Rank
@@ -24,9 +24,6 @@ from ingero_contract.identifiers import Rank
 SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose input sizes must agree on all ranks."""
 
-
-NO_PURPOSE: Final = frozenset({"", "undefined"})
-"""What PyTorch writes as the description of a group to which its program gave none."""
 
 FEW: Final = 2
 """Most hosts that are taken to have stopped after one operation: where more wait, it is the program that waits."""
@@ -41,6 +38,12 @@ class Why(StrEnum):
     NO_DUMP = "it left no dump"
     EARLIER_RUN = "its only dump is of an earlier run"
     UNREADABLE = "its dump cannot be read"
+    NOT_CALLED = (
+        "others called what it had not called when its dump was written, and no dump tells whether that ended or "
+        "failed there"
+    )
+    ENDED_OR_FAILED = "its last call ended, or failed because a member did not come: no dump tells which"
+    UNRECORDED = "its host calls nothing more that is recorded, but the recorder leaves out sends and receives"
     EARLY_DUMP = "its dump was written before those of others"
     FORGOTTEN = "its ring buffer no longer holds what it waits for"
     DIFFERS = "it called another operation, or another size, than most, or than groups like it, under one number"
@@ -153,6 +156,15 @@ def _add_untold(found: Causes, state: JobState, operations: Sequence[PendingOper
         found.possible.setdefault(rank, Why.BEHIND)
     for rank in state.blind:
         found.possible.setdefault(rank, Why.FORGOTTEN)
+    lacking = set[Rank]().union(*state.untold.values())
+    for rank in sorted(lacking | state.uncalled):
+        if rank not in found.certain and not state.pending.get(rank):
+            found.possible.setdefault(
+                rank,
+                _doubt_of_host(state, rank) or Why.NOT_CALLED if rank in state.by_rank else _why_unseen(state, rank),
+            )
+    if not operations and state.unrecorded:
+        found.possible = dict.fromkeys(state.by_rank, Why.UNRECORDED) | found.possible
 
 
 def _settle(found: Causes) -> None:
@@ -305,7 +317,10 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
     for rank in operation.missing:
         if state.pending.get(rank) or rank in state.forgotten or rank in found.certain:
             continue
-        if operation.sure:
+        doubt = _doubt_of_host(state, rank)
+        if doubt is not None:
+            found.possible[rank] = doubt
+        elif operation.sure:
             found.certain[rank] = Why.HOST
         elif operation.inside - set(found.certain):
             # The counterpart may have ended on this rank and been dropped from its ring buffer.
@@ -332,20 +347,29 @@ def _add_certain(found: Causes, state: JobState, operation: PendingOperation) ->
         found.possible |= {**dict.fromkeys(operation.members, Why.UNCOUNTED), **dict.fromkeys(stuck, Why.GPU)}
 
 
+def _doubt_of_host(state: JobState, rank: Rank) -> Why | None:
+    """Why a rank that calls nothing more may wait nevertheless, or may have called more, or `None`."""
+    if rank in state.uncalled:
+        return Why.NOT_CALLED
+    if rank in state.untold:
+        return Why.ENDED_OR_FAILED
+    return Why.UNRECORDED if state.unrecorded else None
+
+
 def _one_more(state: JobState) -> Rank | None:
-    """The only rank with anything pending: one call for which all others with a dump, two or more, have not come.
+    """The only rank with anything pending: calls for which others with a dump, two or more in all, have not come.
 
     They ended everything, and called the same last. Either their hosts stopped all at once, or it called too much.
     """
-    if len(state.operations) != 1:
+    waiting = {rank for rank, keys in state.pending.items() if keys}
+    others = set(state.by_rank) - waiting
+    if len(waiting) != 1 or len(others) < 2 or others & state.early:
         return None
-    [operation] = state.operations.values()
-    others = set(operation.members) - operation.inside - operation.unseen
-    known = set(state.by_rank) - operation.inside - operation.unseen
-    if len(operation.inside) != 1 or len(others) < 2 or not operation.missing == others == known:
-        return None
+    for operation in state.operations.values():
+        if not operation.missing or operation.done or operation.halted:
+            return None
     last = {state.by_rank[rank].calls[-1][1:3] if state.by_rank[rank].calls else None for rank in others}
-    return next(iter(operation.inside)) if len(last) == 1 else None
+    return waiting.pop() if len(last) == 1 else None
 
 
 def _stuck(operation: PendingOperation) -> set[Rank]:

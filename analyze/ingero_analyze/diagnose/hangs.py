@@ -40,6 +40,7 @@ CLAIMS: Final = Claims(
     cannot=(
         "why a missing rank is missing: its stack, its host and its log say that",
         "whether a rank that left no dump is dead or only did not write one",
+        "in dumps of gloo: sends, receives and all-to-all, and whether an operation ended or failed",
         "whether a job hangs whose dumps were written just after its last call, or copied so that they look younger",
         "whether a collective that is under way would still have ended: a dump is one moment",
     ),
@@ -65,6 +66,11 @@ RUNNING: Final = (
     "the dumps were written {quiet:.3g} s after the last call or end of a call, so the job may be running; take them "
     "again when nothing has moved for half a minute, and keep the times of the files; where it is known to hang, ask "
     "with --hung"
+)
+
+EMPTY: Final = (
+    "the dumps hold no call: the recorder was off (TORCH_FR_BUFFER_SIZE, TORCH_NCCL_TRACE_BUFFER_SIZE), nothing was "
+    "called, or nothing that it records (gloo leaves out sends, receives and all-to-all)"
 )
 
 OTHER_JOBS: Final = "these are dumps of jobs of {sizes} ranks; judge the dumps of each job by themselves"
@@ -257,6 +263,8 @@ def _find_hang(dumps: list[Dump], absent: Mapping[Rank, Why]) -> Hang:
     )  # fmt: skip
     for rank, why in sorted((causes.possible | causes.certain).items()):
         hang.why[rank] = str(absent.get(rank, why) if why is Why.NO_DUMP else why)
+    if dumps and not hang.why and not any(dump.calls for dump in dumps):
+        return replace(hang, kind=HangKind.UNKNOWN, reason=EMPTY)
     hang = replace(hang, kind=_kind(hang, causes, state))
     hang = _with_reason(hang, state) if hang.kind == HangKind.UNKNOWN else hang
     last = {rank: dump.last for rank in hang.why if (dump := state.by_rank.get(rank)) is not None}
@@ -329,9 +337,12 @@ def _likely(causes: Causes) -> tuple[Rank, ...]:
     more = tuple(rank for rank, why in causes.possible.items() if why is Why.ONE_MORE)
     if more:
         return more
-    silent = tuple(sorted(rank for rank, why in causes.possible.items() if why in (Why.NO_DUMP, Why.UNREADABLE)))
-    others = set(causes.possible.values()) - {Why.NO_DUMP, Why.UNREADABLE}
-    return silent if others and others <= {Why.GPU_INSTEAD, Why.STUCK_INSTEAD} and not causes.certain else ()
+    absent = {Why.NO_DUMP, Why.UNREADABLE, Why.NOT_CALLED}
+    silent = tuple(sorted(rank for rank, why in causes.possible.items() if why in absent))
+    others = set(causes.possible.values()) - absent
+    instead = {Why.GPU_INSTEAD, Why.STUCK_INSTEAD, Why.ENDED_OR_FAILED}
+    known = others or Why.NOT_CALLED in causes.possible.values()
+    return silent if known and others <= instead and not causes.certain else ()
 
 
 def _variants(calls: dict[Rank, Call]) -> tuple[tuple[Call, tuple[Rank, ...]], ...]:

@@ -25,6 +25,7 @@ from ingero_analyze.diagnose.sources import (
 from ingero_analyze.tables import LATEST
 from ingero_contract.identifiers import Rank
 from ingero_contract.json_values import number, text, whole
+from ingero_detect.grouped import Bools, Floats
 
 CLAIMS: Final = Claims(
     can=(
@@ -50,6 +51,9 @@ _BATCH: Final = "coalesced"
 
 _PEERS: Final = {"send": "Dst Rank", "recv": "Src Rank"}
 """Where a kernel's event has the other rank, by its place in the group."""
+
+_COMPUTES: Final = "aten::"
+"""How names of operations begin that compute, and wait for no other rank."""
 
 WORK: Final = "compute"
 """The operation of own work where kernels are not told apart."""
@@ -86,22 +90,27 @@ class KinetoTrace:
 def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     """Every trace in files and folders; what cannot be used is listed in `problems`; everything else is used.
 
+    Several files of a rank are cycles of one schedule if they have different steps.
+
     Times of steps and times between collectives cannot be compared, so only the larger group of ranks is used: those
     whose steps were recorded, or those without steps.
     """
     found = SourceData()
     files: dict[Rank, str] = {}
+    seen: dict[Rank, set[int]] = {}
     groups: dict[bool, tuple[OperationRows, list[str], list[RankWork]]] = {
         kind: (OperationRows(), [], []) for kind in (True, False)
     }
     for file, data in sources.contents_of(paths, SUFFIXES, problems):
         try:
             trace = trace_of(sources.read_json(data), file, problems)
-            if trace.rank in files:
+            steps = {step for step, *_ in trace.steps}
+            if trace.rank in files and (not steps or not seen[trace.rank] or steps & seen[trace.rank]):
                 raise SourceError(f"rank {trace.rank} was read from {files[trace.rank]} already")
             if not trace.collectives and not trace.work:
                 raise SourceError("neither collectives nor kernels are in the trace")
-            files[trace.rank] = str(file)
+            files.setdefault(trace.rank, str(file))
+            seen.setdefault(trace.rank, set()).update(steps)
             found.read.add(trace.rank)
             found.left_out += trace.left_out
             found.world = max(found.world, trace.world)
@@ -166,7 +175,7 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
         trace.steps = on_gpu
     if not trace.collectives and not trace.work:
         trace.collectives = on_host
-        trace.work = _rest_of_steps(trace.steps, on_host)
+        trace.work = _rest_of_steps(trace.steps, on_host, _computing(events))
     return trace
 
 
@@ -208,22 +217,46 @@ def _between(trace: KinetoTrace, op: str, group: str, peer: int | None) -> str:
     return f"{group} {source}->{target}"
 
 
+def _computing(events: list[Any]) -> list[tuple[float, float]]:
+    """Start and end of what a processor computes in the threads of steps: the main thread goes on during operations
+    that it does not wait for yet."""
+    threads = {
+        event.get("tid") for event in events if isinstance(event, dict) and _STEP.search(str(event.get("name")))
+    }  # fmt: skip
+    found = []
+    for event in events:
+        if isinstance(event, dict) and event.get("cat") == "cpu_op" and event.get("tid") in threads:
+            start, duration = number(event.get("ts")), number(event.get("dur"))
+            if str(event.get("name")).startswith(_COMPUTES) and start is not None and duration is not None:
+                found.append((start / 1e6, (start + duration) / 1e6))
+    return found
+
+
 def _rest_of_steps(
-    steps: list[tuple[int, float, float]], collectives: list[tuple[str, str, int, float, float]]
-) -> list[tuple[float, float, str]]:
-    """By step: its start, and its time outside of collectives."""
+    steps: list[tuple[int, float, float]], collectives: list[tuple[str, str, int, float, float]],
+    computing: list[tuple[float, float]],
+) -> list[tuple[float, float, str]]:  # fmt: skip
+    """By step: its start, and its time outside of collectives, or within them but computing."""
     if not steps or not collectives:
         return []
-    spans = np.array(sorted((start, start + duration) for *_, start, duration in collectives))
-    begins = np.append(spans[:, 0], np.inf)
-    reach = np.append(-np.inf, np.maximum.accumulate(spans[:, 1]))
-    found = []
-    for _, start, duration in steps:
-        begin, end = np.maximum(reach, start), np.minimum(begins, start + duration)
-        found += [
-            (float(begin[place]), float(end[place] - begin[place]), WORK) for place in np.flatnonzero(end > begin)
-        ]
-    return found
+    spans = [(start, start + duration) for _, start, duration in steps]
+    waits = [(start, start + duration) for *_, start, duration in collectives]
+    edges = np.unique(np.array([*spans, *waits, *computing]))
+    middles = (edges[:-1] + edges[1:]) / 2
+    working = _within(middles, spans) & (~_within(middles, waits) | _within(middles, computing))
+    firsts = np.isin(edges[:-1], [start for start, _ in spans])
+    begins = np.flatnonzero(working & (np.append(True, ~working[:-1]) | firsts))
+    ends = np.flatnonzero(working & (np.append(~working[1:], True) | np.append(firsts[1:], True)))
+    return [
+        (float(edges[begin]), float(edges[end + 1] - edges[begin]), WORK)
+        for begin, end in zip(begins, ends, strict=True)
+    ]  # fmt: skip
+
+
+def _within(moments: Floats, spans: list[tuple[float, float]]) -> Bools:
+    """Whether each moment is within any of the spans."""
+    begun = np.searchsorted(np.sort([start for start, _ in spans]), moments, side="right")
+    return np.asarray(begun > np.searchsorted(np.sort([end for _, end in spans]), moments, side="right"))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ SHORTEST_RING: Final = 8
 
 _DEFAULT: Final = "default_pg"
 
+NO_PURPOSE: Final = frozenset({"", "undefined"})
+"""What PyTorch writes as the description of a group to which its program gave none."""
 
 _NO_RANK: Final = Rank(-1)
 
@@ -80,6 +82,15 @@ class JobState:
     blind: set[Rank] = field(default_factory=set)
     forgotten: set[Rank] = field(default_factory=set)
     damaged: frozenset[Rank] = frozenset()
+    untold: dict[Rank, set[Rank]] = field(default_factory=dict)
+    """Ranks whose last call ended, or failed because members did not come; and those members, as far as known."""
+    uncalled: set[Rank] = field(default_factory=set)
+    """Ranks that have not called what others called, and what ended or failed there."""
+
+    @property
+    def unrecorded(self) -> bool:
+        """Whether ranks may wait in operations that are not recorded."""
+        return any(dump.unrecorded for dump in self.by_rank.values())
 
     def absent(self) -> set[Rank]:
         """Members of groups that left no dump."""
@@ -126,6 +137,12 @@ def join_dumps(dumps: list[Dump]) -> JobState:
         for _, key, call in found if rank not in state.early else ():
             members = state.members[key.group] if key.source < 0 else (key.source, key.target)
             state.operations.setdefault(key, PendingOperation(key, members)).calls[rank] = call
+    short = _short_groups(state)
+    for dump in dumps:
+        lacking = _lacking_in_last_call(state, dump)
+        if lacking is not None and (lacking or dump.calls[-1][0] in short):
+            state.untold[dump.rank] = lacking
+    state.uncalled = _not_called(state)
     longest = max((len(keys) for keys in state.pending.values()), default=0)
     state.blind = {rank for rank in state.pending if _is_blind(state, state.by_rank[rank], longest)}
     counted = {(pair.group, pair.source, pair.target): pair for pair in pairs}
@@ -160,6 +177,47 @@ def _is_blind(state: JobState, dump: Dump, longest: int) -> bool:
         pair not in seen
         for pair in ((what, peer) for what in ("send", "recv") for peer in state.peers.get(dump.rank, ()))
     )
+
+
+def _short_groups(state: JobState) -> set[str]:
+    """Groups whose members no dump reports, and that have fewer than others of their purpose, or one: some lack."""
+    reported = {group for dump in state.by_rank.values() for group in dump.members}
+    purposes = {group: part.desc for dump in state.by_rank.values() for group, part in dump.parts.items()}
+    sizes = {group: len(state.members[group]) for group in purposes if group not in reported}
+    most: dict[str, int] = {}
+    for group, size in sizes.items():
+        most[purposes[group]] = max(size, most.get(purposes[group], 0))
+    return {
+        group for group, size in sizes.items()
+        if size == 1 or (purposes[group] not in NO_PURPOSE and size < most[purposes[group]])
+    }  # fmt: skip
+
+
+def _lacking_in_last_call(state: JobState, dump: Dump) -> set[Rank] | None:
+    """Members that have not called, or by no dump, what a rank called last if that may have failed; else `None`."""
+    if not dump.unsure or state.pending[dump.rank] or dump.rank in state.early:
+        return None
+    group, seq = dump.calls[-1][:2]
+    called = {
+        rank for rank, other in state.by_rank.items() if other.parts.get(group, DumpPart()).enqueued >= seq
+    }  # fmt: skip
+    return set(state.members[group]) - called if state.needed[group] < seq else None
+
+
+def _not_called(state: JobState) -> set[Rank]:
+    """Ranks that wait for nothing and have not called what others called, and what ended or failed there."""
+    over: Counter[str] = Counter()
+    for dump in state.by_rank.values():
+        for group, part in dump.parts.items():
+            over[group] = max(over[group], part.retired)
+    idle = [dump for rank, dump in state.by_rank.items() if not state.pending[rank] and rank not in state.early]
+    return {
+        dump.rank
+        for dump in idle
+        for group, number in over.items()
+        if dump.rank in state.members[group]
+        and (part := dump.parts.get(group, DumpPart())).enqueued < number and (part.enqueued or not dump.full)
+    }  # fmt: skip
 
 
 def _is_early(dump: Dump, group: str, needed: int) -> bool:
@@ -327,7 +385,7 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[Rank, ...]]:
     """
     reported: dict[str, Counter[tuple[Rank, ...]]] = {}
     used: dict[str, set[Rank]] = {}
-    everybody: set[Rank] = {dump.rank for dump in dumps}
+    everybody: set[Rank] = {rank for dump in dumps for rank in (dump.rank, *dump.nameless)}
     defaults: set[str] = set()
     for dump in dumps:
         for group, ranks in dump.members.items():
@@ -337,7 +395,8 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[Rank, ...]]:
             used.setdefault(group, set()).add(dump.rank)
             if part.desc == _DEFAULT:
                 defaults.add(group)
-    absent = {Rank(rank) for rank in range(max(everybody, default=0))} - {dump.rank for dump in dumps}
+    everybody |= {Rank(rank) for rank in range(max(everybody, default=0))}
+    absent = everybody - {dump.rank for dump in dumps}
     found: dict[str, tuple[Rank, ...]] = {}
     for group, users in used.items():
         most = reported[group].most_common(1)[0][0] if group in reported else ()
