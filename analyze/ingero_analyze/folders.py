@@ -20,11 +20,12 @@ MOST_FILES: Final = 100_000
 
 
 def with_tables_of_folders(
-    paths: Sequence[str], is_read: Callable[[str], bool] = lambda begin: False, begin: int = 0
+    paths: Sequence[str], is_read: Callable[[str], bool] = lambda begin: False, begin: int = 0, instead: str = ""
 ) -> tuple[str, ...]:
     """The paths, with the tables in it, however deep, for every folder. `TableError` for one without tables.
 
-    `is_read`: whether a log of a folder is read, by so many bytes at its `begin`.
+    `is_read`: whether a log of a folder is read, by so many bytes at its `begin`. `instead`: what the error says of a
+    folder without any.
     """
 
     def is_known_log(file: Path) -> bool:
@@ -32,16 +33,17 @@ def with_tables_of_folders(
 
     found: list[str] = []
     for path in paths:
-        found += _tables_in(Path(path), is_known_log) if Path(path).is_dir() else [path]
+        found += _tables_in(Path(path), is_known_log, instead) if Path(path).is_dir() else [path]
     return tuple(found)
 
 
-def _tables_in(folder: Path, also: Callable[[Path], bool]) -> list[str]:
+def _tables_in(folder: Path, also: Callable[[Path], bool], instead: str) -> list[str]:
     read = (str(file) for file in files_in(folder) if ENDINGS.search(file.name) or also(file))
     tables = list(islice(read, MOST_FILES + 1))
     if not tables:
         raise TableError(
-            str(folder), "there is no table in this folder: no file whose name ends in .csv, .parquet, .json"
+            str(folder),
+            f"there is no table in this folder: no file whose name ends in .csv, .parquet, .json{instead}",
         )
     if len(tables) > MOST_FILES:
         raise TableError(str(folder), f"more than {MOST_FILES} tables")

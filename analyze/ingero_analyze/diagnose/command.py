@@ -190,11 +190,10 @@ def _by_kind(files: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, tuple[s
         flag = flag_of_files(files)
         if flag is not None:
             return (), {flag: files}
-        return with_tables_of_folders(files, has_timers, BEGIN_OF_LOG), {}
-    except SourceError as error:
+        instead = f", and no log has timers of ranks; {RECORD}"
+        return with_tables_of_folders(files, has_timers, BEGIN_OF_LOG, instead), {}
+    except (SourceError, TableError) as error:
         raise click.UsageError(str(error)) from None
-    except TableError as error:
-        raise click.UsageError(f"{error}, and no log has timers of ranks; {RECORD}") from None
 
 
 def _columns(given: tuple[str, ...]) -> dict[str, str]:

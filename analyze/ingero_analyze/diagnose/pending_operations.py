@@ -87,7 +87,7 @@ class JobState:
     uncalled: set[Rank] = field(default_factory=set)
     """Ranks that have not called what others called, and what ended or failed there."""
 
-    @property
+    @cached_property
     def unrecorded(self) -> bool:
         """Whether ranks may wait in operations that are not recorded."""
         return any(dump.unrecorded for dump in self.by_rank.values())
@@ -137,12 +137,7 @@ def join_dumps(dumps: list[Dump]) -> JobState:
         for _, key, call in found if rank not in state.early else ():
             members = state.members[key.group] if key.source < 0 else (key.source, key.target)
             state.operations.setdefault(key, PendingOperation(key, members)).calls[rank] = call
-    short = _short_groups(state)
-    for dump in dumps:
-        lacking = _lacking_in_last_call(state, dump)
-        if lacking is not None and (lacking or dump.calls[-1][0] in short):
-            state.untold[dump.rank] = lacking
-    state.uncalled = _not_called(state)
+    state.untold, state.uncalled = _untold(state), _not_called(state)
     longest = max((len(keys) for keys in state.pending.values()), default=0)
     state.blind = {rank for rank in state.pending if _is_blind(state, state.by_rank[rank], longest)}
     counted = {(pair.group, pair.source, pair.target): pair for pair in pairs}
@@ -177,6 +172,16 @@ def _is_blind(state: JobState, dump: Dump, longest: int) -> bool:
         pair not in seen
         for pair in ((what, peer) for what in ("send", "recv") for peer in state.peers.get(dump.rank, ()))
     )
+
+
+def _untold(state: JobState) -> dict[Rank, set[Rank]]:
+    """By rank whose last call ended, or failed because members did not come: those of them that are known."""
+    short, found = _short_groups(state), dict[Rank, set[Rank]]()
+    for rank, dump in state.by_rank.items():
+        lacking = _lacking_in_last_call(state, dump)
+        if lacking is not None and (lacking or dump.calls[-1][0] in short):
+            found[rank] = lacking
+    return found
 
 
 def _short_groups(state: JobState) -> set[str]:
