@@ -295,3 +295,42 @@ def test_a_counter_with_one_row_for_each_node_is_refused(tmp_path: Path) -> None
 
     assert done.exit_code == 2
     assert "no counter rises from one row of a node to the next" in done.stderr
+
+
+def filled(seed: int, share: float, longest: int) -> Any:
+    """Rates of 8 nodes in 400 ticks of 30 s with zeros at random in runs of up to so many ticks."""
+    random = np.random.default_rng(seed)
+    rates = 100 * np.exp(0.02 * random.normal(size=(400, 8)))
+    for tick, node in np.argwhere(random.random((400, 8)) < share):
+        rates[tick : tick + random.integers(1, longest + 1), node] = 0
+    return rates
+
+
+def rows_of_rates(rates: Any) -> list[str]:
+    return ["time,node,rate"] + [f"{30 * tick},n{node},{value:.3f}" for (tick, node), value in np.ndenumerate(rates)]
+
+
+@pytest.mark.parametrize(("share", "longest"), [(0.02, 5), (0.3, 1)])
+def test_zeros_that_all_nodes_have_now_and_then_are_missing_values(
+    tmp_path: Path, share: float, longest: int
+) -> None:
+    rates = filled(1, share, longest)
+    assert replay(written(tmp_path, rows_of_rates(rates)))["episodes"] == []
+
+    rates[250:, 3] *= 0.75
+    found = replay(written(tmp_path, rows_of_rates(rates)))
+    assert [episode["node"] for episode in found["episodes"]] == ["n3"]
+    assert any("as all nodes are now and then" in note for note in found["summary"]["notes"])
+
+
+def test_a_node_that_stops_among_zeros_for_missing_values_is_named(tmp_path: Path) -> None:
+    rates = filled(2, 0.02, 5)
+    rates[250:310, 3] = 0
+    rates[np.random.default_rng(3).random(400) < 0.3, 6] = 0
+
+    found = replay(written(tmp_path, rows_of_rates(rates)))
+
+    assert {(episode["node"], episode["kind"]) for episode in found["episodes"]} == {
+        ("n3", "stopped"),
+        ("n6", "stopped"),
+    }

@@ -18,6 +18,14 @@ MISSING: Final = (
 )  # fmt: skip
 """Cells, in lower case, that say that there is no number, as do words in brackets: [N/A], <unknown>."""
 
+_LARGEST: Final = [2.0**bits - 1 for bits in (15, 16, 31, 32, 63, 64)]
+_DCGM_BLANK: Final = [
+    float(base + reason) for base in (0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 1 << 47) for reason in range(4)
+]
+NO_VALUE: Final = np.unique(np.concatenate([np.array(_LARGEST + _DCGM_BLANK, kind) for kind in ("f4", "f8")]))
+"""Numbers that stand for a missing one: the largest of a type of integers, and what DCGM calls blank, not found, not
+supported and not permitted (dcgm_structs.h), also as single floats."""
+
 _BRACKETED: Final = r"^(\[[^\[\]0-9]*\]|<[^<>0-9]*>)$"
 
 FEW: Final = 3

@@ -9,6 +9,9 @@ LONGEST: Final = 900.0
 LONGEST_TICKS: Final = 30
 """Seconds, or ticks if these are longer, in which a node is drained."""
 
+TICKS_TO_COME_UP: Final = 12
+"""Ticks after its return in which a node that was drained does little."""
+
 LEFT: Final = 0.3
 """Share of what was expected of a node that is left at the end, at most."""
 
@@ -16,11 +19,22 @@ LEFT: Final = 0.3
 def drained(episode: Episode, silences: Silences, tick_seconds: float) -> Silence | None:
     """The silence that follows an episode in which a node's rate fell to nearly nothing in some minutes.
 
-    A node that hangs and dies looks the same: nobody worked there afterwards, and nobody waited for it for long.
+    A node that hangs and dies looks the same: nobody worked there afterwards, and nobody waited for it for long. One
+    that does as little when it reports again, and is not well soon, has stopped.
     """
     first = episode.first
     if first.since is None or first.expected is None:
         return None
     longest = max(LONGEST, LONGEST_TICKS * tick_seconds)
     silence = silences.after(episode.node, first.since, first.since + longest)
-    return silence if silence is not None and silence.value <= LEFT * first.expected else None
+    least = LEFT * first.expected
+    if silence is None or silence.value > least:
+        return None
+    back = silence.until is not None and silence.returned <= least
+    return (
+        None if back and not _well_by(episode, (silence.until or 0.0) + TICKS_TO_COME_UP * tick_seconds) else silence
+    )
+
+
+def _well_by(episode: Episode, time: float) -> bool:
+    return episode.end is not None and episode.end <= time

@@ -4,6 +4,8 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.unit_changes import FAR
+from ingero_analyze.replay.zero_runs import SEVERAL
 from ingero_detect.grouped import Floats, Ints
 
 LONG_GAP: Final = 4
@@ -15,6 +17,9 @@ SEVERAL_GAPS: Final = 8
 REPEATS: Final = 15
 """Equal values of a node in a row that may be those of an exporter that hangs."""
 
+JUMPS: Final = 5
+"""Ticks with values that may be of two units, after one another of a node or beside one another."""
+
 CHANGES: Final = 0.1
 """Share of reports with another value than before, of nodes whose values change."""
 
@@ -24,8 +29,8 @@ class Irregularities:
 
     def __init__(self) -> None:
         self._tick, self._value = np.zeros(0, np.int64), np.zeros(0)
-        self._gaps, self._repeats, self._changes = (np.zeros(0, np.int64) for _ in range(3))
-        self._reports, self._all_changes = 0, 0
+        self._gaps, self._repeats, self._changes, self._returns = (np.zeros(0, np.int64) for _ in range(4))
+        self._reports = self._all_changes = self._jumps = 0
         self._stuck = False
 
     def note(self, tick: int, node: Ints, value: Floats) -> None:
@@ -34,14 +39,18 @@ class Irregularities:
         if more > 0:
             self._tick = np.append(self._tick, np.full(more, tick))
             self._value = np.append(self._value, np.full(more, np.nan))
-            self._gaps, self._repeats, self._changes = (
-                np.append(each, np.zeros(more, np.int64)) for each in (self._gaps, self._repeats, self._changes)
+            self._gaps, self._repeats, self._changes, self._returns = (
+                np.append(each, np.zeros(more, np.int64))
+                for each in (self._gaps, self._repeats, self._changes, self._returns)
             )
         self._gaps[node] += tick - self._tick[node] >= LONG_GAP
-        same = value == self._value[node]
+        before = self._value[node]
+        same = value == before
         self._repeats[node] = np.where(same & (value > 0), self._repeats[node] + 1, 0)
         self._changes[node] += ~same
+        self._returns[node] += (before == 0) & (value > 0)
         self._reports, self._all_changes = self._reports + len(node), self._all_changes + int(np.sum(~same))
+        self._jumps += _far_apart(value, before)
         self._tick[node], self._value[node] = tick, value
         long = self._repeats[node] >= REPEATS
         if long.any() and not self._stuck:
@@ -49,5 +58,17 @@ class Irregularities:
             self._stuck = bool(changing and (self._changes[node][long] >= REPEATS).any())
 
     def found(self) -> bool:
-        """Whether a node reported at long intervals several times, or repeated a value that usually changes."""
-        return self._stuck or bool((self._gaps >= SEVERAL_GAPS).any())
+        """Whether a node reported at long intervals several times, or repeated a value that usually changes, or
+        values may be of several units, or most nodes were at zero again and again."""
+        zeros = bool(2 * np.count_nonzero(self._returns >= SEVERAL) > len(self._returns))
+        return self._stuck or zeros or self._jumps >= JUMPS or bool((self._gaps >= SEVERAL_GAPS).any())
+
+
+def _far_apart(value: Floats, before: Floats) -> bool:
+    """Whether values above 0 differ by as much as two units do, from one another or from what they were before."""
+    working = value > 0
+    if not working.any():
+        return False
+    logs, earlier = np.log(value[working]), before[working]
+    moved = np.abs(logs[earlier > 0] - np.log(earlier[earlier > 0]))
+    return bool(np.ptp(logs) > FAR or moved.max(initial=0) > FAR)

@@ -64,6 +64,10 @@ GROUPS: Final = (
 )
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 MISSING: Final = "rows are missing at random: a node counts as silent when it misses more than {} ticks in a row"
+ZEROS: Final = (
+    "{:,} rows are zero, as all nodes are now and then for a short time where a table was filled with zeros: "
+    "they count as no reports"
+)
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"
 

@@ -31,6 +31,7 @@ from ingero_analyze.replay.reading import (
     SEVERAL,
     SORTED,
     UNNAMED,
+    ZEROS,
     Reading,
 )
 from ingero_analyze.replay.report_intervals import interval_for_most, silence_by_chance, slow_steps, ticks_of_steps
@@ -38,12 +39,15 @@ from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
+from ingero_analyze.replay.unit_changes import OtherUnit, in_one_unit
+from ingero_analyze.replay.zero_runs import zeros_for_nothing
 from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.cohorts import CohortKey, cohort_name
 from ingero_detect.nodes.observation import ACTIVE, Observation
 
 T = TypeVar("T")
+Q = TypeVar("Q", Stuck, OtherUnit)
 
 SORTED_ROWS: Final = 1 << 18
 """Rows of a part of a history that was sorted."""
@@ -128,6 +132,7 @@ class RecordedHistory:
         self._node_ticks = self._different = self._several = self._unequal = 0
         self._irregularities = Irregularities()
         self._stuck: list[Stuck] = []
+        self._other_units: list[OtherUnit] = []
         self.silent_by_chance = 0
         """Ticks without a report of a node that rows missing at random explain."""
         self._drifts: Drifts | None = None
@@ -178,8 +183,18 @@ class RecordedHistory:
 
     def stuck(self) -> list[tuple[NodeKey, Stuck]]:
         """Nodes that repeated a value as an exporter that hangs does; these rows count as no reports."""
-        names, of = list(self.subjects.nodes), np.array([run.source for run in self._stuck], np.int64)
-        return [(names[node], run) for node, run in zip(self.subjects.nodes_of(of), self._stuck, strict=True)]
+        return self._named(self._stuck)
+
+    def other_units(self) -> list[tuple[NodeKey, OtherUnit]]:
+        """Nodes that had rows in another unit than the others; their values were converted."""
+        found = self._named(self._other_units)
+        if self.reading.measure != "step_seconds":
+            return found
+        return [(node, replace(one, factor=1 / one.factor)) for node, one in found]
+
+    def _named(self, found: Sequence[Q]) -> list[tuple[NodeKey, Q]]:
+        names, of = list(self.subjects.nodes), np.array([one.source for one in found], np.int64)
+        return [(names[node], one) for node, one in zip(self.subjects.nodes_of(of), found, strict=True)]
 
     def sorted(self) -> "RecordedHistory":
         """The same files, all of which are read and sorted by time before the first tick."""
@@ -391,10 +406,18 @@ class RecordedHistory:
             yield rows.cut(order[start : start + SORTED_ROWS])
 
     def _regular(self, rows: BatchRows) -> BatchRows:
-        """The rows without repetitions of values that are stuck, with a row in every tick of a slow step."""
+        """The rows in one unit, without zeros where there was no value and repetitions of values that are stuck, with
+        a row in every tick of a slow step."""
         rows = rows.cut(np.lexsort((rows.time, rows.source)))
         cohort = self.subjects.cohorts_of_sources()
         value = np.where(rows.state == ACTIVE, rows.value, np.nan)
+        if self.reading.measure != "score":
+            of_times = self.reading.measure == "step_seconds"
+            value, self._other_units = in_one_unit(rows.time, rows.source, value, cohort, self.tick_seconds, of_times)
+            rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value))
+        if (missing := zeros_for_nothing(rows.time, rows.source, value, cohort, self.tick_seconds)).any():
+            self.reading.note(ZEROS.format(int(missing.sum())))
+            rows, value = rows.cut(~missing), value[~missing]
         stuck, runs = stuck_values(rows.time, rows.source, value, cohort)
         if runs:
             rows, value = rows.cut(~stuck), value[~stuck]

@@ -50,7 +50,8 @@ def to_json(done: Replay) -> dict[str, Any]:
     summary = done.summary()
     for job in summary.get("job_slow", ()):
         job["since"] = moment(job["since"], calendar)
-    for found in (*summary["drifts"], *summary["stuck"], *(one for name in EXCUSED for one in summary[name])):
+    listed = ("drifts", "stuck", "other_unit", *EXCUSED)
+    for found in (one for name in listed for one in summary[name]):
         found |= {name: moment(found[name], calendar) for name in ("since", "until")}
     for one in summary["behind"]:
         one["since"] = moment(one["since"], calendar)

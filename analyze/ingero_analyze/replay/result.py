@@ -114,6 +114,11 @@ class Replay:
                 {"cluster": node[0], "node": node[1], "rows": run.rows, "since": run.since, "until": run.until}
                 for node, run in self.history.stuck()
             ],
+            "other_unit": [
+                {"cluster": node[0], "node": node[1], "factor": float(f"{one.factor:.9g}")}
+                | {name: getattr(one, name) for name in ("rows", "since", "until")}
+                for node, one in self.history.other_units()
+            ],
             "cohorts": len(self.history.subjects.cohorts),
             "columns": {"used": reading.used, "ignored": reading.ignored},
             "doubts": reading.doubts,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.member_columns import ColumnsOfMembers
-from ingero_analyze.replay.cells import Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
+from ingero_analyze.replay.cells import NO_VALUE, Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
 from ingero_analyze.replay.columns import (
     FILE,
     MEASURES,
@@ -251,6 +251,8 @@ class RowReader:
         for other in columns.roles[measure][1:]:
             factor = _cells(batch, other, lambda column: numbers(column, form_of(column)))
             cells = Cells(cells.values * factor.values, cells.wrong | factor.wrong)
+        if not columns.recorded:
+            cells.values[np.isin(cells.values, NO_VALUE)] = np.nan
         if not form.comma and points_may_be_thousands(batch.columns[name]):
             self.reading.doubt(POINTS)
         if measure != "counter" and coarseness(cells.values, whole=measure == "step_seconds") > COARSEST:

@@ -85,6 +85,7 @@ def below(done: Replay) -> Iterator[str]:
         yield from _excused(about[reason], WHY[reason], calendar)
     yield from _silent(about["silent"], calendar)
     yield from _stuck(about["stuck"], calendar)
+    yield from _other_units(about["other_unit"], calendar)
     yield from _reading(done, about)
 
 
@@ -202,15 +203,27 @@ def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
 
 def _stuck(stuck: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
     if stuck:
-        shown = [
-            f"{plain('/'.join(filter(None, (one['cluster'], one['node']))))} ({one['rows']:,} rows from "
-            f"{short_time(one['since'], calendar)} to {short_time(one['until'], calendar)})"
-            for one in stuck[:MOST_NAMES]
-        ]
+        shown = [_rows_of(one, calendar) for one in stuck[:MOST_NAMES]]
         yield (
             "values that repeat while those of others change, as of an exporter that hangs, count as no reports: "
             f"{listed(shown, len(stuck))}"
         )
+
+
+def _other_units(found: list[dict[str, Any]], calendar: bool) -> Iterator[str]:
+    if found:
+        shown = [f"{_rows_of(one, calendar)} {_conversion(one['factor'])}" for one in found[:MOST_NAMES]]
+        yield f"values in another unit than those beside them were converted: {listed(shown, len(found))}"
+
+
+def _conversion(factor: float) -> str:
+    return f"divided by {factor:.7g}" if factor > 1 else f"multiplied by {1 / factor:.7g}"
+
+
+def _rows_of(one: dict[str, Any], calendar: bool) -> str:
+    node = plain("/".join(filter(None, (one["cluster"], one["node"]))))
+    since, until = (short_time(one[name], calendar) for name in ("since", "until"))
+    return f"{node} ({one['rows']:,} rows from {since} to {until})"
 
 
 def _reading(done: Replay, about: dict[str, Any]) -> Iterator[str]:

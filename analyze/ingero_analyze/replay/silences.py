@@ -24,13 +24,14 @@ Bools = npt.NDArray[np.bool_]
 @dataclass(frozen=True)
 class Silence:
     """A node without a report from `since` to `until`, seconds; `None` if it is silent at the end. `value`: the last
-    one before."""
+    one before; `returned`: the first one after it."""
 
     node: NodeKey
     last_report: float
     since: float
     until: float | None
     value: float = np.nan
+    returned: float = np.nan
 
 
 class Silences:
@@ -54,12 +55,13 @@ class Silences:
         if not len(here):
             return
         self._tick += 1
-        for place in here[self._tick - self._last_tick[here] > self._ticks + 1].tolist():
-            if self._last_tick[place]:
-                self._end(place, now)
+        value = np.asarray(seen.value)[reported]
+        back = np.flatnonzero((self._tick - self._last_tick[here] > self._ticks + 1) & (self._last_tick[here] > 0))
+        for place, returned in zip(here[back].tolist(), value[back].tolist(), strict=True):
+            self._end(place, now, returned)
         self._last_tick[here] = self._tick
         self._last[here] = now
-        self._value[here] = np.asarray(seen.value)[reported]
+        self._value[here] = value
         self._reports[here] += 1
         self._since[self._last_tick == self._tick - 1] = now
 
@@ -91,19 +93,21 @@ class Silences:
         found: Bools = (self._tick - self._last_tick > self._ticks) & (self._last_tick > 0)
         return found
 
-    def _end(self, place: int, now: float) -> None:
+    def _end(self, place: int, now: float, returned: float) -> None:
         self.count += 1
         if self.count > MOST_FOUND:
             return
-        spell = self._spell(self._numbers.names, place, now)
+        spell = self._spell(self._numbers.names, place, now, returned)
         self._by_node.setdefault(spell.node, []).append(spell)
         if len(self.ended) < MOST_SPELLS:
             self.ended.append(spell)
 
-    def _spell(self, names: Sequence[NodeKey] | Mapping[int, NodeKey], place: int, until: float | None) -> Silence:
-        return Silence(
-            names[place], float(self._last[place]), float(self._since[place]), until, float(self._value[place])
-        )
+    def _spell(
+        self, names: Sequence[NodeKey] | Mapping[int, NodeKey], place: int, until: float | None,
+        returned: float = np.nan,
+    ) -> Silence:  # fmt: skip
+        last, since, value = (float(each[place]) for each in (self._last, self._since, self._value))
+        return Silence(names[place], last, since, until, value, returned)
 
     def _spell_now(self, node: NodeKey) -> Silence:
         return self._spell({self._numbers[node]: node}, self._numbers[node], None)
