@@ -99,7 +99,7 @@ def _of_cohort(time: Floats, source: Ints, logs: Floats, tick: float, of_times: 
     for part in parts:
         own = distance[part]
         for far in (own > FAR / 2, own < -FAR / 2):
-            if np.count_nonzero(far) >= FEWEST and (factor := _factor(own, far, peers, factors)):
+            if np.count_nonzero(far) >= FEWEST and (factor := _factor(logs[part], own, far, peers, factors)):
                 yield part.start + np.flatnonzero(far & (np.abs(own - np.log(factor)) <= FAR / 2)), factor
 
 
@@ -135,8 +135,9 @@ class _Peers:
         return cls(robust_spread(medians[usual]), float(np.median(within)), len(usual))
 
 
-def _factor(own: Floats, far: Bools, peers: _Peers, factors: Floats) -> float | None:
-    """By what the values that are far away are multiplied, if one of the factors explains them."""
+def _factor(logs: Floats, own: Floats, far: Bools, peers: _Peers, factors: Floats) -> float | None:
+    """By what the values that are far away are multiplied, if one of the factors explains them. `logs`: of the values
+    of a source; `own`: how far they are from those of the cohort; `far`: the rows."""
     usual = np.abs(own) <= FAR / 2
     if np.count_nonzero(usual) >= FEWEST_USUAL:
         moves, spread = _moves(own, far, usual)
@@ -149,13 +150,13 @@ def _factor(own: Floats, far: Bools, peers: _Peers, factors: Floats) -> float | 
     if len(moves) < FEWEST or not spread:
         return None
     middle = float(np.median(moves))
-    logs = np.copysign(factors, middle)
-    nearest = logs[np.argmin(np.abs(logs - middle))]
+    steps = np.copysign(factors, middle)
+    nearest = steps[np.argmin(np.abs(steps - middle))]
     agreeing = np.abs(moves - middle) <= OUTLYING
-    alike = LEAST_SPREAD * spread <= np.std(moves[agreeing]) <= MOST_SPREAD * spread
-    if not alike or np.mean(agreeing) < AGREEING or abs(nearest - middle) > limit:
-        return None
-    return float(np.exp(nearest))
+    varies = np.std(moves[agreeing]) <= MOST_SPREAD * spread and _spread(logs[far]) >= LEAST_SPREAD * spread
+    if varies and np.mean(agreeing) >= AGREEING and abs(nearest - middle) <= limit:
+        return float(np.exp(nearest))
+    return None
 
 
 def _moves(own: Floats, far: Bools, usual: Bools) -> tuple[Floats, float]:
