@@ -173,6 +173,17 @@ def test_an_exporter_that_hangs_accuses_nobody(tmp_path: Path, since: int, seed:
     assert (stuck["node"], stuck["rows"], stuck["since"]) == ("n5", 550 - since, START + 30 * since)
 
 
+def test_values_that_are_stuck_while_all_nodes_move_count_as_no_reports() -> None:
+    moving = np.random.default_rng(4).normal(100, 0.5, (8, 400))
+    moving[:, 190:] += 20
+    moving[5, 200:240] = moving[5, 200]
+    time, source = np.tile(np.arange(400.0), 8), np.repeat(np.arange(8), 400)
+
+    (stuck,) = stuck_values(time, source, moving.ravel(), NOBODY)[1]
+
+    assert (stuck.source, stuck.rows, stuck.since) == (5, 40, 200.0)
+
+
 def test_a_history_is_read_as_a_whole_as_soon_as_it_is_seen_to_be_irregular(tmp_path: Path) -> None:
     rates, file = table(0), tmp_path / "history.csv"
     rates[100:, 5] = rates[100, 5]

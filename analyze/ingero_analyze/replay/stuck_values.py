@@ -21,7 +21,9 @@ FEWEST: Final = 30
 
 
 MOST_DEVIATIONS: Final = 4.0
-"""Standard deviations of its last values from their median within which a value is usual."""
+LATEST: Final = 5
+"""Standard deviations of its last values within which a value is usual: from their median, or from that of the latest
+ones, where all nodes move."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def _usual(value: float, before: Floats, different: Floats) -> bool:
     """Whether a value is like the last `different` ones before, and not the bound of all that was reached before. Of
     a value that was repeated one counts: a node that has stopped repeats what little it does."""
     recent = different[-FEWEST:]
-    near = abs(value - np.median(recent)) <= MOST_DEVIATIONS * robust_spread(recent)
+    centres = np.median(recent), np.median(recent[-LATEST:])
+    near = np.min(np.abs(value - np.array(centres))) <= MOST_DEVIATIONS * robust_spread(recent)
     bound = value in (before.min(), before.max()) and np.count_nonzero(before == value) > 1
     return bool(near and not bound)
 
