@@ -13,9 +13,9 @@ from ingero_analyze.replay.stops import ends_of_jobs, pauses
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.episodes import Episode
 
-Reason = Literal["uneven", "other_job", "rollout", "routine", "shared", "pause", "job_end", "together"]
+Reason = Literal["uneven", "other_job", "rollout", "routine", "shared", "pause", "job_end", "together", "late"]
 REASONS: Final[tuple[Reason, ...]] = (
-    "uneven", "shared", "other_job", "rollout", "routine", "pause", "job_end", "together",
+    "uneven", "shared", "other_job", "rollout", "routine", "pause", "job_end", "together", "late",
 )  # fmt: skip
 """Reasons why an accusation is not kept, in the order in which they are told."""
 
@@ -55,6 +55,7 @@ class Excuses:
             ("pause", lambda one: one.key in short and not seen.dips.seen(one.node)),
             ("job_end", _one_of(ended)),
             ("together", self._lost_together),
+            ("late", seen.late.explains),
         )
 
     def reason(self, episode: Episode) -> Reason | None:

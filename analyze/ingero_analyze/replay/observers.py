@@ -4,6 +4,7 @@ from ingero_analyze.replay.companions import Companions
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.job_mates import JobMates
+from ingero_analyze.replay.late_values import LateValues
 from ingero_analyze.replay.mirrored_gains import MirroredGains
 from ingero_analyze.replay.other_jobs import OtherJobs
 from ingero_analyze.replay.returning_dips import ReturningDips
@@ -27,6 +28,7 @@ class Observers:
         self.shared, self.companions, self.mirrored = SharedLosses(), Companions(), MirroredGains()
         self.job_mates, self.shared_noise = JobMates(), SharedNoise()
         self.slowdowns, self.grace = Slowdowns(tick_seconds), Grace(tick_seconds)
+        self.late = LateValues(tick_seconds)
         self._own_band, self.dips = parameters.own_band, ReturningDips(parameters.own_band)
 
     def note(self, now: float, seen: Observation, edges: list[Edge]) -> None:
@@ -34,6 +36,7 @@ class Observers:
         self.silences.note(now, seen)
         self.starts.note(now, seen)
         self.other_jobs.note(now, seen)
+        self.late.note(now, seen)
         self.presences.note(now, edges)
 
     def judged(self, now: float, memory: ColumnStore, edges: list[Edge]) -> None:

@@ -52,6 +52,10 @@ WHY: Final[dict[Reason, str]] = {
         "a node lost for a while what others did since the same time, three tenths of its cohort or more: nodes of"
         " a job do that which no column tells (job_id): Fleet names it"
     ),
+    "late": (
+        "a node's values follow those of its cohort earlier or later than they are dated, or averaged, and it lost "
+        "nothing else, as where a clock is off: Fleet names it"
+    ),
 }
 """What was excused, by the reason."""
 

@@ -1,0 +1,145 @@
+"""Tells a node whose values follow those of its cohort late, or are averaged, from one that is slow. Pure."""
+
+from typing import Final
+
+import numpy as np
+
+from ingero_analyze.replay.numbering import NodeNumbers, longer
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import ACTIVE, Observation
+
+LONGEST: Final = 3600.0
+LEAST_TICKS: Final = 60
+"""By how much values are late at most, either way: seconds, or ticks if these are longer."""
+
+AVERAGED: Final = (1, 3, 5, 10, 20, 30, 60)
+"""Ticks over which values may be averaged."""
+
+FEWEST_PEERS: Final = 3
+FEWEST_TICKS: Final = 100
+LOG_CERTAIN: Final = 10.0
+"""Log of how much more likely its other values have to be if they are late, beyond what the best of many tries is."""
+
+LEFT: Final = 0.3
+"""Share of a loss that is left at most where lateness explains it."""
+
+MOST_CELLS: Final = 20_000_000
+"""Values of nodes and ticks that are kept, 4 bytes each; of longer histories nothing is told."""
+
+
+class LateValues:
+    """The logs of the rates of all nodes in all ticks."""
+
+    def __init__(self, tick_seconds: float) -> None:
+        self._ticks = max(LEAST_TICKS, int(LONGEST / tick_seconds))
+        self._numbers = NodeNumbers()
+        self._cells = 0
+        self._cohort = np.zeros(0, np.int64)
+        self._times, self._rows = list[float](), list[tuple[Ints, Floats]]()
+
+    def note(self, now: float, seen: Observation) -> None:
+        """Add a tick, `now` in seconds."""
+        working = np.flatnonzero((np.asarray(seen.state) == ACTIVE) & (np.asarray(seen.value) > 0))
+        places = self._numbers.of(seen.names)
+        self._cohort = longer(self._cohort, len(self._numbers), -1)
+        self._cohort[places] = seen.cohort
+        self._cells += len(working)
+        if self._cells > MOST_CELLS:
+            self._times, self._rows = [], []
+            return
+        self._times.append(now)
+        self._rows.append((places[working], np.log(np.asarray(seen.value)[working]).astype(np.float32)))
+
+    def explains(self, episode: Episode) -> bool:
+        """Whether the values of a node outside of an episode follow its cohort's at some distance of time, or are
+        averaged, beyond chance, and what it lost is nothing else."""
+        times, first = np.array(self._times), episode.first
+        if len(times) < FEWEST_TICKS or first.since is None or episode.node not in self._numbers:
+            return False
+        inside = (times >= first.since) & (times < (np.inf if episode.end is None else episode.end))
+        own, common = self._own_and_common(self._numbers[episode.node])
+        known = np.isfinite(own) & np.isfinite(common)
+        if not (known & inside).any() or np.count_nonzero(known & ~inside) < FEWEST_TICKS:
+            return False
+        common = np.interp(np.arange(len(common)), np.flatnonzero(known), common[known])
+        late = _late(np.where(known, own, 0.0), common, known & ~inside, min(self._ticks, len(own) // 2))
+        if late is None:
+            return False
+        lost = np.mean((own - common)[known & inside])
+        left = np.mean((own - late)[known & inside])
+        return bool(lost < 0 and left >= LEFT * lost)
+
+    def _own_and_common(self, place: int) -> tuple[Floats, Floats]:
+        """By tick the log of the rate of a node, and the median over its peers, both from what is usual; NaN where
+        there is none."""
+        peers = np.flatnonzero((self._cohort == self._cohort[place]) & (np.arange(len(self._cohort)) != place))
+        column = np.full(len(self._cohort), -1)
+        column[[*peers, place]] = np.arange(len(peers) + 1)
+        logs = np.full((len(self._rows), len(peers) + 1), np.nan, np.float32)
+        for tick, (places, values) in enumerate(self._rows):
+            here = column[places]
+            logs[tick, here[here >= 0]] = values[here >= 0]
+        if len(peers) < FEWEST_PEERS:
+            return logs[:, -1].astype(float), np.full(len(logs), np.nan)
+        logs = logs[:, np.isfinite(logs).any(axis=0)]
+        some = np.isfinite(logs).any(axis=1)
+        own = logs[:, -1] - np.nanmedian(logs[:, -1])
+        common = np.full(len(logs), np.nan)
+        common[some] = np.nanmedian(logs[some, :-1] - np.nanmedian(logs[:, :-1], axis=0), axis=1)
+        return own.astype(float), common
+
+
+def _late(own: Floats, common: Floats, there: Bools, most: int) -> Floats | None:
+    """The common values as late, and as averaged, as the own values show them in the ticks that are `there`; `None`
+    where they are not certainly late."""
+    best, least = common, np.inf
+    lags = np.arange(-most, most + 1)
+    for length in AVERAGED:
+        averaged = _averaged(common, length)
+        errors = _errors(own, averaged, there, lags)
+        place = int(np.argmin(errors))
+        if errors[place] < least:
+            best, least = _shifted(averaged, int(lags[place])), float(errors[place])
+    now, then = (_centred(own - each, there) for each in (common, best))
+    spread = float(np.mean(then[there] ** 2))
+    similar = min(max(float(np.mean(then[there][1:] * then[there][:-1])) / spread if spread else 0.0, 0.0), 0.95)
+    gained = float(np.sum(now[there] ** 2 - then[there] ** 2))
+    tries = np.log(len(lags) * len(AVERAGED))
+    certain = gained > 2 * (LOG_CERTAIN + tries) * spread * (1 + similar) / (1 - similar)
+    return own - then if certain else None
+
+
+def _errors(own: Floats, common: Floats, there: Bools, lags: Ints) -> Floats:
+    """By lag the sum of squares of what the own values differ by from the common ones so many ticks before, but for a
+    constant."""
+    padded = np.pad(common, int(lags[-1]), mode="edge")
+    mine, weights = own[there], there.astype(float)
+    sums, squares, both = (
+        _correlated(values, factors, len(lags))[::-1]
+        for values, factors in ((padded, weights), (padded**2, weights), (padded, np.where(there, own, 0.0)))
+    )
+    constant = (float(mine.sum()) - sums) ** 2 / len(mine)
+    return float(np.sum(mine**2)) - 2 * both + squares - constant
+
+
+def _correlated(padded: Floats, weights: Floats, many: int) -> Floats:
+    """Sums of the values times the weights, for each place of the weights among them."""
+    size = 1 << int(len(padded) + len(weights)).bit_length()
+    product = np.fft.irfft(np.fft.rfft(padded, size) * np.conj(np.fft.rfft(weights, size)), size)
+    return product[:many]
+
+
+def _averaged(values: Floats, length: int) -> Floats:
+    """The mean of each value and so many before it, less one."""
+    total = np.concatenate(([0.0], np.cumsum(np.concatenate((np.full(length - 1, values[0]), values)))))
+    return (total[length:] - total[:-length]) / length
+
+
+def _shifted(values: Floats, lag: int) -> Floats:
+    """The values so many ticks later, the outermost ones repeated."""
+    return values[np.clip(np.arange(len(values)) - lag, 0, len(values) - 1)]
+
+
+def _centred(values: Floats, there: Bools) -> Floats:
+    return values - np.mean(values[there])

@@ -1,0 +1,80 @@
+"""Nodes whose values are dated wrongly or averaged, and so follow those of their cohort late."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ingero_detect.grouped import Floats
+from ingero_fleet.cli import main
+
+TICKS, NODES, LATE, SLOW = 600, 10, 4, 7
+MOVES = ((150, 0.18), (240, -0.2), (330, 0.22), (430, -0.15), (500, 0.2))
+"""When all nodes move, and by how much (log units)."""
+
+
+def rates(seed: int, moves: tuple[tuple[int, float], ...] = MOVES) -> Floats:
+    random = np.random.default_rng(seed)
+    common = sum((np.where(np.arange(TICKS) >= tick, size, 0.0) for tick, size in moves), np.zeros(TICKS))
+    return 100 * np.exp(common[:, None] + 0.015 * random.normal(size=(TICKS, NODES)))
+
+
+def replay(folder: Path, values: Floats) -> Any:
+    lines = [f"{30 * tick},n{node},{value:.4f}" for (tick, node), value in np.ndenumerate(values) if value > 0]
+    (folder / "history.csv").write_text("\n".join(("time,node,rate", *lines)) + "\n")
+    done = CliRunner().invoke(main, ["replay", str(folder / "history.csv"), "--json"])
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def accused(found: Any) -> set[str]:
+    return {episode["node"] for episode in found["episodes"]}
+
+
+def averaged(values: Floats, length: int) -> Floats:
+    return np.convolve(np.concatenate((np.full(length - 1, values[0]), values)), np.full(length, 1 / length), "valid")
+
+
+def late(values: Floats, how: int) -> None:
+    """Make one node late by so many ticks, or early, or averaged over as many where it is 0."""
+    own = values[:, LATE]
+    values[:, LATE] = averaged(own, 20) if how == 0 else own[np.clip(np.arange(TICKS) - how, 0, TICKS - 1)]
+
+
+@pytest.mark.parametrize("how", [10, -10, 0])
+def test_a_node_whose_values_are_late_or_averaged_is_not_accused_and_hides_nobody(tmp_path: Path, how: int) -> None:
+    values = rates(1)
+    values[360:, SLOW] *= 0.75
+    late(values, how)
+
+    found = replay(tmp_path, values)
+
+    assert accused(found) == {f"n{SLOW}"}
+    assert {one["node"] for one in found["summary"]["late"]} <= {f"n{LATE}"}
+
+
+def test_the_lists_and_the_table_say_whose_values_are_late(tmp_path: Path) -> None:
+    values = rates(2)
+    late(values, 12)
+
+    assert {one["node"] for one in replay(tmp_path, values)["summary"]["late"]} == {f"n{LATE}"}
+    text = CliRunner().invoke(main, ["replay", str(tmp_path / "history.csv")], terminal_width=300).stdout
+    assert "nobody was accused" in text and "as where a clock is off" in text
+
+
+def test_a_node_that_is_late_and_slow_is_named(tmp_path: Path) -> None:
+    values = rates(3)
+    late(values, 10)
+    values[370:420, LATE] *= 0.7
+
+    assert f"n{LATE}" in accused(replay(tmp_path, values))
+
+
+def test_a_node_that_follows_one_move_late_is_named(tmp_path: Path) -> None:
+    values = rates(4, ((150, -0.15), (300, 0.3)))
+    values[300:330, LATE] *= np.exp(-0.3)
+
+    assert accused(replay(tmp_path, values)) == {f"n{LATE}"}
