@@ -115,6 +115,14 @@ def test_a_node_alone_that_lost_no_more_than_shares_in_a_move_of_all_differ_by_i
     assert (named(found), named(found, "uneven")) == ([], ["n11"])
 
 
+def test_a_node_of_three_that_stops_for_good_after_a_move_of_all_is_accused(tmp_path: Path) -> None:
+    rates = healthy()[:, :3]
+    rates[150:] *= 0.75
+    rates[170:, 1] *= 0.0002
+
+    assert named(judged(tmp_path, rates)) == ["n1"]
+
+
 def test_a_node_of_a_rack_that_followed_a_move_of_all_otherwise_is_not_accused_against_its_peers(
     tmp_path: Path,
 ) -> None:

@@ -261,6 +261,32 @@ def test_a_counter_is_judged_by_its_increase_per_second(tmp_path: Path) -> None:
     assert (found["summary"]["doubts"], found["summary"]["ticks"]) == ([], 119)
 
 
+def repeated(total: Any, node: int, often: range, rows: int) -> None:
+    """Make an exporter repeat a counter in so many rows before some."""
+    for tick in often:
+        total[tick - rows : tick, node] = total[tick - rows - 1, node]
+
+
+def test_a_counter_that_its_exporter_repeats_accuses_nobody(tmp_path: Path) -> None:
+    _, total = counted()
+    repeated(total, 6, range(20, 121, 10), 3)
+
+    found = replay(written(tmp_path, rows_of("tokens_total", total)))
+
+    assert {episode["node"] for episode in found["episodes"]} == {"n3"}
+
+
+def test_a_counter_that_stands_still_and_goes_on_as_before_has_stopped(tmp_path: Path) -> None:
+    rate, _ = counted()
+    rate[60:, 3] *= 1.25
+    rate[50:60, 6] = 0
+    rate[90:100, 6] = 0
+
+    found = replay(written(tmp_path, rows_of("tokens_total", np.cumsum(5 * rate, axis=0))))
+
+    assert {(episode["node"], episode["kind"]) for episode in found["episodes"]} == {("n6", "stopped")}
+
+
 def test_counters_of_gpus_and_rows_that_come_late_are_each_followed_by_themselves(tmp_path: Path) -> None:
     _, total = counted()
     lines = [

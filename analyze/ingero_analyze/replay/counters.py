@@ -14,6 +14,15 @@ MOST_FALLS: Final = 0.05
 MOST_OTHERS: Final = 0.1
 """Share of nodes with enough values that are no counters."""
 
+CATCHES_UP: Final = 1.5
+"""How many times its usual rate a counter rises at once where it had stood still without being read."""
+
+SEVERAL: Final = 3
+"""Times that a source has repeated its counter, so that it may do so at the end."""
+
+USUAL_ROWS: Final = 30
+"""Rises before that tell its usual rate, at most."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -49,6 +58,36 @@ class Increases:
         found, kept = value.copy(), np.ones(len(value), np.bool_)
         found[order], kept[order] = rate, known
         return found, kept
+
+
+def evened(time: Floats, source: Ints, rate: Floats) -> tuple[Floats, Bools]:
+    """The rates of counters, evened out where one stood still and then made up for it: its exporter has repeated it.
+    And which rows count: not the last ones of a source that did so several times, if it stands still for no longer.
+
+    What works again after it has stopped does not work faster than usual, so one rate holds from the row before the
+    counter stood still to the row in which it rose. Rows are sorted by source and time.
+    """
+    found, kept = rate.copy(), np.ones(len(rate), np.bool_)
+    longest: dict[int, list[int]] = {}
+    edges = np.flatnonzero(np.diff((rate == 0).astype(np.int8), prepend=0, append=0))
+    for start, stop in edges.reshape(-1, 2).tolist():
+        number = int(source[start])
+        begins, goes_on = start > 0 and source[start - 1] == number, stop < len(rate) and source[stop] == number
+        repeated = longest.setdefault(number, [])
+        if begins and goes_on and rate[stop] > CATCHES_UP * _usual(rate, source, start):
+            done = rate[stop] * (time[stop] - time[stop - 1])
+            found[start : stop + 1] = done / (time[stop] - time[start - 1])
+            repeated.append(stop - start)
+        elif not goes_on and len(repeated) >= SEVERAL and stop - start <= max(repeated):
+            kept[start:stop] = False
+    return found, kept
+
+
+def _usual(rate: Floats, source: Ints, before: int) -> float:
+    """The median rate above 0 of a source in its last rows; infinite without one."""
+    earlier = slice(max(0, before - USUAL_ROWS), before)
+    own = rate[earlier][(source[earlier] == source[before]) & (rate[earlier] > 0)]
+    return float(np.median(own)) if len(own) else np.inf
 
 
 class RisesAndFalls:

@@ -57,10 +57,10 @@ class Irregularities:
             changing = self._all_changes > CHANGES * self._reports
             self._stuck = bool(changing and (self._changes[node][long] >= REPEATS).any())
 
-    def found(self) -> bool:
+    def found(self, counted: bool) -> bool:
         """Whether a node reported at long intervals several times, or repeated a value that usually changes, or
-        values may be of several units, or most nodes were at zero again and again."""
-        zeros = bool(2 * np.count_nonzero(self._returns >= SEVERAL) > len(self._returns))
+        values may be of several units, or most nodes were at zero again and again, or one whose work is `counted`."""
+        zeros = int(np.count_nonzero(self._returns >= SEVERAL)) > (0 if counted else len(self._returns) / 2)
         return self._stuck or zeros or self._jumps >= JUMPS or bool((self._gaps >= SEVERAL_GAPS).any())
 
 

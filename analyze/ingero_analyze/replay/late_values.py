@@ -80,14 +80,13 @@ class LateValues:
         for tick, (places, values) in enumerate(self._rows):
             here = column[places]
             logs[tick, here[here >= 0]] = values[here >= 0]
-        if len(peers) < FEWEST_PEERS:
-            return logs[:, -1].astype(float), np.full(len(logs), np.nan)
-        logs = logs[:, np.isfinite(logs).any(axis=0)]
-        some = np.isfinite(logs).any(axis=1)
-        own = logs[:, -1] - np.nanmedian(logs[:, -1])
-        common = np.full(len(logs), np.nan)
-        common[some] = np.nanmedian(logs[some, :-1] - np.nanmedian(logs[:, :-1], axis=0), axis=1)
-        return own.astype(float), common
+        own, others = logs[:, -1].astype(float), logs[:, :-1]
+        others = others[:, np.isfinite(others).any(axis=0)]
+        some, common = np.isfinite(others).any(axis=1), np.full(len(logs), np.nan)
+        if others.shape[1] >= FEWEST_PEERS and np.isfinite(own).any():
+            common[some] = np.nanmedian(others[some] - np.nanmedian(others, axis=0), axis=1)
+            own -= np.nanmedian(own)
+        return own, common
 
 
 def _late(own: Floats, common: Floats, there: Bools, most: int) -> Floats | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.behind import Behind
 from ingero_analyze.replay.columns import LABELS, is_gpu
-from ingero_analyze.replay.counters import Increases, RisesAndFalls
+from ingero_analyze.replay.counters import Increases, RisesAndFalls, evened
 from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
 from ingero_analyze.replay.gains import Gains
@@ -294,7 +294,11 @@ class RecordedHistory:
             kept = stop
             here = slice(start, stop)
             moment = self._moment(int(tick[start]), rows.cut(here), node[here], cohort[here])
-            if self._in_order and not self.reading.recorded and self._irregularities.found():
+            if (
+                self._in_order
+                and not self.reading.recorded
+                and self._irregularities.found(counted=self.reading.measure == "counter")
+            ):
                 raise NotRegular
             if not self.reading.recorded:
                 yield from self._silence_before(int(tick[start]), moment.now)
@@ -411,6 +415,10 @@ class RecordedHistory:
         rows = rows.cut(np.lexsort((rows.time, rows.source)))
         cohort = self.subjects.cohorts_of_sources()
         value = np.where(rows.state == ACTIVE, rows.value, np.nan)
+        if self.reading.measure == "counter":
+            value, kept = evened(rows.time, rows.source, value)
+            rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value)).cut(kept)
+            value = value[kept]
         if self.reading.measure != "score":
             of_times = self.reading.measure == "step_seconds"
             value, self._other_units = in_one_unit(rows.time, rows.source, value, cohort, self.tick_seconds, of_times)

@@ -37,6 +37,9 @@ ALIKE: Final = 0.5
 """Share of what a node lost more than most, log units, that another one lost as well where that is no fault: several
 nodes are another kind of hardware, or have another role in the new phase. A single node may be what slows all."""
 
+NOTHING: Final = float(np.log(10.0))
+"""Log of how many times less than the others a node does that has stopped if it goes on: that is no share."""
+
 FEWEST: Final = 3
 """Nodes whose shares tell how much these differ."""
 
@@ -78,6 +81,8 @@ class SharesInMoves:
             return False
         if np.count_nonzero(lost >= ALIKE * (np.median(change) - own)) > 1:
             return True
+        if np.isinf(until) and np.median(change) - own > NOTHING:
+            return False
         chance = outlier_chances(-change, LEAST_SPREAD, OF_SINGLE_VALUES, -np.atleast_1d(own))[0]
         return bool(chance * len(change) > MOST_FALSE)
 
