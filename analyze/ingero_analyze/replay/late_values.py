@@ -1,8 +1,10 @@
 """Tells a node whose values follow those of its cohort late, or are averaged, from one that is slow. Pure."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_detect.grouped import Bools, Floats, Ints
@@ -17,6 +19,9 @@ AVERAGED: Final = (1, 3, 5, 10, 20, 30, 60)
 """Ticks over which values may be averaged."""
 
 FEWEST_PEERS: Final = 3
+LARGE: Final = 20
+"""Nodes of a cohort among which one hardly matters for their median."""
+
 FEWEST_TICKS: Final = 100
 LOG_CERTAIN: Final = 10.0
 """Log of how much more likely its other values have to be if they are late, beyond what the best of many tries is."""
@@ -36,6 +41,7 @@ class LateValues:
         self._numbers = NodeNumbers()
         self._cells = 0
         self._cohort = np.zeros(0, np.int64)
+        self._of = _RatesOfCohort(-1, self._cohort, np.zeros((0, 0), np.float32), np.zeros(0))
         self._times, self._rows = list[float](), list[tuple[Ints, Floats]]()
 
     def note(self, now: float, seen: Observation) -> None:
@@ -71,22 +77,47 @@ class LateValues:
         return bool(lost < 0 and left >= LEFT * lost)
 
     def _own_and_common(self, place: int) -> tuple[Floats, Floats]:
-        """By tick the log of the rate of a node, and the median over its peers, both from what is usual; NaN where
-        there is none."""
-        peers = np.flatnonzero((self._cohort == self._cohort[place]) & (np.arange(len(self._cohort)) != place))
+        """By tick the log of the rate of a node, and the median over its peers (over all of a large cohort), both
+        from what is usual; NaN where there is none."""
+        cohort = int(self._cohort[place])
+        if self._of.number != cohort:
+            self._of = self._read(cohort)
+        column = int(np.searchsorted(self._of.places, place))
+        own = self._of.logs[:, column].astype(float)
+        if len(self._of.places) > LARGE:
+            return own, self._of.common
+        return own, _median(np.delete(self._of.logs, column, axis=1))
+
+    def _read(self, cohort: int) -> "_RatesOfCohort":
+        places = np.flatnonzero(self._cohort == cohort)
         column = np.full(len(self._cohort), -1)
-        column[[*peers, place]] = np.arange(len(peers) + 1)
-        logs = np.full((len(self._rows), len(peers) + 1), np.nan, np.float32)
-        for tick, (places, values) in enumerate(self._rows):
-            here = column[places]
+        column[places] = np.arange(len(places))
+        logs = np.full((len(self._rows), len(places)), np.nan, np.float32)
+        for tick, (seen, values) in enumerate(self._rows):
+            here = column[seen]
             logs[tick, here[here >= 0]] = values[here >= 0]
-        own, others = logs[:, -1].astype(float), logs[:, :-1]
-        others = others[:, np.isfinite(others).any(axis=0)]
-        some, common = np.isfinite(others).any(axis=1), np.full(len(logs), np.nan)
-        if others.shape[1] >= FEWEST_PEERS and np.isfinite(own).any():
-            common[some] = np.nanmedian(others[some] - np.nanmedian(others, axis=0), axis=1)
-            own -= np.nanmedian(own)
-        return own, common
+        some = np.isfinite(logs).any(axis=0)
+        logs[:, some] -= np.nanmedian(logs[:, some], axis=0)
+        return _RatesOfCohort(cohort, places, logs, _median(logs))
+
+
+@dataclass(frozen=True)
+class _RatesOfCohort:
+    """The nodes of a cohort, the logs of their rates from what is usual for each, by tick and node, and the medians
+    of these by tick."""
+
+    number: int
+    places: Ints
+    logs: npt.NDArray[np.float32]
+    common: Floats
+
+
+def _median(logs: npt.NDArray[np.float32]) -> Floats:
+    """By tick; NaN for ticks without any value and for too few nodes."""
+    some, found = np.isfinite(logs).any(axis=1), np.full(len(logs), np.nan)
+    if np.count_nonzero(np.isfinite(logs).any(axis=0)) >= FEWEST_PEERS:
+        found[some] = np.nanmedian(logs[some], axis=1)
+    return found
 
 
 def _late(own: Floats, common: Floats, there: Bools, most: int) -> Floats | None:

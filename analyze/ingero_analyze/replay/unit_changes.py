@@ -95,7 +95,7 @@ def _of_cohort(time: Floats, source: Ints, logs: Floats, tick: float, of_times: 
         factors = np.sort(np.append(factors, PERCENT))
     if len(parts) >= FEWEST_PEERS:
         distance -= _common(time, distance, tick, factors)
-    peers = _Peers.of([distance[part] for part in parts])
+    peers = _UsualNodes.of([distance[part] for part in parts])
     for part in parts:
         own = distance[part]
         for far in (own > FAR / 2, own < -FAR / 2):
@@ -119,7 +119,7 @@ def _common(time: Floats, distance: Floats, tick: float, factors: Floats) -> Flo
 
 
 @dataclass(frozen=True)
-class _Peers:
+class _UsualNodes:
     """The nodes of a cohort that have its usual unit: what they differ by, how much one varies, how many they are."""
 
     between: float
@@ -127,7 +127,7 @@ class _Peers:
     count: int
 
     @classmethod
-    def of(cls, distances: list[Floats]) -> "_Peers":
+    def of(cls, distances: list[Floats]) -> "_UsualNodes":
         """By node how far its rows are from the level of the cohort."""
         medians = np.array([np.median(each) for each in distances])
         usual = np.flatnonzero(np.abs(medians) <= FAR / 2)
@@ -135,7 +135,7 @@ class _Peers:
         return cls(robust_spread(medians[usual]), float(np.median(within)), len(usual))
 
 
-def _factor(logs: Floats, own: Floats, far: Bools, peers: _Peers, factors: Floats) -> float | None:
+def _factor(logs: Floats, own: Floats, far: Bools, peers: _UsualNodes, factors: Floats) -> float | None:
     """By what the values that are far away are multiplied, if one of the factors explains them. `logs`: of the values
     of a source; `own`: how far they are from those of the cohort; `far`: the rows."""
     usual = np.abs(own) <= FAR / 2
