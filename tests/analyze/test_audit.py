@@ -39,6 +39,29 @@ def test_a_healthy_fleet_names_nobody(tmp_path: Path) -> None:
     assert "no chip and no node is slower than its like" in done.stdout
 
 
+@pytest.mark.parametrize("runs", [1, 4])
+def test_measurements_in_another_unit_are_converted_and_name_nobody(tmp_path: Path, runs: int) -> None:
+    lines = ["node,gpu,run,ms"]
+    for node, gpu, run_of, value in short({(4, 2): 0.3}, runs):
+        other = (node, gpu) == ("node-7", "1") or (node == "node-9" and run_of == 0)
+        lines.append(f"{node},{gpu},{run_of},{value / 1000 if other else value:.6f}")
+
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    (population,) = found["summary"]["populations"]
+    assert (
+        f"measurements that were converted, because they differ from most as two units do (1,000): {8 + runs}"
+        in (population["notes"])
+    )
+
+
+def test_a_chip_that_is_very_slow_by_no_factor_of_units_is_named(tmp_path: Path) -> None:
+    found = answer(written(tmp_path, results({(4, 2): math.log(700)})))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+
+
 def test_every_format_gives_the_same(tmp_path: Path) -> None:
     lines = results({(4, 2): 0.15})
     whole = answer(written(tmp_path, lines))["findings"]

@@ -21,6 +21,7 @@ from ingero_analyze.audit.chips import (
 from ingero_analyze.audit.columns import SHOWN, number_of_gpu, words_of
 from ingero_analyze.audit.inputs import AuditInput, told_apart
 from ingero_analyze.audit.labels import usual
+from ingero_analyze.audit.other_units import in_usual_unit
 from ingero_analyze.audit.result_columns import KINDS, NUMBER, ResultColumns
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
 from ingero_detect.audit.audit import Population
@@ -39,6 +40,8 @@ MIXED_VALUES: Final = (
     "values of one chip in one run differ by {:.0f} %, far more than chips and runs do: they may be of several "
     "benchmarks that no column tells apart; see --column benchmark=COLUMN"
 )
+
+OTHER_UNIT: Final = "measurements that were converted, because they differ from most as two units do (1,000): {}"
 
 ONLY_NUMBERS: Final = (
     "no column is known as the node, so the GPUs with one number are taken for one chip; if they are of several "
@@ -190,7 +193,8 @@ class PopulationBuilder:
         read = self.columns
         known, unit = np.unique(found.chip.codes[here], return_inverse=True)
         chip = unit
-        slowness = np.array(read.slowness)[here]
+        lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
+        slowness, odd = in_usual_unit(np.array(read.slowness)[here], of_times=lower)
         counted = read.counted and read.texts["run"].names and read.texts["time"].names
         day = texts["day"].codes[here] if counted else None
         number, rounds = runs_of_rows(
@@ -215,8 +219,8 @@ class PopulationBuilder:
         if of_nodes:
             node, groups = _racks(chip, found.group, here, len(known))
             group = np.full(len(groups), -1)
-        notes = (MIXED_VALUES.format(100 * apart),) if apart else ()
-        lower = texts["unit"].names[texts["unit"].codes[row]].endswith("lower")
+        mixed = (MIXED_VALUES.format(100 * apart),) if apart else ()
+        notes = (*mixed, OTHER_UNIT.format(odd)) if odd else mixed
         chips = [found.chip.names[one] for one in known.tolist()]
         days = _only(chip, texts["day"].codes[here], len(known))
         only_day = [texts["day"].names[day] if day >= 0 else "" for day in days.tolist()]
