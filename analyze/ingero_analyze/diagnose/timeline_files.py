@@ -37,6 +37,8 @@ class RecordedTimeline:
     """By the name of a rank, its host, where a column says it."""
     likely_unit: str = ""
     """The unit of times that nothing says, and that are no seconds."""
+    other_units: Mapping[str, float] = field(default_factory=dict)
+    """By the name of a rank, by what its times were multiplied, if they were in another unit than those of most."""
     stage_width: int | None = None
     """Ranks of a pipeline stage, where sends show a pipeline and nothing says which ranks are a stage."""
 
@@ -103,9 +105,9 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         _name_ranks_and_operations(finding, recorded)
     if "chores" in evidence:
         evidence["chores"]["ranks"] = [recorded.ranks[rank] for rank in evidence["chores"]["ranks"]]
-    note = _unit_note(recorded, evidence.get("step_seconds"))
-    if note:
-        evidence["note"] = note
+    notes = (_unit_note(recorded, evidence.get("step_seconds")), _other_units_note(recorded.other_units))
+    if any(notes):
+        evidence["note"] = "; ".join(filter(None, notes))
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
     if "stages" in evidence:
@@ -163,6 +165,18 @@ def _unit_note(recorded: RecordedTimeline, period: float | None) -> str:
     unit = recorded.read.get("units", {}).get("duration", "s")
     flag = "; if these are milliseconds, say --unit ms" if recorded.read else "; are these milliseconds?"
     return f"steps of {period:.4g} s: start and duration are read as {UNITS[unit]}{flag if unit == 's' else ''}"
+
+
+def _other_units_note(ranks: Mapping[str, float]) -> str:
+    """What to say of ranks whose times are in another unit than those of most."""
+    by_factor: dict[float, list[str]] = {}
+    for rank, factor in ranks.items():
+        by_factor.setdefault(factor, []).append(rank)
+    return "; ".join(
+        f"times of rank {', '.join(own)} were multiplied by {factor:g}: all are by about so much "
+        f"{'smaller' if factor > 1 else 'larger'} than those of other ranks, as in another unit"
+        for factor, own in by_factor.items()
+    )
 
 
 UNITS: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}

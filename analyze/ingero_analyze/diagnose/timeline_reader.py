@@ -12,6 +12,7 @@ from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks
 from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
 from ingero_analyze.diagnose.missing_starts import with_starts
+from ingero_analyze.diagnose.mixed_units import other_units
 from ingero_analyze.diagnose.sources import Problems, rank_of
 from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timed_cells import in_seconds
@@ -44,7 +45,7 @@ from ingero_analyze.diagnose.timeline_rows import (
 )
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import LATEST, TableBatch, read_columns
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, extremes
 
 TIMERS: Final = (
     (rank_timers.MARK, rank_timers.rows_of),
@@ -158,6 +159,7 @@ class _Table:
         units, again = converted[0][0], all(overlaid for _, overlaid in converted)
         columns = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
         lost = np.concatenate(self.lost)
+        multiplied = self._in_one_unit(columns, lost, again)
         self._lose_too_long(columns, lost)
         if again:
             _, step = ordered(self.vocabulary["step"], columns["step"])
@@ -198,7 +200,8 @@ class _Table:
             for rank, host in self.host_of.items()
             if rank >= 0 and hosts[host]
         }
-        return replace(found, hosts=host_of, read=_how_read(self.readings[0], units, found, again))
+        read = _how_read(self.readings[0], units, found, again)
+        return replace(found, hosts=host_of, read=read, other_units=multiplied)
 
     def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[tuple[str, str], bool]:
         """Convert the times of the parts of a file; the units of its starts and durations, and whether starts are
@@ -222,6 +225,24 @@ class _Table:
             for name, unit in zip(("start", "duration"), units, strict=True):
                 self.parts[place][name] = self.parts[place][name] * SECONDS_OF[unit]
         return units, again
+
+    def _in_one_unit(self, columns: Columns, lost: Bools, again: bool) -> dict[str, float]:
+        """Convert the times of ranks that are in another unit than those of most; these ranks, and by what their
+        times were multiplied."""
+        rank = np.where(lost, -1, columns["rank"])
+        factors = other_units(rank, columns["step"], columns["duration"], columns["kind"] == 0)
+        columns["duration"] = columns["duration"] * factors
+        laid_out = bool(self.readings[0].columns.operations)
+        names, found = list(self.vocabulary["rank"]), dict[str, float]()
+        for number in np.unique(columns["rank"][factors != 1]).tolist():
+            rows = np.flatnonzero(columns["rank"] == number)
+            factor = float(factors[rows][factors[rows] != 1][0])
+            if laid_out:
+                columns["start"][rows] = _following(columns["start"][rows], columns["duration"][rows])
+            elif again or (factors[rows] == factor).all():
+                columns["start"][rows] *= factors[rows] if again or _spans_differ(columns, number, factor) else 1.0
+            found[str(plain_name(names[number]))] = factor
+        return found
 
     def _lose_too_long(self, columns: Columns, lost: Bools) -> None:
         new = np.flatnonzero(~lost & (columns["duration"] > LATEST))
@@ -287,6 +308,23 @@ def _times_of_a_rank(rank: Ints, start: Floats, duration: Floats) -> tuple[float
     last = np.append(first[1:], len(order)) - 1
     spans = start[order][last] - start[order][first]
     return float(np.median(start)), float(np.median(spans)), float(np.median(np.add.reduceat(duration[order], first)))
+
+
+def _following(start: Floats, duration: Floats) -> Floats:
+    """Starts of the operations of a rank that follow one another without a break."""
+    order = np.argsort(start, kind="stable")
+    found, lasting = np.empty(len(start)), np.nan_to_num(duration[order])
+    found[order] = np.cumsum(lasting) - lasting
+    return found
+
+
+def _spans_differ(columns: Columns, rank: int, factor: float) -> bool:
+    """Whether the time for which the rank was recorded is closer to that of others if it is multiplied as well."""
+    known = np.isfinite(columns["start"]) & (columns["rank"] >= 0)
+    first, last = extremes(columns["start"][known], columns["rank"][known], int(columns["rank"].max()) + 1)
+    spans = last - first
+    usual, own = float(np.median(spans[np.isfinite(spans)])), float(spans[rank])
+    return min(own, usual) > 0 and bool(abs(np.log(own * factor / usual)) < abs(np.log(own / usual)))
 
 
 def _how_read(reading: FileReading, units: tuple[str, str], found: RecordedTimeline, again: bool) -> dict[str, Any]:
