@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.diagnose import deepspeed_timers, rank_timers
+from ingero_analyze.diagnose import deepspeed_timers, loop_logs, rank_timers
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
-from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
+from ingero_analyze.diagnose.columns import RECORD, SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
 from ingero_analyze.diagnose.missing_starts import with_starts
 from ingero_analyze.diagnose.mixed_units import other_units
-from ingero_analyze.diagnose.sources import Problems, rank_of
+from ingero_analyze.diagnose.sources import Problems, SourceError, rank_of, read_begin
 from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timed_cells import in_seconds
 from ingero_analyze.diagnose.timeline_files import (
@@ -48,10 +48,11 @@ from ingero_analyze.tables import LATEST, TableBatch, read_columns
 from ingero_detect.grouped import Bools, Floats, Ints, extremes
 
 TIMERS: Final = (
-    (rank_timers.MARK, rank_timers.rows_of),
-    (deepspeed_timers.MARK, deepspeed_timers.rows_of),
+    (lambda begin: rank_timers.MARK in begin, rank_timers.rows_of),
+    (lambda begin: deepspeed_timers.MARK.search(begin) is not None, deepspeed_timers.rows_of),
+    (loop_logs.are_of_loop, loop_logs.rows_of),
 )
-"""How logs of the timers of Megatron-LM and DeepSpeed are known, and read."""
+"""How logs of the timers of Megatron-LM, DeepSpeed and other loops are known, and read."""
 
 BEGIN_OF_LOG: Final = 1 << 20
 """Bytes of a log in a folder that show whether it has timers; settings and the start of the job come before them."""
@@ -59,7 +60,7 @@ BEGIN_OF_LOG: Final = 1 << 20
 
 def has_timers(begin: str) -> bool:
     """Whether a log that begins so has timers of ranks."""
-    return any(mark.decode() in begin for mark, _ in TIMERS)
+    return any(is_known(begin) for is_known, _ in TIMERS)
 
 
 def read_timeline(
@@ -75,14 +76,35 @@ def read_timeline(
     for file in files:
         consumed = 0
         reading = FileReading(dict(chosen or {}), by_file.get(file))
-        for batch in read_columns(file, reading.choose, table.add_ragged, json=True, marked=TIMERS):
-            if batch.rows:
-                table.add(batch, reading)
-            progress(batch.consumed - consumed)
-            consumed = batch.consumed
+        try:
+            for batch in read_columns(file, reading.choose, table.add_ragged, json=True, marked=TIMERS):
+                if batch.rows:
+                    table.add(batch, reading)
+                progress(batch.consumed - consumed)
+                consumed = batch.consumed
+        except TableError:
+            if _is_of_training(file):
+                raise TableError(file, NO_TIMERS) from None
+            raise
     if not table.rows:
         raise TableError(", ".join(files), problems.shown[0] if problems.count else "there are no rows")
     return table.timeline(", ".join(files))
+
+
+NO_TIMERS: Final = (
+    "this log of a training has no times of operations of each rank. What it has, such as losses, the time of whole "
+    f"steps or samples per second, is the same for all ranks of a synchronised job and tells none; {RECORD}"
+)
+
+
+def _is_of_training(file: str) -> bool:
+    """Whether a file that could not be read is the log of a training."""
+    try:
+        return file != "-" and loop_logs.is_of_training(
+            read_begin(Path(file), BEGIN_OF_LOG).decode("utf-8", "replace")
+        )
+    except SourceError:
+        return False
 
 
 def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
