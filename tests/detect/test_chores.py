@@ -69,12 +69,11 @@ def test_checkpoints_of_the_first_rank_and_logs_of_the_last_one_accuse_nobody_an
         assert chores["seconds_per_step"] == pytest.approx(1 / every, rel=0.01)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("slow", [None, 5])
-def test_a_restart_may_shift_the_rhythm_of_checkpoints(recorded: bool, slow: int | None) -> None:
+def test_a_restart_may_shift_the_rhythm_of_checkpoints(slow: int | None) -> None:
     pauses = pauses_of(0, [9, 19, 29, 38, 48, 58])
     pauses[:, 34] += 90.0
-    found = job(pauses, np.random.default_rng(3), slow, recorded)
+    found = job(pauses, np.random.default_rng(3), slow)
 
     assert (str(found.cause), found.ranks) == (("none", ()) if slow is None else ("node", (slow,)))
     assert (found.evidence["chores"]["ranks"], found.evidence["chores"]["every"]) == ([0], [10])
