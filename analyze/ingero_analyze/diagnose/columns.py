@@ -14,7 +14,7 @@ TIMES: Final = ("start", "duration", "end")
 PARTS: Final = ("node", "local_rank", "data_parallel", "stage", "tensor_parallel")
 """Roles of columns that name a rank together where no column does by itself."""
 
-ROLES: Final = ("rank", "op", "kind", *TIMES, "step", "group", "seq", *PARTS, "work")
+ROLES: Final = ("rank", "op", "kind", *TIMES, "step", "group", "seq", *PARTS, "work", "size")
 
 _STARTS: Final = ("start", "begin", "started", "begun")
 _ENDS: Final = ("end", "stop", "finish", "ended", "finished")
@@ -66,7 +66,14 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "local_rank": ("local rank", "gpu", "gpu id", "gpu index", "device", "device id"),
     "work": (
         "work", "tokens", "num tokens", "n tokens", "token count", "total tokens", "seqlen", "seq len",
-        "sequence length",
+        "sequence length", "expert tokens", "routed tokens", "tokens routed", "num tokens routed", "received tokens",
+        "tokens received", "recv tokens", "tokens recv", "local tokens", "tokens per rank", "processed tokens",
+        "tokens processed",
+    ),
+    "size": (
+        "size", "bytes", "size bytes", "nbytes", "num bytes", "message size", "message bytes", "msg size",
+        "msg size bytes", "data size", "data bytes", "all to all bytes", "alltoall bytes", "a2a bytes",
+        "all to all size", "alltoall size", "a2a size", "comm bytes",
     ),
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time."""
@@ -137,7 +144,7 @@ class TimelineColumns:
 
     def numbers(self) -> tuple[str, ...]:
         """The columns with numbers."""
-        return (*(self.roles[role] for role in (*TIMES, "work") if role in self.roles), *self.operations)
+        return (*(self.roles[role] for role in (*TIMES, "work", "size") if role in self.roles), *self.operations)
 
     def tells_unit(self) -> bool:
         """Whether names of columns say in which unit times are, as far as names do."""

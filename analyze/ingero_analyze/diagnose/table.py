@@ -34,6 +34,8 @@ SENTENCES: Final = {
     "none": "no rank delays the job",
     "operations": "rank {possible} has more to do in {ops}, or a fault shows there only; the rest it computes as "
     "fast as its peers",
+    "routed": "rank {possible} computes longer: more tokens may be routed to its experts, or it is slow; how many "
+    "tokens each rank has was not recorded",
 }
 
 NEXT: Final = {
@@ -60,6 +62,8 @@ NEXT: Final = {
     "one_rank": "give the files of all ranks, or say with --column rank=COLUMN what tells them apart in this one",
     "slow_groups": "give --topology to see what the slow groups share",
     "operations": "compare the tokens or the partition of these operations between ranks before you drain a node",
+    "routed": "record the tokens of each rank (column tokens) or the sizes of its all-to-all (column bytes), or "
+    "operations other than those of experts; meanwhile compare its GPU with those of its peers (--dcgm)",
     "unknown": "record more steps, or the work of operations (column work), and compare the GPUs of these ranks",
     "hang": "py-spy dump and the log of this rank; dmesg and nvidia-smi -q of its node",
     "no_dump": "is the process still there? its log, dmesg (XID, out of memory), and its node",

@@ -19,6 +19,7 @@ from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, step_period
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
 WORK: Final = "work"
+SIZE: Final = "size"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def assemble(
 ) -> RecordedTimeline:
     """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds.
 
-    The column `work` need not be there. `counted`: steps that were counted while all rows were there. While the
-    garbage of a program is collected its rank does nothing, so rows of that are left out.
+    The columns `work` and `size` need not be there. `counted`: steps that were counted while all rows were there.
+    While the garbage of a program is collected its rank does nothing, so rows of that are left out.
     """
     working = ~_called(columns["op"], list(vocabulary["op"]), _PAUSES)
     if working.any():
@@ -80,12 +81,14 @@ def assemble(
     if width is not None:
         # How long a rank of a pipeline waits depends on its stage, and who meets whom is not known.
         instance = np.full_like(instance, -1)
+    work = _work_of(rank, step, columns, list(vocabulary["op"]), collective)
     line = Timeline(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
         start=columns["start"], duration=columns["duration"],
-        instance=instance, stage=stage, data_parallel=replica, work=columns.get(WORK),
+        instance=instance, stage=stage, data_parallel=replica, work=work,
         group=np.where(collective, columns["group"], -1),
         sends=sends & (columns["group"] < 0), chores=_called(columns["op"], list(vocabulary["op"]), _CHORES),
+        routed=_routed(columns["op"], list(vocabulary["op"]), collective, work),
     )  # fmt: skip
     return RecordedTimeline(
         line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
@@ -254,6 +257,39 @@ def numbered(*keys: Ints) -> Ints:
     return found
 
 
+def _work_of(rank: Ints, step: Ints, columns: dict[str, Any], ops: list[str], collective: Bools) -> Floats | None:
+    """The work of operations as the file tells it; else of compute the size of what its rank exchanges with all in
+    the step, as far as that is known: that is what is routed to its experts."""
+    work: Floats | None = columns.get(WORK)
+    size = columns.get(SIZE)
+    if size is None or (work is not None and np.isfinite(work).any()):
+        return work
+    exchanged = collective & _called(columns["op"], ops, _TO_ALL) & np.isfinite(size)
+    if not exchanged.any():
+        return work
+    steps = int(step.max()) + 1
+    place = rank * steps + step
+    count = np.bincount(place[exchanged], minlength=len(rank) and int(place.max()) + 1)
+    total = np.bincount(place[exchanged], size[exchanged], len(count))
+    return np.where(~collective & (count[place] > 0), total[place], np.nan)
+
+
+def _routed(op: Ints, ops: list[str], collective: Bools, work: Floats | None) -> Bools | None:
+    """Compute that may be more for ranks to which more tokens are routed, of which no amount is known.
+
+    None of it where operations do not say which of them that is; `None` where no tokens are routed.
+    """
+    if work is not None and np.isfinite(work[~collective]).any():
+        return None
+    experts = ~collective & _called(op, ops, _OF_EXPERTS)
+    if experts.any():
+        return experts
+    if not (collective & _called(op, ops, _TO_ALL)).any():
+        return None
+    of_all = ~collective & _called(op, ops, _OF_ALL_WORK)
+    return ~collective if len(np.unique(op[~collective])) == 1 else of_all
+
+
 _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
 
 _CHORES: Final = re.compile(
@@ -261,6 +297,13 @@ _CHORES: Final = re.compile(
     r"mlflow|metrics|eval|evaluate|evaluation|validate|validation)\b"
 )
 """What few ranks do for all in some steps."""
+
+_TO_ALL: Final = re.compile(r"\ball ?to ?all\w*|\ba2a\b")
+_OF_EXPERTS: Final = re.compile(r"\b(?:experts?|moe|ffn moe|grouped ?gemm|group gemm)\b")
+_OF_ALL_WORK: Final = re.compile(
+    r"(?:forward|fwd|backward|bwd|compute|computation|comp|calc)(?: (?:pass|compute|time))?"
+)
+"""Exchanges that route tokens to experts, compute of these, and compute of whatever ranks do."""
 
 _PAUSES: Final = re.compile(r"\b(?:gc|garbage collect\w*)\b")
 """What is no work of a rank."""
