@@ -105,7 +105,9 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
         try:
             trace = trace_of(sources.read_json(data), file, problems)
             steps = {step for step, *_ in trace.steps}
+            found.cells[str(file)] = frozenset((str(trace.rank), step) for step in steps or {-1})
             if trace.rank in files and (not steps or not seen[trace.rank] or steps & seen[trace.rank]):
+                found.repeated += 1
                 raise SourceError(f"rank {trace.rank} was read from {files[trace.rank]} already")
             if not trace.collectives and not trace.work:
                 raise SourceError("neither collectives nor kernels are in the trace")

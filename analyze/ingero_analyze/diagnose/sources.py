@@ -112,6 +112,8 @@ class OperationRows:
 class SourceData:
     """The operations in files of one tool, the host of every rank, and counts of what was left out on purpose.
 
+    `cells`: by file of a rank, its steps, as pairs with the rank (-1 without steps); `repeated`: files of a rank and
+    steps that were read already.
     `read`: ranks of files that were read; as far as the files say so, `world`: how many ranks the job has, and
     `sizes` and `members` of groups by name.
     """
@@ -119,6 +121,8 @@ class SourceData:
     rows: OperationRows = field(default_factory=OperationRows)
     hosts: dict[str, str] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
+    cells: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    repeated: int = 0
     read: set[int] = field(default_factory=set)
     world: int = 0
     sizes: dict[str, int] = field(default_factory=dict)

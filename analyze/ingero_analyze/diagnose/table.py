@@ -79,6 +79,7 @@ MORE: Final = 1.05
 
 HEADLINES: Final = (
     "by",
+    "job",
     "reason",
     "also",
     "chores",
@@ -114,9 +115,10 @@ def headline(answer: dict[str, Any]) -> str:
         return HANGS[answer["kind"]].format(ranks=ranks or "none") + (f"; most likely: {likely}" if likely else "")
     if evidence.get("by") == "ras":
         return RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
+    of_job = f"in {evidence['job']}, " if "job" in evidence else ""
     if "reason" in evidence:
-        return f"nobody can be judged: {evidence['reason']}"
-    return _sentence(answer["kind"], answer["ranks"], evidence)
+        return f"{of_job}nobody can be judged: {evidence['reason']}"
+    return of_job + _sentence(answer["kind"], answer["ranks"], evidence)
 
 
 def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
@@ -224,6 +226,12 @@ OWN_LINES: Final = {
         f"once in {joined(value['every'])} steps rank {joined(value['ranks'])} does more, and all wait "
         f"({value['seconds_per_step']:.3g} s a step): checkpoints or logs, or a fault that keeps to this rhythm; "
         "ranks were compared without it"
+    ],
+    "jobs": lambda value: [
+        f"{job}: {found['kind']}"
+        + (f", rank {joined(found['ranks'])}" if found["ranks"] else "")
+        + (f", possible: rank {joined(found['possible'])}" if "possible" in found else "")
+        for job, found in _first(value)
     ],
     "not_recorded": lambda value: [f"not recorded: {value['count']} ranks, {joined(value['first'])}"],
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Reads operation timelines from CSV or Parquet files, and leaves out what cannot be compared."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from ingero_analyze.diagnose.columns import RECORD, SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
 from ingero_analyze.diagnose.missing_starts import with_starts
 from ingero_analyze.diagnose.mixed_units import other_units
+from ingero_analyze.diagnose.several_jobs import FileContent, jobs_of, names_of_jobs
 from ingero_analyze.diagnose.sources import Problems, SourceError, rank_of, read_begin
 from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timed_cells import in_seconds
@@ -71,6 +73,26 @@ def read_timeline(
 
     `chosen`: columns by role (`columns.ROLES`), others by their names; `unit`: of times whose columns name none.
     """
+    return _read_table(files, problems, progress, chosen, unit).timeline(", ".join(files))
+
+
+def read_timelines(
+    files: Sequence[str], problems: Problems, progress: Callable[[int], None], chosen: Mapping[str, str],
+    unit: str | None,
+) -> dict[str, RecordedTimeline]:  # fmt: skip
+    """Read files as `read_timeline` does, as a timeline for each job that they are of, by its name in their paths."""
+    table = _read_table(files, problems, progress, chosen, unit)
+    jobs = jobs_of(table.contents()) if len(files) > 1 else {}
+    if not jobs:
+        return {"": table.timeline(", ".join(files))}
+    problems.count, problems.shown = 0, []
+    return {job: read_timeline(own, problems, chosen=chosen, unit=unit) for job, own in jobs.items()}
+
+
+def _read_table(
+    files: Sequence[str], problems: Problems, progress: Callable[[int], None], chosen: Mapping[str, str] | None,
+    unit: str | None,
+) -> "_Table":  # fmt: skip
     by_file = _ranks_of_files(files, Path) or _ranks_of_files(files, lambda file: Path(file).parent)
     table = _Table(problems, unit)
     for file in files:
@@ -88,7 +110,7 @@ def read_timeline(
             raise
     if not table.rows:
         raise TableError(", ".join(files), problems.shown[0] if problems.count else "there are no rows")
-    return table.timeline(", ".join(files))
+    return table
 
 
 NO_TIMERS: Final = (
@@ -108,9 +130,13 @@ def _is_of_training(file: str) -> bool:
 
 
 def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
-    """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each."""
+    """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each in
+    every job that their paths tell."""
     found = {file: str(rank) for file in files if (rank := rank_of(named(file))) is not None}
-    return found if len(set(found.values())) == len(set(files)) > 1 else {}
+    jobs = names_of_jobs(dict.fromkeys(found, True))
+    places = {(jobs[file], rank) for file, rank in found.items()}
+    several = len(set(found.values())) > 1 and all(n > 1 for n in Counter(job for job, _ in places).values())
+    return found if len(places) == len(set(files)) and several else {}
 
 
 @dataclass
@@ -224,6 +250,21 @@ class _Table:
         }
         read = _how_read(self.readings[0], units, found, again)
         return replace(found, hosts=host_of, read=read, other_units=multiplied)
+
+    def contents(self) -> dict[str, FileContent]:
+        """What each file has."""
+        found: dict[str, FileContent] = {}
+        names, ops = list(self.vocabulary["rank"]), list(self.vocabulary["op"])
+        for part, lost, batch in zip(self.parts, self.lost, self.batches, strict=True):
+            cells = np.unique(np.stack([part["rank"], part["step"]])[:, ~lost], axis=1).T.tolist()
+            held = FileContent(
+                frozenset((names[rank], step) for rank, step in cells),
+                frozenset(ops[op] for op in np.unique(part["op"][~lost]).tolist()),
+                (float(part["start"][~lost].min(initial=np.inf)), float(part["start"][~lost].max(initial=-np.inf))),
+                float(part["duration"][~lost].sum()),
+            )
+            found[batch.file] = found[batch.file].joined(held) if batch.file in found else held
+        return found
 
     def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[tuple[str, str], bool]:
         """Convert the times of the parts of a file; the units of its starts and durations, and whether starts are
