@@ -306,6 +306,7 @@ def _of_jobs(module: Any, paths: Sequence[str], problems: Any, ports: dict[str, 
 def _of_recordings(module: Any, found: Any, problems: Any, ports: dict[str, Any] | None) -> Judged:
     """What the recordings of one job say."""
     from ingero_analyze.diagnose import absent_ranks as absence
+    from ingero_analyze.diagnose import kineto
     from ingero_analyze.diagnose.hosts import with_hosts
 
     recorded = found.rows.recorded()
@@ -313,6 +314,7 @@ def _of_recordings(module: Any, found: Any, problems: Any, ports: dict[str, Any]
         _end(problems, f"; files whose names end in {' or '.join(module.SUFFIXES)} are read")
     absent = absence.absent_ranks(recorded, found)
     answer = _verdict(recorded, ports, absence.comparable(recorded, absent))
+    answer = kineto.with_kernel_counts(answer, found.kernels)
     answer = absence.with_absent(answer, recorded, absent, problems)
     left_out = {name: count for name, count in found.left_out.items() if count}
     answer["evidence"] |= {"left_out": left_out} if left_out else {}

@@ -7,7 +7,7 @@ operations and the rest of the step show the same.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -114,6 +114,7 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
             files.setdefault(trace.rank, str(file))
             seen.setdefault(trace.rank, set()).update(steps)
             found.read.add(trace.rank)
+            found.kernels[str(trace.rank)] += len(trace.work)
             found.left_out += trace.left_out
             found.world = max(found.world, trace.world)
             found.sizes |= trace.sizes
@@ -132,6 +133,17 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     for name in groups[not stepped][1]:
         problems.add(name, f"left out: {words} in this trace, unlike in {len(used)} others")
     return found
+
+
+def with_kernel_counts(answer: dict[str, Any], kernels: Mapping[str, int]) -> dict[str, Any]:
+    """The answer with how many kernels the ranks of a heavy stage have over others: its rows are sums of these."""
+    evidence = answer["evidence"]
+    own = {str(rank) for rank in evidence.get("stage_ranks", ())}
+    others = [count for rank, count in kernels.items() if rank not in own]
+    if not own <= kernels.keys() or not own or not others:
+        return answer
+    more = float(np.median([kernels[rank] for rank in own])) / max(float(np.median(others)), 1.0)
+    return {**answer, "evidence": {**evidence, "operations_over_others": round(more, 4)}}
 
 
 def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:

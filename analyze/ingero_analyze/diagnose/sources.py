@@ -113,7 +113,7 @@ class SourceData:
     """The operations in files of one tool, the host of every rank, and counts of what was left out on purpose.
 
     `cells`: by file of a rank, its steps, as pairs with the rank (-1 without steps); `repeated`: files of a rank and
-    steps that were read already.
+    steps that were read already; `kernels`: by the name of a rank, how many operations of compute its files have.
     `read`: ranks of files that were read; as far as the files say so, `world`: how many ranks the job has, and
     `sizes` and `members` of groups by name.
     """
@@ -123,6 +123,7 @@ class SourceData:
     left_out: Counter[str] = field(default_factory=Counter)
     cells: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
     repeated: int = 0
+    kernels: Counter[str] = field(default_factory=Counter)
     read: set[int] = field(default_factory=set)
     world: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
