@@ -316,6 +316,9 @@ RING_SPREAD: Final = 0.02
 FEWEST_REPEATED: Final = 3
 """How often a rank does what ends steps, at least, in a recording of few steps."""
 
+MOST_UNEVEN: Final = 1.25
+"""Rows of compute of one rank over those of another from which a row of one is no row of the other."""
+
 MOST_PARTS: Final = 64
 REPEATED: Final = 0.9
 """Parts of a step at most, and which share of them must repeat."""
@@ -343,10 +346,11 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations, and so do
-    those in which a rank does something far less often than in others. In a recording of few steps only the layers of
-    a step are many: where the groups that meet often enough do not connect all ranks, an operation may end steps that
-    all ranks do only a few times.
+    n-th time that a rank performs an operation is step n, or all is one step where some ranks have far more rows of
+    compute than others, which are then no parts of a step that compare. Groups of other sizes make other operations,
+    and so do those in which a rank does something far less often than in others. In a recording of few steps only the
+    layers of a step are many: where the groups that meet often enough do not connect all ranks, or nothing else ends
+    steps, an operation may end steps that all ranks do only a few times.
     """
     groups = np.where(collective, group, -1)
     joined = _often_connected(rank, groups)
@@ -358,9 +362,13 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     # run beside computing change nothing in the order of what is computed.
     ends = _ends_of_runs(own, name)
     ends[computes] = _ends_of_runs(own[computes], name[computes])
-    last = None if joined else _last_of_step(own, name, ends, ~computes, FEWEST_REPEATED)
-    last = _last_of_step(own, name, ends, ~computes, FEWEST_STEPS) if last is None else last
+    fewest = (FEWEST_STEPS, FEWEST_REPEATED) if joined else (FEWEST_REPEATED,)
+    tried = (_last_of_step(own, name, ends, ~computes, least) for least in fewest)
+    last = next((op for op in tried if op is not None), None)
     if last is None:
+        of_rank = np.bincount(rank[~collective], minlength=int(rank.max()) + 1)
+        if of_rank.max() > MOST_UNEVEN * of_rank.min() > 0:
+            return np.zeros(len(start), np.int64)
         return occurrence(rank, op, np.where(collective, group, -1), start=start)
     ends &= name == last
     before: Ints = np.cumsum(ends) - ends
