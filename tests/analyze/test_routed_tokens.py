@@ -87,3 +87,38 @@ def test_without_an_exchange_with_all_a_rank_that_computes_longer_is_named(tmp_p
     compute = told["attention"] + told["experts"]
     answer = ask(tmp_path / "steps.csv", compute_s=compute, allreduce_s=told["waits"])
     assert (answer["kind"], answer["ranks"]) == ("node", [RANK])
+
+
+def traced(folder: Path, told: dict[str, Any], sizes: bool) -> dict[str, Any]:
+    """The verdict on profiler traces of the first steps, with one kernel for all compute before an exchange."""
+    compute = told["attention"] + told["experts"]
+    waits = compute.max(axis=1, keepdims=True) + 0.01 - compute
+    for rank in range(RANKS):
+        events, now = [], 0.0
+        for step in range(STEPS):
+            begin = now
+            for name, seconds, args in (
+                ("gemm", compute[step, rank], {}),
+                ("ncclDevKernel_SendRecv", waits[step, rank], {"Collective name": "all_to_allv"}),
+            ):
+                more = {"Process Group Name": "0", "Out msg nelems": int(told["tokens"][step, rank])}
+                named = {**args, **(more if sizes else {"Process Group Name": "0"})} if args else {}
+                events.append({"ph": "X", "cat": "kernel", "name": name, "ts": now * 1e6, "dur": seconds * 1e6,
+                               "args": named})  # fmt: skip
+                now += seconds
+            events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin * 1e6,
+                           "dur": (now - begin) * 1e6})  # fmt: skip
+        tree = {"deviceProperties": [], "distributedInfo": {"rank": rank, "world_size": RANKS}, "traceEvents": events}
+        (folder / f"rank{rank}.json").write_text(json.dumps(tree))
+    done = CliRunner().invoke(main, ["diagnose", "--kineto", str(folder), "--json"])
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("sizes", [False, True])
+def test_traces_tell_how_much_a_rank_receives(tmp_path: Path, slow: bool, sizes: bool) -> None:
+    answer = traced(tmp_path, job(hot=not slow, slow=slow), sizes)
+    named = ("node", [RANK]) if slow else ("sequence_imbalance", [])
+    assert (answer["kind"], answer["ranks"]) == (named if sizes else ("unknown", []))

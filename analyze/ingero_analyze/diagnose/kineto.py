@@ -5,6 +5,7 @@ kernels in a step is the rank's own work. Sends and receives show the stages of 
 operations and the rest of the step show the same.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -82,6 +83,8 @@ class KinetoTrace:
     exchanges: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many sends and receives of a kind were read, by operation and group."""
     world: int = 0
+    received: dict[float, float] = field(default_factory=dict)
+    """By the start of a collective, how many elements it gives the rank, where its kernel says that."""
     sizes: dict[str, int] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of groups by name, as far as they are known."""
@@ -219,6 +222,9 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
         group = _between(trace, op.lower(), group, whole(args.get(_PEERS.get(op.lower(), ""))))
         seq = trace.exchanges[op, group]
         trace.exchanges[op, group] += 1
+    elements = number(args.get("Out msg nelems"))
+    if elements is not None:
+        trace.received[start] = elements
     trace.collectives.append((op, group, -1 if seq is None else seq, start, duration))
 
 
@@ -296,7 +302,9 @@ def fill(rows: OperationRows, trace: KinetoTrace) -> RankWork:
         place = int(np.searchsorted(starts, start, side="right")) - 1
         if len(numbers) and place < 0:
             continue
-        rows.add(rank, op, start, duration, group=group, seq=seq, step=numbers[place] if len(numbers) else -1)
+        step = numbers[place] if len(numbers) else -1
+        size = trace.received.get(start, math.nan)
+        rows.add(rank, op, start, duration, group=group, seq=seq, step=step, size=size)
     own = RankWork(rank, {}, {})
     work = sorted(trace.work)
     moments = [start for start, *_ in work]

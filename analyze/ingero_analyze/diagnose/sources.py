@@ -1,5 +1,6 @@
 """Common parts of readers of other tools' files: finding files, size limits, problems, and what files can show."""
 
+import math
 import re
 from array import array
 from collections import Counter
@@ -75,9 +76,9 @@ class OperationRows:
 
     def add(
         self, rank: str, op: str, start: float, duration: float, *, group: str = "", seq: int = -1, step: int = -1,
-        collective: bool = True,
+        collective: bool = True, size: float = math.nan,
     ) -> None:  # fmt: skip
-        """Add one operation, seconds. Raises `SourceError` when there are too many."""
+        """Add one operation, seconds; `size`: what it moves. Raises `SourceError` when there are too many."""
         if len(self) >= MAX_ROWS:
             raise SourceError(f"more than {MAX_ROWS} operations")
         columns, words = self._columns, self._words
@@ -89,6 +90,7 @@ class OperationRows:
         columns["duration"].append(duration)
         columns["step"].append(step)
         columns["seq"].append(seq)
+        columns["size"].append(size)
 
     def recorded(self) -> RecordedTimeline | None:
         """The rows as a timeline like the CSV reader's; `None` without rows."""
@@ -132,6 +134,7 @@ class SourceData:
 
 _TYPES: Final = {
     "rank": "i", "op": "i", "kind": "b", "group": "i", "start": "d", "duration": "d", "step": "q", "seq": "q",
+    "size": "d",
 }  # fmt: skip
 
 
