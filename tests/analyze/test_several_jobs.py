@@ -119,3 +119,33 @@ def test_parts_of_one_job_are_no_jobs() -> None:
         assert jobs_of(parts) == {}, parts
     same = {"a.csv": FileContent(cells(whole, range(9))), "b.csv": FileContent(cells(range(4), range(9)))}
     assert jobs_of(same) == {"a.csv": ["a.csv"], "b.csv": ["b.csv"]}
+
+
+def test_attempts_of_a_launcher_are_runs_of_the_ranks_that_folders_say(tmp_path: Path) -> None:
+    for attempt, late in enumerate((None, 3)):
+        times = job(6, 0.1, late)
+        for rank in range(6):
+            folder = tmp_path / "run" / f"attempt_{attempt}" / str(rank)
+            folder.mkdir(parents=True)
+            lines = [
+                "step={} forward_s={} backward_s={} allreduce_s={}\n".format(step, *cells)
+                for step, cells in enumerate(times[:, rank].tolist())
+            ]
+            (folder / "stdout.log").write_text("".join(lines))
+            (folder / "stderr.log").write_text("WARNING: nothing\n")
+    answer = json.loads(ask(tmp_path, "--json").stdout)
+    assert (answer["kind"], answer["ranks"], answer["evidence"]["job"]) == ("node", [3], "attempt_1")
+
+
+def test_two_jobs_in_one_file_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "steps.csv"
+    with file.open("w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(("rank", "step", "forward_s", "backward_s", "allreduce_s"))
+        for times in (job(8, 0.1), job(4, 0.15, late=2)):
+            for step, rank in np.ndindex(*times.shape[:2]):
+                rows.writerow((rank, step, *times[step, rank].tolist()))
+    done = CliRunner().invoke(main, ["diagnose", str(file), "--quiet"])
+    assert done.exit_code == 2
+    assert "ranks 0, 1, 2, 3 have the rows of two processes each" in done.stderr
+    assert "recordings of two jobs, or runs of one; give each by itself" in done.stderr

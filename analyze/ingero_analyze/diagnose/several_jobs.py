@@ -9,8 +9,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_analyze.diagnose.sources import rank_of
-
 FEWEST_RANKS: Final = 2
 """Ranks of a job at least: files of one rank each are parts of one."""
 
@@ -59,7 +57,8 @@ class FileContent:
 def jobs_of(contents: Mapping[str, FileContent], shared: float = SHARED) -> dict[str, list[str]]:
     """The files of each job by what their paths call it; empty where all may be of one job, none of which share so
     many steps of ranks."""
-    called = names_of_jobs({file: len(content.ranks) == 1 for file, content in contents.items()})
+    called = names_of_jobs({file: next(iter(own)) if len(own := content.ranks) == 1 else None
+                            for file, content in contents.items()})  # fmt: skip
     jobs: dict[str, list[str]] = {}
     for file, name in called.items():
         jobs.setdefault(name, []).append(file)
@@ -72,25 +71,25 @@ def jobs_of(contents: Mapping[str, FileContent], shared: float = SHARED) -> dict
     return jobs if any(one.is_of_another_job(other, shared) for one, other in combinations(whole, 2)) else {}
 
 
-def names_of_jobs(of_one_rank: Mapping[str, bool]) -> dict[str, str]:
+def names_of_jobs(rank_of_file: Mapping[str, str | None]) -> dict[str, str]:
     """By file, what its path says of its job: where it differs from others first, without the rank of a file that is
-    of one rank."""
-    if len(of_one_rank) < FEWEST_RANKS:
-        return dict.fromkeys(of_one_rank, "")
-    common = os.path.commonpath([Path(file).absolute().parent for file in of_one_rank])
-    parts = {file: Path(file).absolute().relative_to(common).parts for file in of_one_rank}
-    found = {}
-    for file, single in of_one_rank.items():
-        first = parts[file][0]
-        ranks = {str(rank_of(Path(other))) for other in parts if parts[other][0] == first and of_one_rank[other]}
-        found[file] = _without_rank(first) if single and len(ranks) == 1 else first
-    return found
+    of one rank (`None`: of several)."""
+    if len(rank_of_file) < FEWEST_RANKS:
+        return dict.fromkeys(rank_of_file, "")
+    common = os.path.commonpath([Path(file).absolute().parent for file in rank_of_file])
+    first = {file: Path(file).absolute().relative_to(common).parts[0] for file in rank_of_file}
+    ranks: dict[str, set[str | None]] = {}
+    for file, rank in rank_of_file.items():
+        ranks.setdefault(first[file], set()).add(rank)
+    return {
+        file: _without_rank(name, *ranks[name]) if len(ranks[name]) == 1 else name for file, name in first.items()
+    }
 
 
-def _without_rank(name: str) -> str:
+def _without_rank(name: str, rank: str | None) -> str:
     """The name of a file or folder without the number of its rank."""
-    rank = rank_of(Path(name))
-    numbers = [found for found in re.finditer(r"\d+", name) if rank is not None and int(found[0]) == rank]
+    digits = str(rank or "").rpartition(" ")[2]
+    numbers = [found for found in re.finditer(r"\d+", name) if digits.isdecimal() and int(found[0]) == int(digits)]
     return name if not numbers else name[: numbers[-1].start()] + "*" + name[numbers[-1].end() :]
 
 

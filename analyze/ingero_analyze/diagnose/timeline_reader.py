@@ -56,6 +56,9 @@ TIMERS: Final = (
 )
 """How logs of the timers of Megatron-LM, DeepSpeed and other loops are known, and read."""
 
+MOST_TWICE: Final = 0.25
+"""Share of ranks that two processes claim from which there are two jobs."""
+
 BEGIN_OF_LOG: Final = 1 << 20
 """Bytes of a log in a folder that show whether it has timers; settings and the start of the job come before them."""
 
@@ -133,7 +136,7 @@ def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[
     """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each in
     every job that their paths tell."""
     found = {file: str(rank) for file in files if (rank := rank_of(named(file))) is not None}
-    jobs = names_of_jobs(dict.fromkeys(found, True))
+    jobs = names_of_jobs(found)
     places = {(jobs[file], rank) for file, rank in found.items()}
     several = len(set(found.values())) > 1 and all(n > 1 for n in Counter(job for job, _ in places).values())
     return found if len(places) == len(set(files)) and several else {}
@@ -227,6 +230,7 @@ class _Table:
                 "choose the column that tells ranks with --column rank=COLUMN",
             )  # fmt: skip
         twice = ranks_claimed_twice(sound) if (~lost).any() else []
+        self._refuse_two_jobs(files, twice)
         for rank in twice:
             self._leave_out(columns, rank, "has the rows of two processes, which overlap in time or in steps")
         keep = ~np.isin(columns["rank"], twice)
@@ -288,6 +292,16 @@ class _Table:
             for name, unit in zip(("start", "duration"), units, strict=True):
                 self.parts[place][name] = self.parts[place][name] * SECONDS_OF[unit]
         return units, again
+
+    def _refuse_two_jobs(self, files: str, twice: Sequence[int]) -> None:
+        """`TableError` where so many ranks are claimed by two processes that there are two jobs."""
+        names = list(self.vocabulary["rank"])
+        if len(twice) > max(1, MOST_TWICE * len(names)):
+            told = ", ".join(names[rank] for rank in twice[:8])
+            raise TableError(
+                files, f"ranks {told} have the rows of two processes each, which overlap in time or in steps: these "
+                "are recordings of two jobs, or runs of one; give each by itself",
+            )  # fmt: skip
 
     def _in_one_unit(self, columns: Columns, lost: Bools, again: bool) -> dict[str, float]:
         """Convert the times of ranks that are in another unit than those of most; these ranks, and by what their
