@@ -638,7 +638,7 @@ def steps_of_ranks(late: int | None) -> list[dict[str, float]]:
         computed[:, late] *= 1.3
     waits = computed.max(axis=1, keepdims=True) - computed + 20
     return [
-        {"rank": rank, "step": step, "compute": computed[step, rank], "wait": waits[step, rank]}
+        {"rank": rank, "step": step, "compute": float(computed[step, rank]), "wait": float(waits[step, rank])}
         for step, rank in np.ndindex(steps, ranks)
     ]
 
