@@ -182,7 +182,7 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
         whole = rows if rows != [whole] or _values(whole, is_value) else _of_columns(whole)
     found = [with_lists(each) for each in whole if isinstance(each, dict)]
     if is_value is None:
-        yield from map(_flat, _values_of(_unnested(found)))
+        yield from map(_flat, _values_of(_unnested(_unnested(found))))
         return
     yield from (_flat(_with_brackets(row)) for each in found for row in _unfolded(each, is_value))
 

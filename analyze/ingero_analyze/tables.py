@@ -161,8 +161,8 @@ Rows = tuple[list[str], Iterator[tuple[int, Row]]]
 RowsOf = Callable[[bytes, json_tables.LineStream, json_tables.Fail], Iterator[tuple[int, Row]]]
 """Reads rows of a stream, of which something was read before, with their line numbers."""
 
-Marked = tuple[bytes, RowsOf]
-"""A text that shows files of one kind, and what reads their rows."""
+Marked = tuple[Callable[[str], bool], RowsOf]
+"""Whether a text that begins so is one of some kind, and what reads its rows."""
 
 ReadText = Callable[[str], Rows | None]
 """Reads text of one kind; None for any other."""
@@ -187,7 +187,7 @@ def read_columns(
     """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
 
     With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of logs are
-    rows. `marked`: texts, and what reads the rows of files that have one of them near their begin.
+    rows. `marked`: kinds of texts that are known by their begin, and what reads their rows.
     """
     try:
         import pyarrow  # noqa: F401
@@ -201,8 +201,9 @@ def read_columns(
         if marked:
             begin = stream.read(MARKED_BYTES)
             source = _Counted(stream, begin)
-            for text, rows_of in marked:
-                if text in begin:
+            text = begin.decode("utf-8", "replace")
+            for is_known, rows_of in marked:
+                if is_known(text):
                     yield from _objects(file, b"", source, choose, skip, consumed, rows_of)
                     return
         yield from _text_rows(file, source, choose, skip, json, consumed)

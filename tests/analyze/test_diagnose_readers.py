@@ -746,3 +746,10 @@ def test_two_kinds_of_files_at_once_are_refused() -> None:
     assert status == 2
     assert "cannot be judged together" in errors
     assert ask()[2] == 2
+
+
+def test_of_traces_kernels_are_counted_and_not_the_sums_that_stand_for_them() -> None:
+    answer = {"kind": "stage_imbalance", "evidence": {"stage_ranks": [1], "operations_over_others": 1.5}}
+    counted = kineto.with_kernel_counts(answer, {"0": 100, "1": 101, "2": 100})
+    assert counted["evidence"]["operations_over_others"] == 1.01
+    assert kineto.with_kernel_counts(answer, {"0": 100, "2": 100}) == answer

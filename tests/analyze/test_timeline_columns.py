@@ -601,6 +601,8 @@ OPERATIONS = {
         ["fwd", "bwd"],
     ),
     "one alone": ("fwd_ms, step_time_ms", []),
+    "all computing alone": ("compute_ms, step_time_ms", ["compute"]),
+    "computing and waiting": ("compute, wait", ["compute", "wait"]),
     "with names of operations only": (
         "loss, dataloader, forward_attn, backward, dp_all_reduce, forward_flops, lr, optimizer",
         ["dataloader", "forward attn", "backward", "dp all reduce", "optimizer"],
@@ -615,9 +617,76 @@ def test_columns_of_operations_are_those_of_times_of_parts(names: str, operation
     assert list(operation_columns(names.split(", ")).values()) == operations
 
 
-def test_the_times_of_whole_steps_alone_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text("rank,step,step_time_ms,std_ms,start_ms\n0,0,1,1,1\n")
+@pytest.mark.parametrize(
+    "text",
+    ["rank,step,step_time_ms,std_ms,start_ms\n0,0,1,1,1\n", "step,rank0_step_ms,rank1_step_ms\n0,1,1\n"],
+    ids=["rows of ranks", "columns of ranks"],
+)
+def test_the_times_of_whole_steps_alone_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log.csv").write_text(text)
 
     done = run(tmp_path / "log.csv")
 
     assert (done.exit_code, "the time of whole steps tells no rank" in done.stderr) == (2, True)
+
+
+def steps_of_ranks(late: int | None) -> list[dict[str, float]]:
+    """A row for each step of a rank: milliseconds of computing and of waiting, together the same for all."""
+    rng, ranks, steps = np.random.default_rng(6), 8, 30
+    computed = 100 * (1 + 0.01 * rng.normal(size=(steps, ranks)))
+    if late is not None:
+        computed[:, late] *= 1.3
+    waits = computed.max(axis=1, keepdims=True) - computed + 20
+    return [
+        {"rank": rank, "step": step, "compute": float(computed[step, rank]), "wait": float(waits[step, rank])}
+        for step, rank in np.ndindex(steps, ranks)
+    ]
+
+
+def _by_column(rows: list[dict[str, float]], name: str) -> str:
+    steps = sorted({row["step"] for row in rows})
+    header = ",".join(["step", *(name.format(op=op, rank=rank) for rank in range(8) for op in ("compute", "wait"))])
+    lines = []
+    for step in steps:
+        own = sorted((row for row in rows if row["step"] == step), key=lambda row: row["rank"])
+        lines.append(",".join([str(step), *(str(row[op]) for row in own for op in ("compute", "wait"))]))
+    return "\n".join([header, *lines])
+
+
+def _nested(rows: list[dict[str, float]]) -> str:
+    ranks = {
+        str(rank): {"host": "n", "steps": [{k: row[k] for k in ("step", "compute", "wait")} for row in rows
+                                           if row["rank"] == rank]}
+        for rank in range(8)
+    }  # fmt: skip
+    return json.dumps({"world_size": 8, "ranks": ranks})
+
+
+EXPORTS: dict[str, tuple[str, Callable[[list[dict[str, float]]], str]]] = {
+    "waits without a unit": ("csv", lambda rows: "rank,step,compute,wait\n" + "".join(
+        f"{row['rank']},{row['step']},{row['compute']},{row['wait']}\n" for row in rows)),
+    "computing and idle time": ("csv", lambda rows: "rank,step,gpu_time_ms,idle_ms\n" + "".join(
+        f"{row['rank']},{row['step']},{row['compute']},{row['wait']}\n" for row in rows)),
+    "computing alone": ("csv", lambda rows: "rank,step,compute_ms\n" + "".join(
+        f"{row['rank']},{row['step']},{row['compute']}\n" for row in rows)),
+    "a row for each operation": ("csv", lambda rows: "rank,step,phase,ms\n" + "".join(
+        f"{row['rank']},{row['step']},{op},{row[op]}\n" for row in rows for op in ("compute", "wait"))),
+    "an index of ranks": ("csv", lambda rows: _by_column(rows, "{op}_ms[{rank}]")),
+    "names of ranks first": ("csv", lambda rows: _by_column(rows, "rank_{rank}_{op}_ms")),
+    "an object of the rank in each line": ("jsonl", lambda rows: "".join(
+        json.dumps({"meta": {"rank": row["rank"]}, "step": row["step"],
+                    "time": {"compute": row["compute"], "wait": row["wait"]}}) + "\n" for row in rows)),
+    "steps within ranks": ("json", _nested),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "text"), EXPORTS.values(), ids=EXPORTS)
+@pytest.mark.parametrize("late", [None, CULPRIT])
+def test_tables_of_steps_are_read_however_they_are_exported(
+    tmp_path: Path, ending: str, text: Callable[[list[dict[str, float]]], str], late: int | None
+) -> None:
+    (tmp_path / f"steps.{ending}").write_text(text(steps_of_ranks(late)))
+
+    found = answer(tmp_path / f"steps.{ending}")
+
+    assert (found["kind"], found["ranks"]) == (("none", []) if late is None else ("node", [late]))

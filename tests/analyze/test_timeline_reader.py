@@ -214,3 +214,29 @@ def test_steps_are_counted_whole_where_computing_divides_the_run_that_ends_them(
     known = np.tile(np.repeat(np.arange(12), len(step)), 2)
     later = np.tile(np.isin(np.arange(len(names)) % len(step), (8, 9)), 2)
     assert (found[~later] == known[~later]).all() and (found[later] == known[later] + 1).all()
+
+
+def without_steps(times: int, meetings: int) -> Any:
+    """Steps of three stages without numbers: the last one computes forward and backward in one row; they exchange,
+    and meet in an operation of all, only so often."""
+    compute, receive, send, meet = range(4)
+    calls = {
+        0: (compute, send, receive, compute),
+        1: (receive, compute, send, receive, compute, send),
+        2: (receive, compute, send),
+    }
+    rows: list[tuple[int, int, int, float]] = []
+    for rank, own in calls.items():
+        for time in range(times):
+            for place, op in enumerate(own):
+                pair = rank if (op, place) in ((send, 1), (send, 2), (receive, 3)) and rank < 2 else rank - 1
+                rows.append((rank, op, max(pair, 0) if op else -1, time + place / 10))
+            if (time + 1) % (times // meetings) == 0:
+                rows.append((rank, meet, 2, time + 0.9))
+    rank_of, op_of, group, start = (np.array(column) for column in zip(*rows, strict=True))
+    return counted_steps(rank_of, op_of, group, start.astype(float), op_of > 0)
+
+
+def test_microbatches_of_a_pipeline_are_no_steps_where_ranks_compute_in_rows_that_do_not_compare() -> None:
+    assert without_steps(40, 5).max() == 4
+    assert not without_steps(40, 2).any()

@@ -69,6 +69,25 @@ def test_checkpoints_of_the_first_rank_and_logs_of_the_last_one_accuse_nobody_an
         assert chores["seconds_per_step"] == pytest.approx(1 / every, rel=0.01)
 
 
+@pytest.mark.parametrize("slow", [None, 5])
+def test_a_restart_may_shift_the_rhythm_of_checkpoints(slow: int | None) -> None:
+    pauses = pauses_of(0, [9, 19, 29, 38, 48, 58])
+    pauses[:, 34] += 90.0
+    found = job(pauses, np.random.default_rng(3), slow)
+
+    assert (str(found.cause), found.ranks) == (("none", ()) if slow is None else ("node", (slow,)))
+    assert (found.evidence["chores"]["ranks"], found.evidence["chores"]["every"]) == ([0], [10])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stalls_at_random_before_and_after_a_restart_are_no_chore(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pauses = pauses_of(0, rng.choice(STEPS - 1, 8, replace=False).tolist())
+    pauses[:, 34] += 90.0
+
+    assert "chores" not in job(pauses, rng).evidence
+
+
 def test_a_chore_that_only_the_waits_of_the_others_show_accuses_nobody() -> None:
     for seed in range(3):
         rng = np.random.default_rng(seed)

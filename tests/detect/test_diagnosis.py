@@ -29,7 +29,7 @@ from ingero_detect.ranks.timeline import Timeline
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, as_timeline, interleaved, layered, ring, varying
+from timelines import Table, as_timeline, interleaved, layered, pipeline, ring, varying
 
 
 def test_a_rank_late_by_as_much_as_its_jitter_is_named_mostly_and_an_innocent_never() -> None:
@@ -686,6 +686,32 @@ def test_few_steps_name_a_rank_that_is_far_behind_in_all_of_them_and_clear_nobod
         assert [diagnose(as_timeline(table)).ranks for table in (late, waiting)] == [(5,), (5,)]
         assert (str(found.cause), found.ranks, found.evidence["steps_needed"]) == ("unknown", (), 8)
         assert str(steps) in found.evidence["reason"]
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_of_four_ranks_few_steps_name_one_far_beyond_what_chips_differ_by_and_call_another_possible(
+    steps: int,
+) -> None:
+    for seed in range(10):
+        far, near, healthy = (
+            diagnose(
+                as_timeline(ring(np.random.default_rng(seed), 4, steps=steps, late=late, jitter=0.01, culprit=3))
+            )
+            for late in (0.5, 0.12, 0.0)
+        )
+        assert (str(far.cause), far.ranks) == ("node", (3,))
+        assert (str(near.cause), near.ranks, near.evidence["possible"]) == ("unknown", (), [3])
+        assert (str(healthy.cause), "possible" in healthy.evidence) == ("unknown", False)
+
+
+@pytest.mark.parametrize("steps", [3, 5, 20])
+def test_one_slow_rank_of_two_in_a_stage_makes_no_stage_uneven(steps: int) -> None:
+    for seed in range(5):
+        table = pipeline(np.random.default_rng(seed), 4, 2, steps, heavy=0.0, culprit=3, late=0.3)
+        found = diagnose(as_timeline(table))
+
+        assert str(found.cause) == ("node" if steps > 8 else "unknown")
+        assert found.ranks == (3,) or 3 in found.evidence["possible"]
 
 
 @pytest.mark.parametrize("steps", [3, 5, 7])

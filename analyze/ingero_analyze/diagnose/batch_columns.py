@@ -22,7 +22,7 @@ from ingero_analyze.diagnose.missing_starts import BEGIN
 from ingero_analyze.diagnose.rank_columns import columns_of_ranks
 from ingero_analyze.diagnose.sources import Problems
 from ingero_analyze.diagnose.step_times import STEP
-from ingero_analyze.diagnose.timeline_files import OPTIONAL, WORK
+from ingero_analyze.diagnose.timeline_files import OPTIONAL, SIZE, WORK
 from ingero_analyze.diagnose.timeline_rows import Columns
 from ingero_analyze.member_columns import ColumnsOfMembers
 from ingero_analyze.tables import TableBatch
@@ -121,6 +121,8 @@ def columns_of(
         found["duration"] = found["end"] * reading.columns.ends_per_start - found["start"]
     found.pop("end", None)
     found.setdefault(WORK, np.full(batch.rows, np.nan))
+    sizes = batch.numbers_or_nan(roles[SIZE]) if SIZE in roles else np.full(batch.rows, np.nan)
+    found[SIZE] = np.where(sizes >= 0, sizes, np.nan)
     lose(found["duration"] < 0, roles.get("duration") or roles["end"], "a duration is never negative")
     return found, lost
 

@@ -14,7 +14,10 @@ TIMES: Final = ("start", "duration", "end")
 PARTS: Final = ("node", "local_rank", "data_parallel", "stage", "tensor_parallel")
 """Roles of columns that name a rank together where no column does by itself."""
 
-ROLES: Final = ("rank", "op", "kind", *TIMES, "step", "group", "seq", *PARTS, "work")
+_PLACES: Final = ("rank", "step", "group", "seq", *PARTS)
+"""Roles whose columns may be those of objects within rows."""
+
+ROLES: Final = ("rank", "op", "kind", *TIMES, "step", "group", "seq", *PARTS, "work", "size")
 
 _STARTS: Final = ("start", "begin", "started", "begun")
 _ENDS: Final = ("end", "stop", "finish", "ended", "finished")
@@ -40,6 +43,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "duration": (
         "duration", "dur", "elapsed", "elapsed time", "duration time", "time taken", "latency", "length", "runtime",
         "exec time", "execution time", "wait", "wait time", "waiting time", "blocked", "blocked time",
+        "ms", "us", "ns", "seconds", "milliseconds", "microseconds",
     ),
     "end": (*_instants(_ENDS), "t1"),
     "step": (
@@ -66,7 +70,14 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "local_rank": ("local rank", "gpu", "gpu id", "gpu index", "device", "device id"),
     "work": (
         "work", "tokens", "num tokens", "n tokens", "token count", "total tokens", "seqlen", "seq len",
-        "sequence length",
+        "sequence length", "expert tokens", "routed tokens", "tokens routed", "num tokens routed", "received tokens",
+        "tokens received", "recv tokens", "tokens recv", "local tokens", "tokens per rank", "processed tokens",
+        "tokens processed",
+    ),
+    "size": (
+        "size", "bytes", "size bytes", "nbytes", "num bytes", "message size", "message bytes", "msg size",
+        "msg size bytes", "data size", "data bytes", "all to all bytes", "alltoall bytes", "a2a bytes",
+        "all to all size", "alltoall size", "a2a size", "comm bytes",
     ),
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time."""
@@ -105,7 +116,7 @@ _EXCHANGES: Final = re.compile(
 )
 """Names of collectives; the last two are timers of Megatron-LM around a norm and a flag of all ranks."""
 
-_WHOLE: Final = frozenset(("gather", "scatter", "reduce", "wait", "waiting", "blocked"))
+_WHOLE: Final = frozenset(("gather", "scatter", "reduce", "wait", "waiting", "blocked", "idle"))
 """Names of collectives, or of waiting in them, that within a longer name are those of kernels or of other waits."""
 
 
@@ -137,7 +148,7 @@ class TimelineColumns:
 
     def numbers(self) -> tuple[str, ...]:
         """The columns with numbers."""
-        return (*(self.roles[role] for role in (*TIMES, "work") if role in self.roles), *self.operations)
+        return (*(self.roles[role] for role in (*TIMES, "work", "size") if role in self.roles), *self.operations)
 
     def tells_unit(self) -> bool:
         """Whether names of columns say in which unit times are, as far as names do."""
@@ -222,17 +233,20 @@ RECORD: Final = (
 )
 
 
+WHOLE_STEPS: Final = (
+    "the time of whole steps tells no rank: in a synchronised job it is the same for all. Give the times of "
+    "computing and of collectives (as forward_ms and allreduce_ms) or traces of PyTorch's profiler (--kineto), or "
+    "audit ranks that do not wait for each other (ingero-fleet audit)"
+)
+
+
 def _refuse(names: Sequence[str], found: TimelineColumns, missing: Sequence[str], by_file: bool) -> None:
     """`ValueError` for columns that are missing or there twice."""
     ranked = "rank" in found.roles or found.rank_parts() or by_file
     missing = [*missing, *(() if ranked else ("rank",))]
     if missing:
         if not {"op", "duration", "end"} & set(found.roles) and any(map(is_of_whole_steps, names)):
-            raise ValueError(
-                "the time of whole steps tells no rank: in a synchronised job it is the same for all. Give the times "
-                "of computing and of collectives (as forward_ms and allreduce_ms) or traces of PyTorch's profiler "
-                "(--kineto), or audit ranks that do not wait for each other (ingero-fleet audit)"
-            )
+            raise ValueError(WHOLE_STEPS)
         which = " and ".join(f"{role!r}" for role in missing)
         instead = f". If these are no times of operations, {RECORD}" if {"op", "duration"} <= set(missing) else ""
         raise ValueError(
@@ -246,7 +260,15 @@ def _refuse(names: Sequence[str], found: TimelineColumns, missing: Sequence[str]
 
 def _fitting(role: str, names: Sequence[str]) -> str | None:
     """The column with the best name for a role; `ValueError` where several are written differently only."""
-    return role if role in names else _best(_NAMES[role], names, role)
+    if role in names:
+        return role
+    return _best(_NAMES[role], names, role) or (_within(role, names) if role in _PLACES else None)
+
+
+def _within(role: str, names: Sequence[str]) -> str | None:
+    """The only column of an object within rows, as `meta.rank`, that is called so there."""
+    found = [name for name in names if "." in name and words_of(name.rpartition(".")[2]) in _NAMES[role]]
+    return found[0] if len(found) == 1 else None
 
 
 def _best(known: Sequence[str], names: Sequence[str], role: str) -> str | None:

@@ -56,7 +56,7 @@ from ingero_kit.flags import SecondsRange
 @click.option(
     "--column", multiple=True, metavar="ROLE=COLUMN",
     help="The column of FILE that has a role, such as op=kernel; ROLE is one of the names below, `end`, "
-    "`tensor_parallel`, `node` or `local_rank`.",
+    "`tensor_parallel`, `node`, `local_rank` or `size`.",
 )  # fmt: skip
 @click.option(
     "--unit",
@@ -206,16 +206,21 @@ def _timeline(
     files: tuple[str, ...], columns: dict[str, str], unit: str | None, quiet: bool, ports: dict[str, Any] | None
 ) -> tuple[dict[str, Any], Any]:
     """The answer, and the timeline."""
+    from ingero_analyze.diagnose import several_jobs
     from ingero_analyze.diagnose.hosts import with_hosts
     from ingero_analyze.diagnose.sources import Problems
-    from ingero_analyze.diagnose.timeline_reader import read_timeline
+    from ingero_analyze.diagnose.timeline_reader import read_timelines
     from ingero_analyze.file_progress import progress_over_files
 
     problems = Problems()
     with progress_over_files("diagnose", files, "reading", quiet) as advance:
-        recorded = read_timeline(files, problems, advance, columns, unit)
+        jobs = read_timelines(files, problems, advance, columns, unit)
+    if len(jobs) > 1:
+        problems.add("", several_jobs.told_of({job: recorded.ranks for job, recorded in jobs.items()}))
     _show(problems.shown)
-    answer = with_hosts(_verdict(recorded, ports), recorded.hosts)
+    answers = {job: with_hosts(_verdict(recorded, ports), recorded.hosts) for job, recorded in jobs.items()}
+    answer = several_jobs.worst_of(answers) if len(jobs) > 1 else next(iter(answers.values()))
+    recorded = jobs[answer["evidence"].get("job", "")]
     return {**answer, "read": dict(recorded.read), "problems": problems.answer()}, recorded
 
 
@@ -229,9 +234,7 @@ def _others(
     hung: bool = False,
 ) -> tuple[dict[str, Any], Any]:
     """What other tools' files say, and their timeline if they have one; with `known`, what DCGM's pages add to it."""
-    from ingero_analyze.diagnose import absent_ranks as absence
     from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto, ras_hangs, ras_status
-    from ingero_analyze.diagnose.hosts import with_hosts
     from ingero_analyze.diagnose.sources import Problems, SourceError
     from ingero_analyze.diagnose.timeline_files import verdict
 
@@ -260,16 +263,7 @@ def _others(
         elif used:
             module = inspector if used == "--nccl-inspector" else kineto
             claims[used.removeprefix("--").replace("-", "_")] = asdict(module.CLAIMS)
-            found = module.read_events(given[used], problems)
-            recorded = found.rows.recorded()
-            if recorded is None:
-                _end(problems, f"; files whose names end in {' or '.join(module.SUFFIXES)} are read")
-            absent = absence.absent_ranks(recorded, found)
-            answer, hosts = _verdict(recorded, ports, absence.comparable(recorded, absent)), found.hosts
-            answer = absence.with_absent(answer, recorded, absent, problems)
-            left_out = {name: count for name, count in found.left_out.items() if count}
-            answer["evidence"] |= {"left_out": left_out} if left_out else {}
-            answer = with_hosts(answer, hosts)
+            answer, recorded, hosts = _of_jobs(module, given[used], problems, ports)
     except SourceError as error:
         problems.add("", str(error))
         _end(problems)
@@ -284,6 +278,47 @@ def _others(
     found_here = problems.answer()
     both = {"count": before["count"] + found_here["count"], "first": [*before["first"], *found_here["first"]]}
     return {**answer, "claims": claims, "problems": both}, recorded
+
+
+Judged = tuple[dict[str, Any], Any, dict[str, str]]
+"""An answer, its timeline, and the hosts of ranks."""
+
+
+def _of_jobs(module: Any, paths: Sequence[str], problems: Any, ports: dict[str, Any] | None) -> Judged:
+    """What the files of a tool say, of each job alone where they are of several."""
+    from ingero_analyze.diagnose import several_jobs
+
+    found = module.read_events(paths, problems)
+    contents = {file: several_jobs.FileContent(cells) for file, cells in found.cells.items()}
+    jobs = several_jobs.jobs_of(contents, shared=0.0) if found.repeated else {}
+    if not jobs:
+        return _of_recordings(module, found, problems, ports)
+    problems.count, problems.shown = 0, []
+    judged = {
+        job: _of_recordings(module, module.read_events(files, problems), problems, ports)
+        for job, files in jobs.items()
+    }
+    problems.add("", several_jobs.told_of({job: recorded.ranks for job, (_, recorded, _) in judged.items()}))
+    answer = several_jobs.worst_of({job: own for job, (own, *_) in judged.items()})
+    return answer, *judged[answer["evidence"]["job"]][1:]
+
+
+def _of_recordings(module: Any, found: Any, problems: Any, ports: dict[str, Any] | None) -> Judged:
+    """What the recordings of one job say."""
+    from ingero_analyze.diagnose import absent_ranks as absence
+    from ingero_analyze.diagnose import kineto
+    from ingero_analyze.diagnose.hosts import with_hosts
+
+    recorded = found.rows.recorded()
+    if recorded is None:
+        _end(problems, f"; files whose names end in {' or '.join(module.SUFFIXES)} are read")
+    absent = absence.absent_ranks(recorded, found)
+    answer = _verdict(recorded, ports, absence.comparable(recorded, absent))
+    answer = kineto.with_kernel_counts(answer, found.kernels)
+    answer = absence.with_absent(answer, recorded, absent, problems)
+    left_out = {name: count for name, count in found.left_out.items() if count}
+    answer["evidence"] |= {"left_out": left_out} if left_out else {}
+    return with_hosts(answer, found.hosts), recorded, found.hosts
 
 
 def _end(problems: Any, expected: str = "") -> NoReturn:

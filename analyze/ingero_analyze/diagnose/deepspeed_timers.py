@@ -13,10 +13,10 @@ from typing import Final
 from ingero_analyze.diagnose.rank_timers import lines_of
 from ingero_analyze.json_tables import Fail, LineStream, Row
 
-MARK: Final = b"] time (ms) | "
+MARK: Final = re.compile(r"\[Rank \d+\] (?:rank=\d+ )?time \(ms\) \| ")
 """What the log has in every line with timers, after the rank."""
 
-_LINE: Final = re.compile(r"\[Rank (\d{1,7})\] time \(ms\) \| (.+)")
+_LINE: Final = re.compile(r"\[Rank (\d{1,7})\] (?:rank=\d+ )?time \(ms\) \| (.+)")
 _TIMER: Final = re.compile(r"([A-Za-z]\w{0,80}): (\d+(?:\.\d+)?)")
 
 _MICRO: Final = "_microstep"

@@ -5,9 +5,10 @@ kernels in a step is the rank's own work. Sends and receives show the stages of 
 operations and the rest of the step show the same.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +83,8 @@ class KinetoTrace:
     exchanges: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many sends and receives of a kind were read, by operation and group."""
     world: int = 0
+    received: dict[float, float] = field(default_factory=dict)
+    """By the start of a collective, how many elements it gives the rank, where its kernel says that."""
     sizes: dict[str, int] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Of groups by name, as far as they are known."""
@@ -105,13 +108,16 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
         try:
             trace = trace_of(sources.read_json(data), file, problems)
             steps = {step for step, *_ in trace.steps}
+            found.cells[str(file)] = frozenset((str(trace.rank), step) for step in steps or {-1})
             if trace.rank in files and (not steps or not seen[trace.rank] or steps & seen[trace.rank]):
+                found.repeated += 1
                 raise SourceError(f"rank {trace.rank} was read from {files[trace.rank]} already")
             if not trace.collectives and not trace.work:
                 raise SourceError("neither collectives nor kernels are in the trace")
             files.setdefault(trace.rank, str(file))
             seen.setdefault(trace.rank, set()).update(steps)
             found.read.add(trace.rank)
+            found.kernels[str(trace.rank)] += len(trace.work)
             found.left_out += trace.left_out
             found.world = max(found.world, trace.world)
             found.sizes |= trace.sizes
@@ -130,6 +136,17 @@ def read_events(paths: Iterable[str], problems: Problems) -> SourceData:
     for name in groups[not stepped][1]:
         problems.add(name, f"left out: {words} in this trace, unlike in {len(used)} others")
     return found
+
+
+def with_kernel_counts(answer: dict[str, Any], kernels: Mapping[str, int]) -> dict[str, Any]:
+    """The answer with how many kernels the ranks of a heavy stage have over others: its rows are sums of these."""
+    evidence = answer["evidence"]
+    own = {str(rank) for rank in evidence.get("stage_ranks", ())}
+    others = [count for rank, count in kernels.items() if rank not in own]
+    if not own <= kernels.keys() or not own or not others:
+        return answer
+    more = float(np.median([kernels[rank] for rank in own])) / max(float(np.median(others)), 1.0)
+    return {**answer, "evidence": {**evidence, "operations_over_others": round(more, 4)}}
 
 
 def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
@@ -205,6 +222,9 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
         group = _between(trace, op.lower(), group, whole(args.get(_PEERS.get(op.lower(), ""))))
         seq = trace.exchanges[op, group]
         trace.exchanges[op, group] += 1
+    elements = number(args.get("Out msg nelems"))
+    if elements is not None:
+        trace.received[start] = elements
     trace.collectives.append((op, group, -1 if seq is None else seq, start, duration))
 
 
@@ -282,7 +302,9 @@ def fill(rows: OperationRows, trace: KinetoTrace) -> RankWork:
         place = int(np.searchsorted(starts, start, side="right")) - 1
         if len(numbers) and place < 0:
             continue
-        rows.add(rank, op, start, duration, group=group, seq=seq, step=numbers[place] if len(numbers) else -1)
+        step = numbers[place] if len(numbers) else -1
+        size = trace.received.get(start, math.nan)
+        rows.add(rank, op, start, duration, group=group, seq=seq, step=step, size=size)
     own = RankWork(rank, {}, {})
     work = sorted(trace.work)
     moments = [start for start, *_ in work]

@@ -12,7 +12,7 @@ from typing import Final
 from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row
 from ingero_analyze.worded_lines import without_launcher
 
-MARK: Final = b"times across ranks (ms):"
+MARK: Final = "times across ranks (ms):"
 """What the log has before every block."""
 
 _STEP: Final = re.compile(r"\biteration\s+(\d{1,12})\b")
@@ -42,7 +42,7 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
         named = _TIMER.fullmatch(line) if begin else None
         if rank and timer:
             found.setdefault(rank[1], {})[timer] = float(rank[2])
-        elif MARK.decode() in line:
+        elif MARK in line:
             yield from _rows(begin, step or str(blocks), found)
             blocks, begin, timer, found = blocks + 1, number, "", {}
         elif named:
@@ -55,12 +55,13 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
     yield from _rows(begin, step or str(blocks), found)
 
 
-def lines_of(first: bytes, stream: LineStream) -> Iterator[tuple[int, str]]:
-    """Lines and their numbers, without what a launcher puts before them; `first` was read already."""
+def lines_of(first: bytes, stream: LineStream, *, bare: bool = True) -> Iterator[tuple[int, str]]:
+    """Lines and their numbers, `bare` without what a launcher puts before them; `first` was read already."""
     begin, number = io.BytesIO(first), 1
     while line := begin.readline() or stream.readline(MOST_BYTES):
         line += b"" if line.endswith(b"\n") else stream.readline(MOST_BYTES)
-        yield number, without_launcher(line.decode("utf-8", "replace").rstrip("\r\n"))[0]
+        text = line.decode("utf-8", "replace").rstrip("\r\n")
+        yield number, without_launcher(text)[0] if bare else text
         number += 1
 
 

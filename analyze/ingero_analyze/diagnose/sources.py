@@ -1,5 +1,6 @@
 """Common parts of readers of other tools' files: finding files, size limits, problems, and what files can show."""
 
+import math
 import re
 from array import array
 from collections import Counter
@@ -75,9 +76,9 @@ class OperationRows:
 
     def add(
         self, rank: str, op: str, start: float, duration: float, *, group: str = "", seq: int = -1, step: int = -1,
-        collective: bool = True,
+        collective: bool = True, size: float = math.nan,
     ) -> None:  # fmt: skip
-        """Add one operation, seconds. Raises `SourceError` when there are too many."""
+        """Add one operation, seconds; `size`: what it moves. Raises `SourceError` when there are too many."""
         if len(self) >= MAX_ROWS:
             raise SourceError(f"more than {MAX_ROWS} operations")
         columns, words = self._columns, self._words
@@ -89,6 +90,7 @@ class OperationRows:
         columns["duration"].append(duration)
         columns["step"].append(step)
         columns["seq"].append(seq)
+        columns["size"].append(size)
 
     def recorded(self) -> RecordedTimeline | None:
         """The rows as a timeline like the CSV reader's; `None` without rows."""
@@ -112,6 +114,8 @@ class OperationRows:
 class SourceData:
     """The operations in files of one tool, the host of every rank, and counts of what was left out on purpose.
 
+    `cells`: by file of a rank, its steps, as pairs with the rank (-1 without steps); `repeated`: files of a rank and
+    steps that were read already; `kernels`: by the name of a rank, how many operations of compute its files have.
     `read`: ranks of files that were read; as far as the files say so, `world`: how many ranks the job has, and
     `sizes` and `members` of groups by name.
     """
@@ -119,6 +123,9 @@ class SourceData:
     rows: OperationRows = field(default_factory=OperationRows)
     hosts: dict[str, str] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
+    cells: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    repeated: int = 0
+    kernels: Counter[str] = field(default_factory=Counter)
     read: set[int] = field(default_factory=set)
     world: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
@@ -127,6 +134,7 @@ class SourceData:
 
 _TYPES: Final = {
     "rank": "i", "op": "i", "kind": "b", "group": "i", "start": "d", "duration": "d", "step": "q", "seq": "q",
+    "size": "d",
 }  # fmt: skip
 
 

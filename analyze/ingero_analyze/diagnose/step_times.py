@@ -12,7 +12,8 @@ from ingero_analyze.tables import TableBatch
 from ingero_detect.grouped import Floats, Ints
 
 FEWEST: Final = 2
-"""Columns of times from which they are those of operations: the time of a whole step alone says nothing of ranks."""
+"""Columns of times from which they are those of operations: the time of a whole step alone says nothing of ranks. One
+alone is, if it is that of computing."""
 
 NOT_DONE: Final = ("", "nan", "none", "null", "n/a", "-")
 """Texts of a cell whose operation was not done in this step."""
@@ -36,9 +37,12 @@ _COMPUTES: Final = re.compile(
 )
 _EXCHANGES: Final = re.compile(
     r"(?:[dtpec]p |grads? )?(?:all ?reduce|all ?gather|reduce ?scatter|all ?to ?all|broadcast|barrier|comm|"
-    r"communication)"
+    r"communication|sync)|wait|waiting|blocked|idle"
 )
 """Names of operations that are hardly anything but times, also where nothing says so."""
+
+_COMPUTING: Final = re.compile(r"comp|compute|computation")
+"""Names of all that a rank computes."""
 
 _NO_TIMES: Final = re.compile(r"\b(?:count|number|size|bytes?|memory|loss|flops|calls?|tokens|bandwidth|bw|norm)\b")
 
@@ -67,7 +71,8 @@ def _said_to_be_times(names: Sequence[str]) -> dict[str, str]:
         named = _TIMES.fullmatch(head)
         if (unit in SECONDS or named) and not _WHOLE.fullmatch(head) and not _NONE.search(words_of(name)):
             found[name] = (named.group(1) or named.group(2)) if named else head
-    return found if len(found) >= FEWEST and len(set(found.values())) == len(found) else {}
+    own = len(found) == 1 and all(map(_COMPUTING.fullmatch, found.values()))
+    return found if (own or len(found) >= FEWEST) and len(set(found.values())) == len(found) else {}
 
 
 def is_of_whole_steps(name: str) -> bool:

@@ -34,6 +34,8 @@ SENTENCES: Final = {
     "none": "no rank delays the job",
     "operations": "rank {possible} has more to do in {ops}, or a fault shows there only; the rest it computes as "
     "fast as its peers",
+    "routed": "rank {possible} computes longer: more tokens may be routed to its experts, or it is slow; how many "
+    "tokens each rank has was not recorded",
 }
 
 NEXT: Final = {
@@ -60,6 +62,8 @@ NEXT: Final = {
     "one_rank": "give the files of all ranks, or say with --column rank=COLUMN what tells them apart in this one",
     "slow_groups": "give --topology to see what the slow groups share",
     "operations": "compare the tokens or the partition of these operations between ranks before you drain a node",
+    "routed": "record the tokens of each rank (column tokens) or the sizes of its all-to-all (column bytes), or "
+    "operations other than those of experts; meanwhile compare its GPU with those of its peers (--dcgm)",
     "unknown": "record more steps, or the work of operations (column work), and compare the GPUs of these ranks",
     "hang": "py-spy dump and the log of this rank; dmesg and nvidia-smi -q of its node",
     "no_dump": "is the process still there? its log, dmesg (XID, out of memory), and its node",
@@ -75,6 +79,7 @@ MORE: Final = 1.05
 
 HEADLINES: Final = (
     "by",
+    "job",
     "reason",
     "also",
     "chores",
@@ -110,9 +115,10 @@ def headline(answer: dict[str, Any]) -> str:
         return HANGS[answer["kind"]].format(ranks=ranks or "none") + (f"; most likely: {likely}" if likely else "")
     if evidence.get("by") == "ras":
         return RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
+    of_job = f"in {evidence['job']}, " if "job" in evidence else ""
     if "reason" in evidence:
-        return f"nobody can be judged: {evidence['reason']}"
-    return _sentence(answer["kind"], answer["ranks"], evidence)
+        return f"{of_job}nobody can be judged: {evidence['reason']}"
+    return of_job + _sentence(answer["kind"], answer["ranks"], evidence)
 
 
 def _sentence(kind: str, ranks: list[Any], finding: dict[str, Any]) -> str:
@@ -220,6 +226,12 @@ OWN_LINES: Final = {
         f"once in {joined(value['every'])} steps rank {joined(value['ranks'])} does more, and all wait "
         f"({value['seconds_per_step']:.3g} s a step): checkpoints or logs, or a fault that keeps to this rhythm; "
         "ranks were compared without it"
+    ],
+    "jobs": lambda value: [
+        f"{job}: {found['kind']}"
+        + (f", rank {joined(found['ranks'])}" if found["ranks"] else "")
+        + (f", possible: rank {joined(found['possible'])}" if "possible" in found else "")
+        for job, found in _first(value)
     ],
     "not_recorded": lambda value: [f"not recorded: {value['count']} ranks, {joined(value['first'])}"],
 }  # fmt: skip

@@ -19,6 +19,7 @@ from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, step_period
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
 WORK: Final = "work"
+SIZE: Final = "size"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class RecordedTimeline:
     """By the name of a rank, its host, where a column says it."""
     likely_unit: str = ""
     """The unit of times that nothing says, and that are no seconds."""
+    other_units: Mapping[str, float] = field(default_factory=dict)
+    """By the name of a rank, by what its times were multiplied, if they were in another unit than those of most."""
     stage_width: int | None = None
     """Ranks of a pipeline stage, where sends show a pipeline and nothing says which ranks are a stage."""
 
@@ -49,8 +52,8 @@ def assemble(
 ) -> RecordedTimeline:
     """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds.
 
-    The column `work` need not be there. `counted`: steps that were counted while all rows were there. While the
-    garbage of a program is collected its rank does nothing, so rows of that are left out.
+    The columns `work` and `size` need not be there. `counted`: steps that were counted while all rows were there.
+    While the garbage of a program is collected its rank does nothing, so rows of that are left out.
     """
     working = ~_called(columns["op"], list(vocabulary["op"]), _PAUSES)
     if working.any():
@@ -78,12 +81,14 @@ def assemble(
     if width is not None:
         # How long a rank of a pipeline waits depends on its stage, and who meets whom is not known.
         instance = np.full_like(instance, -1)
+    work = _work_of(rank, step, columns, list(vocabulary["op"]), collective)
     line = Timeline(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
         start=columns["start"], duration=columns["duration"],
-        instance=instance, stage=stage, data_parallel=replica, work=columns.get(WORK),
+        instance=instance, stage=stage, data_parallel=replica, work=work,
         group=np.where(collective, columns["group"], -1),
         sends=sends & (columns["group"] < 0), chores=_called(columns["op"], list(vocabulary["op"]), _CHORES),
+        routed=_routed(columns["op"], list(vocabulary["op"]), collective, work),
     )  # fmt: skip
     return RecordedTimeline(
         line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
@@ -103,9 +108,9 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         _name_ranks_and_operations(finding, recorded)
     if "chores" in evidence:
         evidence["chores"]["ranks"] = [recorded.ranks[rank] for rank in evidence["chores"]["ranks"]]
-    note = _unit_note(recorded, evidence.get("step_seconds"))
-    if note:
-        evidence["note"] = note
+    notes = (_unit_note(recorded, evidence.get("step_seconds")), _other_units_note(recorded.other_units))
+    if any(notes):
+        evidence["note"] = "; ".join(filter(None, notes))
     if "stage" in evidence:
         evidence["stage"] = recorded.stages[evidence["stage"]]
     if "stages" in evidence:
@@ -163,6 +168,18 @@ def _unit_note(recorded: RecordedTimeline, period: float | None) -> str:
     unit = recorded.read.get("units", {}).get("duration", "s")
     flag = "; if these are milliseconds, say --unit ms" if recorded.read else "; are these milliseconds?"
     return f"steps of {period:.4g} s: start and duration are read as {UNITS[unit]}{flag if unit == 's' else ''}"
+
+
+def _other_units_note(ranks: Mapping[str, float]) -> str:
+    """What to say of ranks whose times are in another unit than those of most."""
+    by_factor: dict[float, list[str]] = {}
+    for rank, factor in ranks.items():
+        by_factor.setdefault(factor, []).append(rank)
+    return "; ".join(
+        f"times of rank {', '.join(own)} were multiplied by {factor:g}: all are by about so much "
+        f"{'smaller' if factor > 1 else 'larger'} than those of other ranks, as in another unit"
+        for factor, own in by_factor.items()
+    )
 
 
 UNITS: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -240,6 +257,39 @@ def numbered(*keys: Ints) -> Ints:
     return found
 
 
+def _work_of(rank: Ints, step: Ints, columns: dict[str, Any], ops: list[str], collective: Bools) -> Floats | None:
+    """The work of operations as the file tells it; else of compute the size of what its rank exchanges with all in
+    the step, as far as that is known: that is what is routed to its experts."""
+    work: Floats | None = columns.get(WORK)
+    size = columns.get(SIZE)
+    if size is None or (work is not None and np.isfinite(work).any()):
+        return work
+    exchanged = collective & _called(columns["op"], ops, _TO_ALL) & np.isfinite(size)
+    if not exchanged.any():
+        return work
+    steps = int(step.max()) + 1
+    place = rank * steps + step
+    count = np.bincount(place[exchanged], minlength=len(rank) and int(place.max()) + 1)
+    total = np.bincount(place[exchanged], size[exchanged], len(count))
+    return np.where(~collective & (count[place] > 0), total[place], np.nan)
+
+
+def _routed(op: Ints, ops: list[str], collective: Bools, work: Floats | None) -> Bools | None:
+    """Compute that may be more for ranks to which more tokens are routed, of which no amount is known.
+
+    None of it where operations do not say which of them that is; `None` where no tokens are routed.
+    """
+    if work is not None and np.isfinite(work[~collective]).any():
+        return None
+    experts = ~collective & _called(op, ops, _OF_EXPERTS)
+    if experts.any():
+        return experts
+    if not (collective & _called(op, ops, _TO_ALL)).any():
+        return None
+    of_all = ~collective & _called(op, ops, _OF_ALL_WORK)
+    return ~collective if len(np.unique(op[~collective])) == 1 else of_all
+
+
 _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
 
 _CHORES: Final = re.compile(
@@ -247,6 +297,13 @@ _CHORES: Final = re.compile(
     r"mlflow|metrics|eval|evaluate|evaluation|validate|validation)\b"
 )
 """What few ranks do for all in some steps."""
+
+_TO_ALL: Final = re.compile(r"\ball ?to ?all\w*|\ba2a\b")
+_OF_EXPERTS: Final = re.compile(r"\b(?:experts?|moe|ffn moe|grouped ?gemm|group gemm)\b")
+_OF_ALL_WORK: Final = re.compile(
+    r"(?:forward|fwd|backward|bwd|compute|computation|comp|calc)(?: (?:pass|compute|time))?"
+)
+"""Exchanges that route tokens to experts, compute of these, and compute of whatever ranks do."""
 
 _PAUSES: Final = re.compile(r"\b(?:gc|garbage collect\w*)\b")
 """What is no work of a rank."""
@@ -258,6 +315,9 @@ RING_SPREAD: Final = 0.02
 
 FEWEST_REPEATED: Final = 3
 """How often a rank does what ends steps, at least, in a recording of few steps."""
+
+MOST_UNEVEN: Final = 1.25
+"""Rows of compute of one rank over those of another from which a row of one is no row of the other."""
 
 MOST_PARTS: Final = 64
 REPEATED: Final = 0.9
@@ -286,10 +346,11 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     """Number the steps of a timeline without steps.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n. Groups of other sizes make other operations, and so do
-    those in which a rank does something far less often than in others. In a recording of few steps only the layers of
-    a step are many: where the groups that meet often enough do not connect all ranks, an operation may end steps that
-    all ranks do only a few times.
+    n-th time that a rank performs an operation is step n, or all is one step where some ranks have far more rows of
+    compute than others, which are then no parts of a step that compare. Groups of other sizes make other operations,
+    and so do those in which a rank does something far less often than in others. In a recording of few steps only the
+    layers of a step are many: where the groups that meet often enough do not connect all ranks, or nothing else ends
+    steps, an operation may end steps that all ranks do only a few times.
     """
     groups = np.where(collective, group, -1)
     joined = _often_connected(rank, groups)
@@ -301,9 +362,13 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     # run beside computing change nothing in the order of what is computed.
     ends = _ends_of_runs(own, name)
     ends[computes] = _ends_of_runs(own[computes], name[computes])
-    last = None if joined else _last_of_step(own, name, ends, ~computes, FEWEST_REPEATED)
-    last = _last_of_step(own, name, ends, ~computes, FEWEST_STEPS) if last is None else last
+    fewest = (FEWEST_STEPS, FEWEST_REPEATED) if joined else (FEWEST_REPEATED,)
+    tried = (_last_of_step(own, name, ends, ~computes, least) for least in fewest)
+    last = next((op for op in tried if op is not None), None)
     if last is None:
+        of_rank = np.bincount(rank[~collective], minlength=int(rank.max()) + 1)
+        if of_rank.max() > MOST_UNEVEN * of_rank.min() > 0:
+            return np.zeros(len(start), np.int64)
         return occurrence(rank, op, np.where(collective, group, -1), start=start)
     ends &= name == last
     before: Ints = np.cumsum(ends) - ends

@@ -1,5 +1,6 @@
 """Reads operation timelines from CSV or Parquet files, and leaves out what cannot be compared."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,12 +8,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.diagnose import deepspeed_timers, rank_timers
+from ingero_analyze.diagnose import deepspeed_timers, loop_logs, rank_timers
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
-from ingero_analyze.diagnose.columns import SECONDS_OF, units_of_times
+from ingero_analyze.diagnose.columns import RECORD, SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
 from ingero_analyze.diagnose.missing_starts import with_starts
-from ingero_analyze.diagnose.sources import Problems, rank_of
+from ingero_analyze.diagnose.mixed_units import other_units
+from ingero_analyze.diagnose.several_jobs import FileContent, jobs_of, names_of_jobs
+from ingero_analyze.diagnose.sources import Problems, SourceError, rank_of, read_begin
 from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timed_cells import in_seconds
 from ingero_analyze.diagnose.timeline_files import (
@@ -44,13 +47,17 @@ from ingero_analyze.diagnose.timeline_rows import (
 )
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import LATEST, TableBatch, read_columns
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, extremes
 
 TIMERS: Final = (
-    (rank_timers.MARK, rank_timers.rows_of),
-    (deepspeed_timers.MARK, deepspeed_timers.rows_of),
+    (lambda begin: rank_timers.MARK in begin, rank_timers.rows_of),
+    (lambda begin: deepspeed_timers.MARK.search(begin) is not None, deepspeed_timers.rows_of),
+    (loop_logs.are_of_loop, loop_logs.rows_of),
 )
-"""How logs of the timers of Megatron-LM and DeepSpeed are known, and read."""
+"""How logs of the timers of Megatron-LM, DeepSpeed and other loops are known, and read."""
+
+MOST_TWICE: Final = 0.25
+"""Share of ranks that two processes claim from which there are two jobs."""
 
 BEGIN_OF_LOG: Final = 1 << 20
 """Bytes of a log in a folder that show whether it has timers; settings and the start of the job come before them."""
@@ -58,7 +65,7 @@ BEGIN_OF_LOG: Final = 1 << 20
 
 def has_timers(begin: str) -> bool:
     """Whether a log that begins so has timers of ranks."""
-    return any(mark.decode() in begin for mark, _ in TIMERS)
+    return any(is_known(begin) for is_known, _ in TIMERS)
 
 
 def read_timeline(
@@ -69,25 +76,70 @@ def read_timeline(
 
     `chosen`: columns by role (`columns.ROLES`), others by their names; `unit`: of times whose columns name none.
     """
+    return _read_table(files, problems, progress, chosen, unit).timeline(", ".join(files))
+
+
+def read_timelines(
+    files: Sequence[str], problems: Problems, progress: Callable[[int], None], chosen: Mapping[str, str],
+    unit: str | None,
+) -> dict[str, RecordedTimeline]:  # fmt: skip
+    """Read files as `read_timeline` does, as a timeline for each job that they are of, by its name in their paths."""
+    table = _read_table(files, problems, progress, chosen, unit)
+    jobs = jobs_of(table.contents()) if len(files) > 1 else {}
+    if not jobs:
+        return {"": table.timeline(", ".join(files))}
+    problems.count, problems.shown = 0, []
+    return {job: read_timeline(own, problems, chosen=chosen, unit=unit) for job, own in jobs.items()}
+
+
+def _read_table(
+    files: Sequence[str], problems: Problems, progress: Callable[[int], None], chosen: Mapping[str, str] | None,
+    unit: str | None,
+) -> "_Table":  # fmt: skip
     by_file = _ranks_of_files(files, Path) or _ranks_of_files(files, lambda file: Path(file).parent)
     table = _Table(problems, unit)
     for file in files:
         consumed = 0
         reading = FileReading(dict(chosen or {}), by_file.get(file))
-        for batch in read_columns(file, reading.choose, table.add_ragged, json=True, marked=TIMERS):
-            if batch.rows:
-                table.add(batch, reading)
-            progress(batch.consumed - consumed)
-            consumed = batch.consumed
+        try:
+            for batch in read_columns(file, reading.choose, table.add_ragged, json=True, marked=TIMERS):
+                if batch.rows:
+                    table.add(batch, reading)
+                progress(batch.consumed - consumed)
+                consumed = batch.consumed
+        except TableError:
+            if _is_of_training(file):
+                raise TableError(file, NO_TIMERS) from None
+            raise
     if not table.rows:
         raise TableError(", ".join(files), problems.shown[0] if problems.count else "there are no rows")
-    return table.timeline(", ".join(files))
+    return table
+
+
+NO_TIMERS: Final = (
+    "this log of a training has no times of operations of each rank. What it has, such as losses, the time of whole "
+    f"steps or samples per second, is the same for all ranks of a synchronised job and tells none; {RECORD}"
+)
+
+
+def _is_of_training(file: str) -> bool:
+    """Whether a file that could not be read is the log of a training."""
+    try:
+        return file != "-" and loop_logs.is_of_training(
+            read_begin(Path(file), BEGIN_OF_LOG).decode("utf-8", "replace")
+        )
+    except SourceError:
+        return False
 
 
 def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
-    """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each."""
+    """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each in
+    every job that their paths tell."""
     found = {file: str(rank) for file in files if (rank := rank_of(named(file))) is not None}
-    return found if len(set(found.values())) == len(set(files)) > 1 else {}
+    jobs = names_of_jobs(found)
+    places = {(jobs[file], rank) for file, rank in found.items()}
+    several = len(set(found.values())) > 1 and all(n > 1 for n in Counter(job for job, _ in places).values())
+    return found if len(places) == len(set(files)) and several else {}
 
 
 @dataclass
@@ -158,6 +210,7 @@ class _Table:
         units, again = converted[0][0], all(overlaid for _, overlaid in converted)
         columns = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
         lost = np.concatenate(self.lost)
+        multiplied = self._in_one_unit(columns, lost, again)
         self._lose_too_long(columns, lost)
         if again:
             _, step = ordered(self.vocabulary["step"], columns["step"])
@@ -177,6 +230,7 @@ class _Table:
                 "choose the column that tells ranks with --column rank=COLUMN",
             )  # fmt: skip
         twice = ranks_claimed_twice(sound) if (~lost).any() else []
+        self._refuse_two_jobs(files, twice)
         for rank in twice:
             self._leave_out(columns, rank, "has the rows of two processes, which overlap in time or in steps")
         keep = ~np.isin(columns["rank"], twice)
@@ -198,7 +252,23 @@ class _Table:
             for rank, host in self.host_of.items()
             if rank >= 0 and hosts[host]
         }
-        return replace(found, hosts=host_of, read=_how_read(self.readings[0], units, found, again))
+        read = _how_read(self.readings[0], units, found, again)
+        return replace(found, hosts=host_of, read=read, other_units=multiplied)
+
+    def contents(self) -> dict[str, FileContent]:
+        """What each file has."""
+        found: dict[str, FileContent] = {}
+        names, ops = list(self.vocabulary["rank"]), list(self.vocabulary["op"])
+        for part, lost, batch in zip(self.parts, self.lost, self.batches, strict=True):
+            cells = np.unique(np.stack([part["rank"], part["step"]])[:, ~lost], axis=1).T.tolist()
+            held = FileContent(
+                frozenset((names[rank], step) for rank, step in cells),
+                frozenset(ops[op] for op in np.unique(part["op"][~lost]).tolist()),
+                (float(part["start"][~lost].min(initial=np.inf)), float(part["start"][~lost].max(initial=-np.inf))),
+                float(part["duration"][~lost].sum()),
+            )
+            found[batch.file] = found[batch.file].joined(held) if batch.file in found else held
+        return found
 
     def _in_seconds(self, reading: FileReading, at: Sequence[int]) -> tuple[tuple[str, str], bool]:
         """Convert the times of the parts of a file; the units of its starts and durations, and whether starts are
@@ -222,6 +292,34 @@ class _Table:
             for name, unit in zip(("start", "duration"), units, strict=True):
                 self.parts[place][name] = self.parts[place][name] * SECONDS_OF[unit]
         return units, again
+
+    def _refuse_two_jobs(self, files: str, twice: Sequence[int]) -> None:
+        """`TableError` where so many ranks are claimed by two processes that there are two jobs."""
+        names = list(self.vocabulary["rank"])
+        if len(twice) > max(1, MOST_TWICE * len(names)):
+            told = ", ".join(names[rank] for rank in twice[:8])
+            raise TableError(
+                files, f"ranks {told} have the rows of two processes each, which overlap in time or in steps: these "
+                "are recordings of two jobs, or runs of one; give each by itself",
+            )  # fmt: skip
+
+    def _in_one_unit(self, columns: Columns, lost: Bools, again: bool) -> dict[str, float]:
+        """Convert the times of ranks that are in another unit than those of most; these ranks, and by what their
+        times were multiplied."""
+        rank = np.where(lost, -1, columns["rank"])
+        factors = other_units(rank, columns["step"], columns["duration"], columns["kind"] == 0)
+        columns["duration"] = columns["duration"] * factors
+        laid_out = bool(self.readings[0].columns.operations)
+        names, found = list(self.vocabulary["rank"]), dict[str, float]()
+        for number in np.unique(columns["rank"][factors != 1]).tolist():
+            rows = np.flatnonzero(columns["rank"] == number)
+            factor = float(factors[rows][factors[rows] != 1][0])
+            if laid_out:
+                columns["start"][rows] = _following(columns["start"][rows], columns["duration"][rows])
+            elif again or (factors[rows] == factor).all():
+                columns["start"][rows] *= factors[rows] if again or _spans_differ(columns, number, factor) else 1.0
+            found[str(plain_name(names[number]))] = factor
+        return found
 
     def _lose_too_long(self, columns: Columns, lost: Bools) -> None:
         new = np.flatnonzero(~lost & (columns["duration"] > LATEST))
@@ -287,6 +385,23 @@ def _times_of_a_rank(rank: Ints, start: Floats, duration: Floats) -> tuple[float
     last = np.append(first[1:], len(order)) - 1
     spans = start[order][last] - start[order][first]
     return float(np.median(start)), float(np.median(spans)), float(np.median(np.add.reduceat(duration[order], first)))
+
+
+def _following(start: Floats, duration: Floats) -> Floats:
+    """Starts of the operations of a rank that follow one another without a break."""
+    order = np.argsort(start, kind="stable")
+    found, lasting = np.empty(len(start)), np.nan_to_num(duration[order])
+    found[order] = np.cumsum(lasting) - lasting
+    return found
+
+
+def _spans_differ(columns: Columns, rank: int, factor: float) -> bool:
+    """Whether the time for which the rank was recorded is closer to that of others if it is multiplied as well."""
+    known = np.isfinite(columns["start"]) & (columns["rank"] >= 0)
+    first, last = extremes(columns["start"][known], columns["rank"][known], int(columns["rank"].max()) + 1)
+    spans = last - first
+    usual, own = float(np.median(spans[np.isfinite(spans)])), float(spans[rank])
+    return min(own, usual) > 0 and bool(abs(np.log(own * factor / usual)) < abs(np.log(own / usual)))
 
 
 def _how_read(reading: FileReading, units: tuple[str, str], found: RecordedTimeline, again: bool) -> dict[str, Any]:

@@ -6,9 +6,10 @@ rank late in every N-th step, and in hardly any other, is taken out: its next co
 and ranks are compared without it. So is, on any rank, an operation whose name says what it is.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.ranks.idle_together import LEAST_STALL, idle_seconds
 from ingero_detect.ranks.last_arrival import FAR_SIGMAS, SAME_STEPS, min_last_count, residuals_by_step
-from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
+from ingero_detect.ranks.timeline import FEWEST_STEPS, LONGEST_PAUSE, Timeline, sum_by_rank_and_step
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST_TIMES: Final = 3
@@ -40,6 +41,9 @@ MOST_OTHERS: Final = 0.25
 
 PART_OF_LAG: Final = 0.25
 """Share of the largest lag of a step from which that in another collective is of the same chore, as in a pipeline."""
+
+MOST_RESTARTS: Final = 2
+"""Restarts of a job after each of which a rhythm may begin anew; with more, chance has too many."""
 
 MUCH_LONGER: Final = 1.5
 SHARE_OF_JOB: Final = 0.15
@@ -156,6 +160,7 @@ def _in_rhythm(
     `tables`: seconds by (rank, step) that show it. Ranks are late that are in most of these steps.
     """
     rows = sum_by_rank_and_step(line, np.ones(len(line.rank), np.bool_), line.duration)
+    begins = _begins(line, period)
     far, steps, every = np.zeros(rows.shape, np.bool_), np.zeros(line.steps, np.bool_), set[int]()
     for seconds in tables:
         late = _far(np.nan_to_num(seconds), alike, period)
@@ -163,7 +168,7 @@ def _in_rhythm(
         # known.
         known = np.isfinite(rows[lead]) & ~np.isnan(seconds[lead])
         known[[0, -1]] = late[lead, [0, -1]]
-        distances, times = _regular(late[lead], known)
+        distances, times = _regular(late[lead], known, begins)
         if _is_of_all(line, lead, times, period):
             continue
         every |= set(distances)
@@ -173,6 +178,14 @@ def _in_rhythm(
     others[lead] = False
     far[others] = False
     return tuple(sorted(every)), far
+
+
+def _begins(line: Timeline, period: float) -> list[int]:
+    """The first step, and those before which all ranks did nothing for as long as while a job is restarted."""
+    idle = idle_seconds(line)
+    paused = np.where(np.isnan(idle), np.inf, idle).min(axis=0) > LONGEST_PAUSE * period
+    again = np.flatnonzero(paused & np.isfinite(idle).any(axis=0)).tolist()
+    return [0, *(step for step in again if step)] if len(again) <= MOST_RESTARTS else [0]
 
 
 def _is_of_all(line: Timeline, lead: int, times: Bools, period: float) -> bool:
@@ -260,10 +273,11 @@ def _far(seconds: Floats, alike: Ints, period: float) -> Bools:
     return np.asarray(apart > max(FAR_SIGMAS * noise, LEAST_STALL * period))
 
 
-def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
+def _regular(late: Bools, known: Bools, begins: Sequence[int]) -> tuple[list[int], Bools]:
     """The distances of late steps that return, and all steps at these distances that are late, if they are `known`.
 
-    Nothing where more than a few late steps are at no such distance, as those of chance are.
+    Nothing where more than a few late steps are at no such distance, as those of chance are. `begins`: the steps with
+    which a job begins, and begins again: there a rhythm may begin anew.
     """
     every: list[int] = []
     left, found = late.copy(), np.zeros_like(late)
@@ -272,31 +286,40 @@ def _regular(late: Bools, known: Bools) -> tuple[list[int], Bools]:
         return every, found
     near = _with_neighbours(late) | ~known
     while left.sum() >= FEWEST_TIMES and len(every) < MOST_CHORES:
-        best: tuple[int, int, int, int] = FEWEST_TIMES - 1, 0, 0, 0
+        best, best_distance, best_times = FEWEST_TIMES - 1, 0, found
         for distance in range(SHORTEST_PERIOD, len(late) // FEWEST_TIMES + 1):
-            for first in range(distance):
-                times = slice(first, None, distance)
-                count, all_times = int(left[times].sum()), int(known[times].sum())
-                if count > best[0] and count >= (1 - MOST_OTHERS) * all_times and near[times].all():
-                    best = count, all_times, distance, first
-        count, all_times, distance, first = best
-        if not distance or count < _needed(left, all_times, distance):
+            times = _times_at(distance, left, near, begins)
+            count, all_times = int(left[times].sum()), int(known[times].sum())
+            if count > best and count >= (1 - MOST_OTHERS) * all_times:
+                best, best_distance, best_times = count, distance, times
+        if not best_distance or best < _needed(left, int(known[best_times].sum()), best_distance, len(begins)):
             break
-        at = np.zeros_like(late)
-        at[first::distance] = True
-        every.append(distance)
-        found |= late & _with_neighbours(at)
+        every.append(best_distance)
+        found |= late & _with_neighbours(best_times)
         left &= ~found
     return (every, found) if left.sum() <= MOST_OTHERS * late.sum() else ([], np.zeros_like(late))
 
 
-def _needed(late: Bools, times: int, distance: int) -> int:
+def _times_at(distance: int, late: Bools, near: Bools, begins: Sequence[int]) -> Bools:
+    """Steps at a distance, all of them `near` late ones and as many as can be late; none where there are no such."""
+    found = np.zeros_like(late)
+    for begin, end in pairwise((*begins, len(late))):
+        rhythms = [slice(first, end, distance) for first in range(begin, begin + distance)]
+        fitting = [times for times in rhythms if near[times].all()]
+        if not fitting:
+            return np.zeros_like(late)
+        found[max(fitting, key=lambda times: int(late[times].sum()))] = True
+    return found
+
+
+def _needed(late: Bools, times: int, distance: int, begins: int) -> int:
     """How many of so many known steps at this distance must be late so that late steps at random hardly are.
 
-    All distances of its kind, usual or shorter, and all first steps are tried.
+    All distances of its kind, usual or shorter, and all first steps after each of the `begins` are tried.
     """
     short = range(SHORTEST_PERIOD, USUAL_PERIOD)
-    tries = sum(short if distance in short else range(USUAL_PERIOD, len(late) // FEWEST_TIMES + 1))
+    kind = short if distance in short else range(USUAL_PERIOD, len(late) // FEWEST_TIMES + 1)
+    tries = sum(one**begins for one in kind)
     return min_last_count(times, 1 / float(late.mean()), CHANCE / tries)
 
 

@@ -14,6 +14,9 @@ REPLICA: Final = "replica"
 OPERATIONS: Final = "operations"
 """What shows ranks that need longer in some of their operations, and in the others are as fast as their peers."""
 
+ROUTED: Final = "routed"
+"""What shows ranks that need longer where tokens may be routed to them, of which no amount is known."""
+
 
 @dataclass(frozen=True)
 class Doubts:
@@ -26,13 +29,17 @@ class Doubts:
     def apart(
         self, flagged: Bools, longer: Floats, by: str, late: Floats | float = 0.0
     ) -> list[tuple[Bools, str]]:  # fmt: skip
-        """Ranks that are slow by themselves, those that are with their replica, and those in some operations only.
+        """Ranks that are slow by themselves, those that are with their replica, those in some operations only, and
+        those that may have more tokens.
 
         `longer`: by rank, over ranks with the same work; `late`: share of all steps by which each is late.
         """
         together = self.shared.slow_together(flagged, longer)
         partly = flagged & ~together & self.operations.explains(late * self.period)
-        kinds = ((flagged & ~together & ~partly, by), (together, REPLICA), (partly, OPERATIONS))
+        routed = flagged & ~together & ~partly & self.operations.routes(late * self.period)
+        kinds = (
+            (flagged & ~together & ~partly & ~routed, by), (together, REPLICA), (partly, OPERATIONS), (routed, ROUTED)
+        )  # fmt: skip
         return [(flags, kind) for flags, kind in kinds if flags.any()]
 
     def with_operations(self, item: Diagnosis) -> Diagnosis:
@@ -46,8 +53,8 @@ class Doubts:
 
 
 def doubted(slow: Diagnosis) -> Diagnosis:
-    """Nobody is named for what longer sequences, or more work in some operations, explain as well."""
-    if slow.evidence["by"] not in (REPLICA, OPERATIONS):
+    """Nobody is named for what longer sequences, or more work in some operations or of experts, explain as well."""
+    if slow.evidence["by"] not in (REPLICA, OPERATIONS, ROUTED):
         return slow
     evidence = {**slow.evidence, "possible": sorted(slow.ranks)}
     return replace(slow, cause=Cause.UNKNOWN, ranks=(), evidence=evidence)

@@ -36,6 +36,10 @@ class Diagnosis:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
+PART_OF_STAGE: Final = 1 / 3
+MOST_OF_STAGE: Final = 0.75
+"""Share of what a stage takes longer that a rank of it takes longer at least, and share of its ranks that do."""
+
 SMALLEST_IMBALANCE: Final = 0.05
 """Share of a step that an imbalance of stages or sequences must cost to be named."""
 
@@ -72,6 +76,8 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
     lost = float(np.nanmean(table[heaviest] - np.nanmean(table, axis=0)))
     second = float(np.partition(typical, -2)[-2])
     heavy = typical >= AS_HEAVY * typical[heaviest]
+    if not _is_heavy_as_a_whole(compute[healthy & np.isin(stage, np.array(kinds)[heavy])], typical, heaviest):
+        return None
     steady = float(np.nanmean(np.nanmax(table[heavy], axis=0) >= np.nanmax(table, axis=0) - 1e-12))
     if lost < SMALLEST_IMBALANCE * period or typical[heaviest] < 1.05 * np.median(typical) or steady < 0.6:
         return None
@@ -82,6 +88,13 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
         "stage_over_second": round(float(typical[heaviest] / max(second, 1e-12)), 6),
     }
     return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def _is_heavy_as_a_whole(compute: Floats, typical: Floats, heaviest: int) -> bool:
+    """Whether nearly all ranks of the heaviest stages compute longer than others: one slow rank is no heavy stage."""
+    usual = float(np.median(typical))
+    least = usual + PART_OF_STAGE * (float(typical[heaviest]) - usual)
+    return bool((np.nanmedian(compute, axis=1) > least).mean() >= MOST_OF_STAGE)
 
 
 def usual_counts(line: Timeline) -> Bools:

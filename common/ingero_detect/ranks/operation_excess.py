@@ -4,7 +4,8 @@ A slow chip is slow in about all kernels. A rank that is as fast as its peers in
 slower in several other operations, has more to do there: a hot expert, or a longer part of a sequence, forward and
 backward. A fault of some kinds of kernels would look the same. A host that stands still lengthens what it interrupts
 in some steps only, whatever that is; one that is slow (its data loader, another process) lengthens one operation.
-What peers never do, such as sampling on the first rank, is more to do however it is spread.
+What peers never do, such as sampling on the first rank, is more to do however it is spread. Where tokens are routed
+to experts, and nothing says how many, only what is no work of experts shows whether a chip is slow.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ SURE_ERRORS: Final = 3.0
 
 USUAL_SHARE: Final = 0.15
 """Share of compute in operations as fast as those of peers from which a rank is not slow in all that it computes."""
+
+PROVING_SHARE: Final = 0.05
+"""Share of compute that is no work of experts, and in which a rank is slow, from which its chip is."""
 
 CALM_SHARE: Final = 0.25
 """Share of steps without excess from which an excess is that of single steps."""
@@ -54,17 +58,22 @@ class OperationExcess:
     """Seconds a step that each rank needs longer in each operation, by (rank, operation); `ops` are their numbers.
 
     `usual`: operations in which a rank is as fast as its peers; `partial`: ranks whose excess is lasting and lies in
-    the other ones only.
+    the other ones only; `routed`: those whose excess is lasting and lies in work that tokens may be routed to.
     """
 
     ops: Ints
     seconds: Floats
     usual: Bools
     partial: Bools
+    routed: Bools
 
     def explains(self, late: Floats | float) -> Bools:
         """Ranks that are late by so many seconds a step because they have more to do in some operations."""
         return np.asarray(self.partial & (self.seconds.sum(axis=1) >= EXPLAINED * late))
+
+    def routes(self, late: Floats | float) -> Bools:
+        """Ranks that are late by so many seconds a step because of compute that may be that of more tokens."""
+        return np.asarray(self.routed & (self.seconds.sum(axis=1) >= EXPLAINED * late))
 
     def longer(self, rank: int) -> dict[int, float]:
         """The operations in which the rank's excess lies, and its seconds a step; the largest first."""
@@ -86,7 +95,8 @@ def operation_excess(line: Timeline, alike: Ints) -> OperationExcess:
     total = sum_by_rank_and_step(line, computes, line.duration)
     steps = np.isfinite(total).mean(axis=0) >= 0.8
     if not 0 < len(ops) <= MOST_OPERATIONS or steps.sum() < 2:
-        return OperationExcess(ops[:0], nothing[:, :0], nothing[:, :0] > 0, np.zeros(line.ranks, np.bool_))
+        nobody = np.zeros(line.ranks, np.bool_)
+        return OperationExcess(ops[:0], nothing[:, :0], nothing[:, :0] > 0, nobody, nobody)
     tables = []
     for op in ops.tolist():
         table = sum_by_rank_and_step(line, computes & (line.op == op), line.duration)[:, steps]
@@ -109,10 +119,16 @@ def operation_excess(line: Timeline, alike: Ints) -> OperationExcess:
         large = means[rank, chosen] >= LARGE_SHARE * longer
         if (base[rank, chosen][large] <= 0).all() and lacking[rank] < LARGE_SHARE * longer:
             continue
-        partial[rank] = np.count_nonzero(large) >= SEVERAL and not _in_single_steps(
+        partial[rank] = np.count_nonzero(large) >= (SEVERAL if line.routed is None else 1) and not _in_single_steps(
             np.sum([apart[place] for place in chosen], axis=0), rank
         )
-    return OperationExcess(ops, means, usual, partial)
+    own = np.array([line.routed is None or not line.routed[line.op == op].any() for op in ops.tolist()])
+    slow = means - SURE_ERRORS * errors > USUAL * excess * base
+    elsewhere = (np.where(slow & own, base, 0.0) / whole).sum(axis=1) >= PROVING_SHARE
+    routed = ~own.all() & ~elsewhere & ~alone & (excess[:, 0] > 0)
+    for rank in np.flatnonzero(routed).tolist():
+        routed[rank] = not _in_single_steps(np.sum([apart[place] for place in np.flatnonzero(~own)], axis=0), rank)
+    return OperationExcess(ops, means, usual, partial, routed)
 
 
 def _work_is_known(line: Timeline, rows: Bools) -> bool:

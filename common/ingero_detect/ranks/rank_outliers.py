@@ -256,12 +256,14 @@ def without_common_mode(values: Floats, alike: Ints) -> Floats:
 
 
 def _late_in_all_steps(
-    relative: Floats, alike: Ints, blame: WaitAttribution | None, chance: float
+    relative: Floats, alike: Ints, blame: WaitAttribution | None, chance: float, chips: float = 0.0,
+    of_chips: float = SIGNIFICANCE,
 ) -> tuple[Bools, Floats]:  # fmt: skip
     """The rank that stands out in every step, and its excess over ranks with the same work.
 
     Few steps do not tell how much a rank varies over a longer time. But ranks that vary slowly differ from one
-    another, so the smallest excess of any step is compared with how much the means of all other ranks differ.
+    another, so the smallest excess of any step is compared with how much the means of all other ranks differ, also
+    taken together with what `chips` usually differ by, at the chance `of_chips`.
     """
     flagged, excess = np.zeros(len(relative), np.bool_), np.zeros(len(relative))
     own = residuals_by_step(relative, alike)
@@ -272,9 +274,16 @@ def _late_in_all_steps(
         return flagged, excess
     if blame is not None and blame.victims(slice(0, relative.shape[1]))[first]:
         return flagged, excess
-    spread = np.sqrt(np.nansum(np.delete(mean, first) ** 2) / freedom * (1 + 1 / len(mean)))
-    needed = upper_quantiles(chance / len(mean), np.array(freedom)) * spread
-    flagged[first] = own[first].min() > max(float(needed), 2 * SMALLEST_EFFECT)
+    others = np.arange(len(mean)) != first
+    if np.count_nonzero(alike == alike[first]) == 2:
+        others &= alike != alike[first]  # Of two, the other one is as far from the middle.
+    squares, alone = float(np.nansum(mean[others] ** 2)), np.sqrt(1 + 1 / len(mean))
+    needed = float(upper_quantiles(chance / len(mean), np.array(freedom))) * np.sqrt(squares / freedom)
+    if chips:
+        known = freedom + CHIP_VALUES
+        usual = np.sqrt((squares + CHIP_VALUES * chips**2) / known)
+        needed = min(needed, float(upper_quantiles(of_chips / len(mean), np.array(known))) * usual)
+    flagged[first] = own[first].min() > max(needed * alone, 2 * SMALLEST_EFFECT)
     excess[first] = mean[first] * flagged[first]
     return flagged, excess
 
@@ -290,10 +299,10 @@ def possible_stragglers(relative: Floats, alike: Ints, chips: float) -> tuple[Bo
     """Ranks that are last so often that it is hardly chance, and the mean cost of a step, if they cannot be proven.
 
     As of `straggler_ranks`, for few ranks in few steps: of four ranks one is last in all of eight by chance in one
-    of 16,000 jobs.
+    of 16,000 jobs. In fewer steps, the rank that is behind in all of them by what is hardly chance.
     """
     if relative.shape[1] < FEWEST_STEPS:
-        return np.zeros(len(relative), np.bool_), np.zeros(len(relative))
+        return _late_in_all_steps(relative, alike, None, CHANCE_OF_POSSIBLE, chips, CHANCE_OF_POSSIBLE)
     stretch = variance_inflation_of_others(relative)
     often, cost = frequently_last(relative, alike, CHANCE_OF_POSSIBLE / len(relative), stretch)
     _, usual = usual_excess(relative, alike, chips)
@@ -310,7 +319,7 @@ def straggler_ranks(
     also ranks that may only have wandered so far.
     """
     if relative.shape[1] < FEWEST_STEPS:
-        return _late_in_all_steps(relative, alike, blame, CHANCE_IN_FEW_STEPS)
+        return _late_in_all_steps(relative, alike, blame, CHANCE_IN_FEW_STEPS, chips)
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
     relative = without_common_mode(relative, alike)

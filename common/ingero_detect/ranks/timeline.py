@@ -25,7 +25,9 @@ class Timeline:
     took part in the same one share it, -1 for compute. `work` is the amount of work of an operation in any
     unit, such as tokens; NaN where it is not known. `group` numbers the groups of ranks that communicate, -1 where
     none is known. `sends` are sends and receives without a group: the rows of an `instance` are of several pairs.
-    `chores` are operations whose name says that they are checkpoints, logs or the like.
+    `chores` are operations whose name says that they are checkpoints, logs or the like. `routed` is compute that may
+    be more for ranks to whose experts more tokens are routed, of which no amount is known; `None` where none are
+    routed.
     """
 
     ranks: int
@@ -43,6 +45,7 @@ class Timeline:
     group: Ints | None = None
     sends: Bools | None = None
     chores: Bools | None = None
+    routed: Bools | None = None
 
 
 def most_common_by_rank(line: Timeline, values: Ints) -> Ints:
