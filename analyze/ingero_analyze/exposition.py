@@ -21,6 +21,9 @@ _NAMED: Final = re.compile(
 
 _PAIR: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
+_TAGS: Final = re.compile(r"[A-Za-z_]\w*=[^,=]+(?:,[A-Za-z_]\w*=[^,=]*)*")
+"""Tags as the command line of InfluxDB writes them in a cell: host=n1,rack=2."""
+
 
 def is_exposition(line: bytes) -> bool:
     """Whether a file that begins with this line is in such a format."""
@@ -50,7 +53,10 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
 
 
 def labels_of(cell: str) -> Row | None:
-    """The labels of a series, and its name as `__name__`, of `name{label="value"}`; `None` for anything else."""
+    """The labels of a series, and its name as `__name__`, of `name{label="value"}`, or its tags, of `tag=value`;
+    `None` for anything else."""
+    if _TAGS.fullmatch(cell.strip()):
+        return dict(pair.split("=") for pair in cell.strip().split(",") if "=" in pair)
     found = _NAMED.fullmatch(cell.strip())
     if found is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
 from ingero_analyze.keyed_json import rows_by_host, rows_by_name, rows_by_time, with_lists
-from ingero_analyze.monitor_json import rows_of_monitor
+from ingero_analyze.monitor_json import document_of, rows_of_monitor
 from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
 from ingero_analyze.series_json import rows_of_columns, rows_of_series
@@ -116,7 +116,7 @@ def _lines(
             elif (points := rows_of_request(found)) is not None:
                 yield from ((number, _flat(each)) for each in points)
             else:
-                spread = with_lists(found)
+                spread = with_lists(document_of(found))
                 listed = spread != found or not MEMBERS.isdisjoint(spread)
                 if is_value is None:
                     rows = _values_of(_unnested([spread]) if listed else [spread])

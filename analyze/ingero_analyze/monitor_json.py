@@ -31,6 +31,12 @@ def rows_of_monitor(whole: Any) -> list[Row] | None:
     return None
 
 
+def document_of(found: Row) -> Row:
+    """The document in what a search of Elasticsearch found; any other object itself."""
+    source = found.get("_source")
+    return source if isinstance(source, dict) and "_index" in found else found
+
+
 def _datadog(whole: Any) -> Iterator[Row]:
     for one in whole["series"]:
         around = _tags(one.get("tag_set") or str(one.get("scope", "")).split(","))

@@ -80,7 +80,10 @@ _LATER_NODES: Final = (
 _SCRAPED: Final = "instance"
 """Name of the address that Prometheus asks, which is an exporter's where another column is the host."""
 
-_RELATIVE: Final = ("runtime", "relative time", "relative", "elapsed time", "elapsed", "relative time process", "t")
+_RELATIVE: Final = (
+    "runtime", "relative time", "relative", "elapsed time", "elapsed", "relative time process", "relative time wall",
+    "t",
+)  # fmt: skip
 """Names of times since a start, where there is no other time."""
 
 _DATES: Final = ("date", "day", "calendar date", "datum")

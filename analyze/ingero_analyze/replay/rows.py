@@ -29,9 +29,29 @@ from ingero_analyze.replay.columns import (
     unit_of,
 )
 from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
-from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
+from ingero_analyze.replay.reading import (
+    COARSE,
+    COARSE_TIMES,
+    COARSEST,
+    COARSEST_TIMES,
+    DAYLESS,
+    MISNAMED,
+    POINTS,
+    ZONELESS,
+    Reading,
+)
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
-from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
+from ingero_analyze.replay.times import (
+    EXCEL_UNIT,
+    FOUR_DIGITS,
+    MIDNIGHT,
+    SLASHED,
+    Clock,
+    clock_of,
+    rounded_to,
+    times,
+    with_dates,
+)
 from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_metric, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
@@ -233,6 +253,8 @@ class RowReader:
         self.reading.foreign_times |= cells.calendar and set(cells.units) != {"seconds"}
         if cells.lasting and bool((np.diff(cells.values) < -MIDNIGHT).any()):
             self.reading.doubt(DAYLESS)
+        if rounded_to(batch.columns[name], clock) > COARSEST_TIMES:
+            self.reading.doubt(COARSE_TIMES)
         if EXCEL_UNIT in cells.units:
             self.reading.note(f"times are {EXCEL_UNIT}")
         elif set(cells.units) - {"seconds"}:

@@ -84,6 +84,8 @@ _DATES: Final = re.compile(
     r"\s*(?:\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{8}|\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{4})(?:[ T]00:00:00(?:\.0+)?)?\s*"
 )
 
+_EXPONENT: Final = r"^[0-9](?:[.,](?P<decimals>[0-9]*))?[eE][+]?(?P<exponent>[0-9]{1,2})$"
+
 EXCEL: Final = (36_526.0, 73_050.0)
 """Days by which Excel counts from 1899-12-30: those of the years 2000 to 2099."""
 
@@ -156,6 +158,21 @@ def clock_of(column: Any, named: float | None) -> Clock:
     scale = named or next((unit for unit in _FINEST_FIRST if usual > _LEAST[unit]), 1.0)
     misnamed = named == 1e3 and least > EARLIEST and usual < EARLIEST * scale
     return Clock(scale, usual > EARLIEST * scale, named is not None, day_first, excel, misnamed)
+
+
+def rounded_to(column: Any, clock: Clock) -> float:
+    """Seconds to which numbers with an exponent are rounded, as spreadsheets write long ones: 1.76987E+12; else 0."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not is_text(column):
+        return 0.0
+    parts = pc.drop_null(pc.extract_regex(pc.utf8_trim_whitespace(column), _EXPONENT))
+    if 2 * len(parts) <= len(column):
+        return 0.0
+    digits = pc.max(pc.utf8_length(pc.struct_field(parts, "decimals"))).as_py()
+    exponent = pc.max(pc.cast(pc.struct_field(parts, "exponent"), pa.int64())).as_py()
+    return float(10.0 ** (exponent - digits) / clock.per_second)
 
 
 def _is_excel(values: Floats) -> bool:

@@ -42,8 +42,16 @@ _LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
 _RANKED: Final = re.compile(r"(?P<metric>[^:{}]+):(?P<rank>\d{1,3})")
 _TUPLE: Final = re.compile(r"\('(?P<metric>[^']+)', '(?P<node>[^']+)'\)")
 _LABEL: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
-_NO_NODES: Final = ("", "index", "unnamed: 0")
+_NO_NODES: Final = ("", "index", "unnamed: 0", "_span", "_spandays")
+"""Numbers of rows, and what Splunk puts beside the columns of nodes."""
+
 _STATISTICS: Final = ("__MIN", "__MAX")
+
+_TRACKED: Final = re.compile(r"system[./]gpu[./](?P<gpu>\d{1,2})[./](?P<held>[A-Za-z]+)(?:/l:(?P<host>.+))?")
+"""What W&B records of each GPU of a run, in shared runs with the label of a host."""
+
+_TRACKED_AS: Final = {"gpu": "gpu utilization", "powerWatts": "power (W)", "smClock": "sm clock (MHz)"}
+"""What three of these are; any other one is of the GPU, but says nothing about its work."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ def series_of(names: Sequence[str]) -> list[Series]:
             found.append(Series(name, rank, metric, {}))
         elif shared and not dash:
             found.append(Series(name, name.removesuffix(shared), shared[1:], {}))
+        elif dash and (tracked := _TRACKED.fullmatch(metric)):
+            found.append(Series(name, f"{run}/{tracked['gpu']}", _held(tracked), {}))
         elif not name.endswith(_STATISTICS) and not (dash and metric.startswith("_")):
             found.append(Series(name, run if dash else name, metric if dash else "", {}))
     differ = {
@@ -160,7 +170,7 @@ def columns_of_members(names: Sequence[str], chosen: Iterable[str]) -> ColumnsOf
     Where no column names a host, those of nodes and GPUs must say what they hold: else `--wide` does.
     """
     taken = set(chosen)
-    for role, cells in (("node", _cells_of_nodes(names)), ("gpu", _cells_of_gpus(names))):
+    for role, cells in (("gpu", _tracked(names)), ("node", _cells_of_nodes(names)), ("gpu", _cells_of_gpus(names))):
         if cells and taken.isdisjoint(cells):
             return ColumnsOfMembers(role, names, cells)
     return None
@@ -170,6 +180,20 @@ def _cells_of_gpus(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     cells = cells_of_gpus(names)
     known = any(map(is_node, names)) or metrics_with_meaning(held for _, held in cells.values())
     return cells if known else {}
+
+
+def _tracked(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By column of W&B of one GPU the number of this, behind its host if that is there, and what the column holds, if
+    this is its work and every GPU has such a column."""
+    found = [(name, of) for name in names if (of := _TRACKED.fullmatch(name)) and of["held"] in _TRACKED_AS]
+    cells = {name: ("/".join(filter(None, (of["host"], of["gpu"]))), _held(of)) for name, of in found}
+    gpus = {gpu for gpu, _ in cells.values()}
+    held = [one for one in _TRACKED_AS.values() if {gpu for gpu, its in cells.values() if its == one} == gpus]
+    return {name: cell for name, cell in cells.items() if cell[1] in held}
+
+
+def _held(tracked: re.Match[str]) -> str:
+    return _TRACKED_AS.get(tracked["held"], f"gpu {tracked['held']}")
 
 
 def _cells_of_nodes(names: Sequence[str]) -> dict[str, tuple[str, str]]:
