@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
-from ingero_analyze.keyed_json import rows_by_host, rows_by_name, rows_by_time, with_lists
+from ingero_analyze.keyed_json import is_time, rows_by_host, rows_by_name, rows_by_time, with_lists
 from ingero_analyze.monitor_json import document_of, rows_of_monitor
 from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
@@ -266,6 +266,9 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
     lists = [cell for cell in cells if isinstance(cell, list)]
     names, data = whole.get("columns"), whole.get("data")
     if isinstance(names, list) and isinstance(data, list) and all(isinstance(row, list) for row in data):
+        index = whole.get("index")
+        if isinstance(index, list) and len(index) == len(data) and index != list(range(len(data))):
+            names, data = ["index", *names], [[cell, *row] for cell, row in zip(index, data, strict=True)]
         return [dict(zip(map(str, names), row, strict=False)) for row in data]
     if len(lists) == 1 and any(isinstance(each, dict) for each in lists[0]):
         name = next(name for name, cell in whole.items() if cell is lists[0])
@@ -278,9 +281,13 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
     if cells and all(isinstance(cell, dict) and cell for cell in cells):
         if all(name.isdecimal() for name in whole):
             return cells
-        if all(name.isdecimal() for cell in cells for name in cell):
+        if all(name.isdecimal() or is_time(name) for cell in cells for name in cell):
             numbers = dict.fromkeys(number for cell in cells for number in cell)
-            return [{name: cell.get(number) for name, cell in whole.items()} for number in numbers]
+            index = all(map(is_time, numbers))
+            return [
+                ({"index": number} if index else {}) | {name: cell.get(number) for name, cell in whole.items()}
+                for number in numbers
+            ]
     return [whole]
 
 

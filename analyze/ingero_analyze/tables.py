@@ -38,7 +38,7 @@ MARKED_BYTES: Final = 1 << 20
 MOST_TEXT: Final = 1 << 30
 """Largest text that is read at once, unpacked."""
 
-PARQUET: Final = (".parquet", ".pq")
+PARQUET: Final = (".parquet", ".pq", ".parq")
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OTHERS: Final = {
     b"\xd0\xcf\x11\xe0": "a workbook of a spreadsheet: save the sheet as CSV",
@@ -410,8 +410,12 @@ def _csv(
     before, header, delimiter = csv_tables.header_of(text)
     if not header:
         raise TableError(file, csv_tables.NO_TABLE)
-    below = "".join(text.splitlines(keepends=True)[before + 1 :])
-    names = _names(file, header, delimiter)
+    lines = text.splitlines(keepends=True)
+    names, more = csv_tables.with_levels(
+        _names(file, header, delimiter), "".join(lines[before + 1 : before + 3]), delimiter
+    )
+    before += more
+    below = "".join(lines[before + 1 :])
     whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
     regular = csv_tables.is_regular(whole, delimiter, len(names))
     if json and (not regular or _is_no_header(header, delimiter)) and log_lines.are_logs(text):

@@ -142,3 +142,71 @@ def test_times_that_a_spreadsheet_has_rounded_are_in_doubt(tmp_path: Path) -> No
 
     assert len(doubts) == 1 and "write all digits" in doubts[0]
     assert named(written(tmp_path, table(["time", "node", "rate"], whole))) == ("gpu-2", 60)
+
+
+def per_tick(*before: str, steps: bool = False) -> Iterator[list[Any]]:
+    """Rows of a table with a column for each node, with cells before those of the nodes."""
+    for tick, row in enumerate(RATES):
+        yield [tick if steps else iso(START + 30 * tick), *before, *row.round(3).tolist()]
+
+
+@pytest.mark.parametrize("first", ["", "index", "Unnamed: 0", "__index_level_0__"])
+def test_the_index_of_a_table_is_its_time_where_it_holds_times(tmp_path: Path, first: str) -> None:
+    wide = written(tmp_path, table([first, *NODES], per_tick()), "tokens_per_sec.csv")
+    long = written(tmp_path, table([first, "node", "rate"], ([iso(time), *rest] for time, *rest in reports())))
+
+    assert named(wide) == ("gpu-2", 60)
+    assert named(long) == ("gpu-2", 60)
+
+
+def test_an_index_that_numbers_rows_is_a_step_of_a_wide_table_alone(tmp_path: Path) -> None:
+    wide = written(tmp_path, table(["", *NODES], per_tick(steps=True)), "tokens_per_sec.csv")
+    long = written(tmp_path, table(["", "node", "rate"], ([row, *rest[1:]] for row, rest in enumerate(reports()))))
+
+    assert named(wide) == ("gpu-2", 60)
+    assert "there is no column 'time', and the index only numbers the rows" in run(long).stderr
+
+
+def test_the_index_of_json_of_pandas_is_its_time(tmp_path: Path) -> None:
+    times = [iso(START + 30 * tick) for tick in range(120)]
+    split = {"columns": NODES, "index": times, "data": RATES.tolist()}
+    by_node = {node: dict(zip(times, RATES[:, number].tolist(), strict=True)) for number, node in enumerate(NODES)}
+
+    assert named(written(tmp_path, json.dumps(split), "tokens_per_sec.json")) == ("gpu-2", 60)
+    assert named(written(tmp_path, json.dumps(by_node), "throughput.json")) == ("gpu-2", 60)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("index", ["time", ""])
+def test_names_of_columns_in_two_lines_are_metrics_and_nodes(tmp_path: Path, swapped: bool, index: str) -> None:
+    levels = [["", *["throughput"] * 6, *["loss"] * 6], ["", *NODES, *NODES]]
+    names = [",".join(level) for level in (levels[::-1] if swapped else levels)]
+    rows = table([index, *[""] * 12], ([*row, *[2.1] * 6] for row in per_tick()))
+    text = "\n".join([*names, rows if index else rows.partition("\n")[2]])
+
+    assert named(written(tmp_path, text)) == ("gpu-2", 60)
+
+
+@pytest.mark.parametrize("name", ["step_times.csv", "tokens_per_sec_wide.csv", "mfu_per_node.csv"])
+def test_names_of_tables_of_several_nodes_say_what_they_hold(tmp_path: Path, name: str) -> None:
+    rows = ([tick, *(1 / row if "times" in name else row).tolist()] for tick, row in enumerate(RATES))
+
+    assert named(written(tmp_path, table(["step", *map(str, range(6))], rows), name)) == ("2", 60)
+
+
+def test_columns_beside_those_of_nodes_are_not_used(tmp_path: Path) -> None:
+    names = ["time", "step", "loss", *NODES, "mean", "std"]
+    rows = ([time, 1, 2.5, *row, np.mean(row), np.std(row)] for time, *row in per_tick())
+    answered = answer(written(tmp_path, table(names, rows), "tokens_per_sec.csv"))
+
+    assert [one["node"] for one in answered["episodes"]] == ["gpu-2"]
+    assert answered["summary"]["columns"]["ignored"] == ["step", "loss", "mean", "std"]
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("time_min", 60), ("t_hours", 3600), ("hours", 3600), ("minutes", 60)])
+def test_times_since_a_start_may_be_minutes_or_hours(tmp_path: Path, name: str, seconds: int) -> None:
+    rows = ([f"{(time - START) / seconds:.6f}", node, rate] for time, node, rate in reports())
+
+    node, onset = named(written(tmp_path, table([name, "node", "rate"], rows)))
+
+    assert (node, round(onset)) == ("gpu-2", 1800)

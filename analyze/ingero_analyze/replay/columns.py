@@ -92,9 +92,12 @@ _DATES: Final = ("date", "day", "calendar date", "datum")
 _DATES_WITH_TIMES: Final = (*_DATES, "start time", "started at")
 """Names of times where there is nothing else."""
 
+_INDEX: Final = re.compile(r"|index|unnamed: 0|__index_level_\d+__", re.IGNORECASE)
+"""Names of the index of a table of pandas, which are times where there are no others."""
+
 _STEP_NUMBERS: Final = (
     "step", "steps", "step number", "global step", "train step", "training step", "train global step",
-    "trainer global step", "iteration", "iter", "iteration number",
+    "trainer global step", "iteration", "iter", "iteration number", "tick", "tick number",
 )  # fmt: skip
 """Names of numbers of steps, which are the time where there is no time."""
 
@@ -111,6 +114,12 @@ _NAME: Final = "name"
 
 _UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "min"}
 """Seconds of a unit; `min` is as often a minimum."""
+
+_LONG: Final = {
+    "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0, "hr": 3600.0, "hrs": 3600.0,
+    "hour": 3600.0, "hours": 3600.0,
+}  # fmt: skip
+"""Seconds of units in the names of times since a start: time_min, t_hours, hours."""
 
 _WORK: Final = (
     r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
@@ -205,6 +214,13 @@ _HARDWARE: Final = (*_CYCLES, _POWER, _CLOCK)
 
 _LABELLED: Final = re.compile(r'\{.*="')
 """What names of series have, of which several in one table are nodes: rate{instance="n1"}."""
+
+_PER_NODE: Final = re.compile(
+    r"[ _-](?:(?:by|per|of)[ _-](?:node|host|rank|gpu|worker)s?|wide|matrix|pivot(?:ed)?|history)$", re.IGNORECASE
+)
+"""What the name of a table says of its columns, behind what they hold."""
+
+_SEVERAL: Final = re.compile(r"(?:(?<=time)|(?<=rate)|(?<=duration))s$", re.IGNORECASE)
 
 _CALENDAR: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 _SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
@@ -318,7 +334,8 @@ def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorde
         raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
     labelled = [name for name in names if _LABELLED.search(name)]
     free = [name for name in names if name not in taken and not (len(labelled) > 1 and name in labelled)]
-    if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_cell, names)):
+    known = any(_is(role, name) for role in ROLES for name in names) or bool(_later_times(names))
+    if not taken and not known and any(map(_is_cell, names)):
         raise ValueError(
             f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a "
             "line, as `time,node,rate` is (larger is better), or `time,node,step_seconds` (smaller is better)"
@@ -383,6 +400,11 @@ def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def is_index(name: str) -> bool:
+    """Whether a column is the index of a table, which may hold times or the numbers of its rows."""
+    return bool(_INDEX.fullmatch(name.strip()))
+
+
 def is_node(name: str) -> bool:
     """Whether a column has the name of a node."""
     return _is("node", name)
@@ -411,8 +433,16 @@ def date_of(names: Sequence[str], time: str) -> list[str]:
 
 def time_column(name: str) -> tuple[float | None, bool]:
     """How many units of a time are a second, if its name says so, and whether it is a number of steps."""
+    if long := _long_unit(name):
+        return 1 / long, False
     unit = unit_of(name)
     return unit and float(round(1 / unit)), words_of(name) in _STEP_NUMBERS
+
+
+def _long_unit(name: str) -> float | None:
+    """Seconds of the minute or hour in the name of a time since a start; `None` for any other name."""
+    head, _, unit = words_of(name).rpartition(" ")
+    return _LONG.get(unit) if head in ("", "time", *_RELATIVE) and (head or unit.endswith("s")) else None
 
 
 def _of_nvidia_smi(names: Sequence[str]) -> dict[str, str]:
@@ -447,10 +477,12 @@ def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict
 
 
 def _later_times(names: Sequence[str]) -> list[str]:
-    """What stands for the time where there is none: a time since a start, else a number of steps, else a date."""
+    """What stands for the time where there is none: a time since a start, else a number of steps, else a date, else
+    the index."""
     kinds = (_RELATIVE, _STEP_NUMBERS, _DATES_WITH_TIMES)
-    found = ([name for name in names if _head(name) in known] for known in kinds)
-    return next(filter(None, found), [])
+    found = [[name for name in names if _head(name) in known] for known in kinds]
+    found[0] += [name for name in names if name not in found[0] and _long_unit(name)]
+    return next(filter(None, found), [name for name in names if is_index(name)][:1])
 
 
 def _later_nodes(names: Sequence[str], gpus: Sequence[str]) -> list[str]:
@@ -600,8 +632,9 @@ def _measures_of(metric: str) -> list[str]:
 
 
 def measure_named(text: str) -> str | None:
-    """What values with this name are; `None` if that is not certain."""
-    found = _measures_of(text)
+    """What values with this name, or several of them, are; `None` if that is not certain."""
+    names = (text, _SEVERAL.sub("", _PER_NODE.sub("", text)))
+    found = next(filter(None, map(_measures_of, names)), [])
     return found[0] if len(found) == 1 else None
 
 

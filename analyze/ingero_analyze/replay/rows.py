@@ -21,6 +21,7 @@ from ingero_analyze.replay.columns import (
     WideOpenError,
     date_of,
     is_gpu_of_host,
+    is_index,
     measure_named,
     metrics_with_meaning,
     recognised,
@@ -47,6 +48,7 @@ from ingero_analyze.replay.times import (
     MIDNIGHT,
     SLASHED,
     Clock,
+    are_dates,
     clock_of,
     rounded_to,
     times,
@@ -74,6 +76,10 @@ _TAGGED: Final = re.compile(r"-tag-(?P<tag>.+)\.csv")
 
 _EXPORTED: Final = re.compile(r"-data(?:-as-\w+)?-\d{4}-\d\d-\d\d.*")
 """What Grafana puts behind the title of a panel where it names a file: Throughput-data-2026-01-31 10_00_00.csv."""
+
+INDEX_IS_NO_TIME: Final = (
+    "there is no column 'time', and the index only numbers the rows; choose one with --column time=COLUMN"
+)
 
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
@@ -138,7 +144,7 @@ class RowReader:
         self.reading = Reading()
         self.subjects = Subjects(files, groups)
         self._files, self._short = list(files), short_names(files)
-        self._chosen, self._labels, self._metric, self._wide = chosen, labels, metric, wide
+        self.chosen, self._labels, self._metric, self._wide = chosen, labels, metric, wide
         self._texts: dict[str, dict[str, int]] = {}
 
     def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
@@ -163,13 +169,13 @@ class RowReader:
     def layout(self, file: str, names: Sequence[str]) -> tuple[Columns | str, ColumnsOfMembers | None]:
         """How a file with columns of these names is used (`_recognised`), and the columns of each node, if it has
         such."""
-        chosen = chain.from_iterable(self._chosen.values())
+        chosen = chain.from_iterable(self.chosen.values())
         of_members = None if self._wide else columns_of_members(names, chosen)
         return self._wide or self._recognised(file, of_members.long_names if of_members else names), of_members
 
     def wide_table(self, names: Sequence[str]) -> WideTable:
         """A table each of whose columns is a node."""
-        time, metric = time_of(names, self._chosen), self._metric
+        time, metric = time_of(names, self.chosen), self._metric
         if metric is None and not self._wide:
             metric = wide_metric(names, time) or None
         return wide_table(names, time, metric)
@@ -189,10 +195,10 @@ class RowReader:
         values they hold, the metric that says most about work, or the only one at all, is judged."""
         some = len(self._files) > 1
         try:
-            chosen = {**_of_tag(file, names, self._chosen), **self._chosen}
+            chosen = {**_of_tag(file, names, self.chosen), **self.chosen}
             return recognised(names, chosen, self._labels, self._metric, by_file=some)
         except WideOpenError:
-            metric = self._metric or wide_metric(names, time_of(names, self._chosen))
+            metric = self._metric or wide_metric(names, time_of(names, self.chosen))
             measure = wide_measure(metric, _title(file))
             if measure is None:
                 raise
@@ -209,12 +215,12 @@ class RowReader:
             self._metric = fitting[0]
             others = f", of {listed(known[:MOST_NAMES], len(known))}" if len(known) > 1 else ""
             self.reading.note(f"the metric {self._metric} is judged{others}")
-        return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
+        return recognised(names, self.chosen, self._labels, self._metric, by_file=some)
 
     def _with_known_states(self, batch: TableBatch, columns: Columns) -> Columns:
         """The columns without that of states, if these are other ones than whether a node works."""
         name = columns.one("state")
-        if name is None or columns.recorded or "state" in self._chosen:
+        if name is None or columns.recorded or "state" in self.chosen:
             return columns
         words: dict[str, int] = {}
         batch.codes(name, words)
@@ -380,6 +386,7 @@ class _FileTable:
         """A batch with a row for each report, of the metric that is judged."""
         batch = self._with_dates(self._members.long(batch) if self._members else batch)
         if not self._begun:
+            self.columns = self._with_index(batch)
             self.columns, self._metric = self._reader.begin(self._file, batch, self.columns)
             self._begun = True
         if self.columns.one("node") == FILE and FILE not in batch.columns:
@@ -387,6 +394,16 @@ class _FileTable:
         if self._wide:
             batch = self._wide.long(batch, self.columns.measure)
         return batch if self._metric is None else self._metric.select(batch)
+
+    def _with_index(self, batch: TableBatch) -> Columns:
+        """The columns; where the index of a wide table is no time, its numbers are those of steps. `TableError` for
+        such an index of any other table."""
+        time = self._wide.time if self._wide else self.columns.roles["time"][0]
+        if not is_index(time) or "time" in self._reader.chosen or are_dates(batch.columns[time]):
+            return self.columns
+        if self._wide:
+            return replace(self.columns, steps=True)
+        raise TableError(self._file, INDEX_IS_NO_TIME)
 
     def forms(self, batch: TableBatch) -> tuple[Clock, Form]:
         """How the times and the values of the file are written, by its first rows."""

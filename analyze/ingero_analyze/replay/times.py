@@ -160,6 +160,15 @@ def clock_of(column: Any, named: float | None) -> Clock:
     return Clock(scale, usual > EARLIEST * scale, named is not None, day_first, excel, misnamed)
 
 
+def are_dates(column: Any) -> bool:
+    """Whether a column holds dates with times of day, or numbers since 1970, and not those of rows."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type) or (is_text(column) and _is_iso(column)):
+        return True
+    return clock_of(column, None).since_1970
+
+
 def rounded_to(column: Any, clock: Clock) -> float:
     """Seconds to which numbers with an exponent are rounded, as spreadsheets write long ones: 1.76987E+12; else 0."""
     import pyarrow as pa
