@@ -210,3 +210,84 @@ def test_times_since_a_start_may_be_minutes_or_hours(tmp_path: Path, name: str, 
     node, onset = named(written(tmp_path, table([name, "node", "rate"], rows)))
 
     assert (node, round(onset)) == ("gpu-2", 1800)
+
+
+GERMAN = table(
+    ["Zeit", "Rechner", "Schrittdauer (µs)"],
+    (
+        [f"{datetime.fromtimestamp(time, UTC):%d.%m.%y %H:%M:%S}", node, f"{1e8 / rate:.1f}".replace(".", ",")]
+        for time, node, rate in reports()
+    ),
+    ";",
+)
+
+
+@pytest.mark.parametrize("code", ["cp1252", "utf-16-le", "utf-16-be", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_spreadsheets_of_other_codes_and_ends_of_lines_are_read(tmp_path: Path, code: str, end: str) -> None:
+    file = written(tmp_path, GERMAN.replace("\n", end).encode(code))
+
+    assert named(file, "--column", "step_seconds=Schrittdauer (µs)") == ("gpu-2", 60)
+
+
+def test_days_of_a_spreadsheet_may_have_a_decimal_comma(tmp_path: Path) -> None:
+    rows = ([f"{time / 86_400 + 25_569:.6f}".replace(".", ","), node, rate] for time, node, rate in reports())
+
+    node, onset = named(written(tmp_path, table(["time", "node", "rate"], rows, ";")))
+
+    assert (node, round(onset)) == ("gpu-2", 60)
+
+
+def test_durations_of_jobs_are_times_of_steps_where_they_are_chosen(tmp_path: Path) -> None:
+    rows = (
+        [
+            f"{number}",
+            iso(time).replace(" ", "T"),
+            f"00:{round(2e5 / rate) // 60:02d}:{round(2e5 / rate) % 60:02d}",
+            node,
+        ]
+        for number, (time, node, rate) in enumerate(reports())
+    )
+    file = written(tmp_path, table(["JobID", "Start", "Elapsed", "NodeList"], rows, "|"))
+    said = "--column time=Start --column step_seconds=Elapsed --column job_id="
+
+    assert said in run(file).stderr
+    assert named(file, *said.split()) == ("gpu-2", 60)
+
+
+def test_files_that_name_their_metric_need_no_flag(tmp_path: Path) -> None:
+    for number, node in enumerate(NODES):
+        rows = [
+            {"key": "tokens_per_sec", "value": RATES[tick, number], "timestamp": 1000 * (START + 30 * tick)}
+            for tick in range(120)
+        ]
+        written(tmp_path, json.dumps({"metrics": rows}), f"{node}.json")
+
+    assert named(tmp_path) == ("gpu-2", 60)
+
+
+def test_the_folder_of_files_says_what_their_values_are(tmp_path: Path) -> None:
+    files = []
+    for number in range(6):
+        rows = ([START + 30 * tick, tick, 1 / RATES[tick, number]] for tick in range(120))
+        files.append(written(tmp_path, table(["Wall time", "Step", "Value"], rows), f"step_time/rank{number}.csv"))
+
+    assert named(*files) == ("rank2", 60)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"ARROW1\0\0", "an Arrow or Feather file"),
+        (b"SQLite format 3\0", "a database of SQLite"),
+        (b"<?xml version='1.0'?><rows/>", "XML or HTML"),
+        (b"\x93NUMPY\x01\0", "an array of NumPy"),
+        (b"a.csv" + b"\0" * 252 + b"ustar\0", "a tar archive: unpack it"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_with_what_to_do(tmp_path: Path, content: bytes, said: str) -> None:
+    done = run(written(tmp_path, content))
+
+    assert done.exit_code == 2
+    assert said in done.stderr

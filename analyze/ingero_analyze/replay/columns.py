@@ -26,12 +26,12 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
         "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time", "zeit",
         "zeitstempel", "zeitpunkt", "epoch s", "epoch seconds", "epoch ms", "epoch us", "epoch ns",
-        "time unix nano",
+        "time unix nano", "query time", "time generated",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
         "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name", "knoten",
-        "knotenname", "rechner", "rechnername",
+        "knotenname", "rechner", "rechnername", "computer",
     ),
     "score": ("score", "health score", "node health score"),
     "rate": (
@@ -52,7 +52,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "rank", "global rank",
     ),
     "state": ("state",),
-    "metric": ("metric", "metric name", "measurement", "field", "key", "tag", "variable"),
+    "metric": ("metric", "metric name", "measurement", "field", "key", "tag", "variable", "counter name"),
     "workload_type": ("workload type", "workload", "workload name", "job type"),
     "job_id": ("job id", "job", "jobid", "job name", "slurm job id", "slurm jobid", "slurm job"),
     "gpu_model": (
@@ -70,7 +70,9 @@ _LATER_NODES: Final = (
     ("pod", "pod name", "k8s pod name", "kubernetes pod name"),
     ("worker", "worker id", "replica", "replica id", "process", "process id"),
     ("agent", "agent id", "node ip", "host ip", "ip", "ip address", "nodelist", "node list"),
-    ("run", "run name", "run id", "run uuid", "trial", "trial id"),
+    ("run", "trial"),
+    ("run id", "run uuid", "trial id"),
+    ("run name",),
     ("uuid",),
     ("series", "legend"),
     ("label", "name"),
@@ -105,7 +107,7 @@ _QUERIED: Final = re.compile(r"(?:utilization|clocks|power|temperature|memory|ec
 _SMI: Final = {"gpu": "index", "gpu_model": "name"}
 """Columns of `nvidia-smi --query-gpu`, and what two of them are."""
 
-_VALUES: Final = ("value", "values", "as double", "as int")
+_VALUES: Final = ("value", "values", "metric value", "counter value", "as double", "as int")
 """Names of the column of the values of all metrics; a point of OTLP has one of the last two."""
 
 _POINTS: Final = ("as double", "as int")
@@ -228,9 +230,9 @@ _SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\
 
 _OF_JOBS: Final = (
     "rows are jobs with the time that each took, which says nothing about a node unless all do the same work: if "
-    "they do, as runs of a benchmark, choose --column time=Start --column step_seconds=ElapsedRaw --column job_id=; "
+    "they do, as runs of a benchmark, choose --column time={} --column step_seconds={} --column job_id=; "
 )
-"""What is said of a list of jobs."""
+"""What is said of a list of jobs, with their start and how long they took."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +368,8 @@ def _place_and_time(
     roles: dict[str, tuple[str, ...]] = {role: tuple(chosen[role]) for role in ("time", "node") if chosen.get(role)}
     values = [name for name in names if words_of(name) in _VALUES]
     if by_file and "node" not in chosen and not matching["node"]:
-        if any(role in chosen or matching[role] for role in MEASURES):
+        named = len(values) == 1 and matching["metric"]
+        if named or any(role in chosen or matching[role] for role in MEASURES):
             roles["node"] = (FILE,)
         elif len(values) == 1:
             raise ValueError(f"what the column {values[0]} of each file holds is not certain; {_say(values[0])}")
@@ -527,14 +530,18 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
     values = [name for name in unknown if words_of(name) in _VALUES] or unknown
     which = values[0] if len(values) == 1 else "COLUMN"
     raise ValueError(
-        f"{_OF_JOBS if _are_jobs(names) else ''}exactly one of the columns {', '.join(MEASURES)} is needed; there is "
+        f"{_of_jobs(names)}exactly one of the columns {', '.join(MEASURES)} is needed; there is "
         f"none ({_there_are(names)}); {_say(which)}"
     )
 
 
-def _are_jobs(names: Sequence[str]) -> bool:
-    """Whether these are columns of jobs, as `sacct` writes them."""
-    return {"jobid", "elapsed"} <= {name.strip().lower() for name in names}
+def _of_jobs(names: Sequence[str]) -> str:
+    """What is said of columns of jobs, as `sacct` writes them; "" of any others."""
+    known = {name.strip().lower(): name for name in names}
+    if not {"jobid", "elapsed"} <= known.keys():
+        return ""
+    start = known.get("start") or known.get("end") or "Start"
+    return _OF_JOBS.format(start, known.get("elapsedraw") or known["elapsed"])
 
 
 def _clock_of(name: str, rates: Sequence[str]) -> list[str]:

@@ -50,6 +50,7 @@ from ingero_analyze.replay.times import (
     Clock,
     are_dates,
     clock_of,
+    lasting,
     rounded_to,
     times,
     with_dates,
@@ -275,7 +276,8 @@ class RowReader:
 
     def _values(self, batch: TableBatch, columns: Columns, form: Form, check: _Check, working: Bools) -> Floats:
         name, measure = columns.value, columns.measure
-        cells = _cells(batch, name, lambda column: numbers(column, form))
+        lasts = measure == "step_seconds"
+        cells = _cells(batch, name, lambda column: (lasts and lasting(column)) or numbers(column, form))
         for other in columns.roles[measure][1:]:
             factor = _cells(batch, other, lambda column: numbers(column, form_of(column)))
             cells = Cells(cells.values * factor.values, cells.wrong | factor.wrong)
@@ -444,12 +446,14 @@ def _title(file: str) -> str:
 
 def _of_tag(file: str, names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """What the column `value` holds where no other name says it: by the tag at the end of the name that TensorBoard
-    gives a file, in which a group may stand first, or else by the whole name."""
+    gives a file, in which a group may stand first, or else by the whole name, or that of its folder."""
     tag = _TAGGED.search(PurePath(file).name)
     values = [name for name in names if name.strip().lower() == "value"]
     if len(values) != 1 or not chosen.keys().isdisjoint((*MEASURES, "metric")) or any(map(says_value, names)):
         return {}
-    texts = (tag["tag"].replace("_", " "), tag["tag"].replace("_", "/", 1)) if tag else (_title(file),)
+    texts = (_title(file), PurePath(file).parent.name)
+    if tag:
+        texts = (tag["tag"].replace("_", " "), tag["tag"].replace("_", "/", 1))
     measure = next(filter(None, map(measure_named, texts)), None)
     return {measure: values} if measure else {}
 

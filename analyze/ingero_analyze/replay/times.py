@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.replay.cells import FEWEST_ROUNDED, Cells, Floats, is_missing, numbers
+from ingero_analyze.replay.cells import FEWEST_ROUNDED, Cells, Floats, form_of, is_missing, numbers
 from ingero_analyze.tables import LATEST, is_text
 
 EXCEL_UNIT: Final = "days of a spreadsheet"
@@ -69,10 +69,10 @@ _ZONE: Final = r":.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
 
 _LASTING: Final = (
-    r"^(?:(?P<days>[0-9]+) days?,?\s+)?(?P<hours>[0-9]{1,4}):(?P<minutes>[0-5][0-9]):"
+    r"^(?:(?P<days>[0-9]+)(?: days?,?\s+|-))?(?P<hours>[0-9]{1,4}):(?P<minutes>[0-5][0-9]):"
     r"(?P<seconds>[0-5][0-9](?:\.[0-9]+)?)$"
 )
-"""Times since a start: 0:01:30, 0 days 00:01:30, 1 day, 2:00:00. A time of day is one since midnight."""
+"""Times since a start: 0:01:30, 0 days 00:01:30, 1 day, 2:00:00, 1-02:00:00. A time of day is one since midnight."""
 
 MIDNIGHT: Final = 82_800.0
 """Seconds by which times of day fall at midnight, at least."""
@@ -123,8 +123,8 @@ def times(column: Any, clock: Clock) -> Cells:
         zoneless = pa.types.is_date(column.type) or column.type.tz is None
         return Cells(_seconds(moments), np.zeros(len(column), np.bool_), calendar=True, zoneless=zoneless)
     if is_text(column) and _is_iso(column):
-        return _lasting(column) or _iso(column, clock.day_first)
-    found = numbers(column)
+        return lasting(column) or _iso(column, clock.day_first)
+    found = numbers(column, form_of(column))
     if clock.excel:
         seconds = np.round((found.values - EXCEL_1970) * DAY, 3)
         return Cells(seconds, found.wrong, calendar=True, zoneless=True, units=(EXCEL_UNIT,))
@@ -148,7 +148,7 @@ def clock_of(column: Any, named: float | None) -> Clock:
         day_first = _day_first(column)
     else:
         try:
-            values = np.abs(numbers(column).values)
+            values = np.abs(numbers(column, form_of(column)).values)
         except ValueError:
             values = np.zeros(0)
         values = values[np.isfinite(values)]
@@ -239,6 +239,7 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
         column = pc.replace_substring_regex(column, rf"\s+{name}$", _ZONES[name])
     column = pc.replace_substring_regex(column, r"^([0-9]{4})/([0-9]{2})/([0-9]{2})\b", r"\1-\2-\3")
     column = pc.replace_substring_regex(column, r"^([0-9]{2})\.([0-9]{2})\.([0-9]{4})\b", r"\3-\2-\1")
+    column = pc.replace_substring_regex(column, r"^([0-9]{2})\.([0-9]{2})\.([0-9]{2})\b", r"20\3-\2-\1")
     column = pc.replace_substring_regex(column, _DASHES, r"\1/\2/\3")
     if day_first is not None:
         year_first = r"\3-\2-\1" if day_first else r"\3-\1-\2"
@@ -313,11 +314,13 @@ def _with_number_of_month(text: str) -> str | None:
     return f"{date['year']}-{month:02d}-{int(date['day']):02d}T{hours:02d}:{minutes}{zone}"
 
 
-def _lasting(column: Any) -> Cells | None:
-    """Times since a start; `None` if most cells are none."""
+def lasting(column: Any) -> Cells | None:
+    """Times since a start, such as 0:01:30, as seconds; `None` if most cells are none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if not is_text(column):
+        return None
     column = pc.utf8_trim_whitespace(column)
     missing = is_missing(column)
     parts = pc.extract_regex(column, _LASTING)
