@@ -9,11 +9,12 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
+from ingero_analyze.histogram_means import with_means
 from ingero_analyze.keyed_json import is_time, rows_by_host, rows_by_name, rows_by_time, with_lists
 from ingero_analyze.monitor_json import document_of, rows_of_monitor
 from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
-from ingero_analyze.series_json import rows_of_columns, rows_of_series
+from ingero_analyze.series_json import rows_of_columns, rows_of_lists, rows_of_series
 
 NUMBERS: Final = frozenset(("id", "index", "number"))
 MACHINES: Final = frozenset(("node", "host", "server", "machine"))
@@ -148,20 +149,32 @@ def _object(text: bytes) -> dict[str, Any] | None:
 
 
 def _series(whole: Any) -> list[Any]:
-    """The series of an answer of Prometheus; empty for anything else."""
+    """The series or streams of an answer of Prometheus or Loki, or of a list of series; empty for anything else."""
     data = whole.get("data") if isinstance(whole, dict) else None
-    result = data.get("result") if isinstance(data, dict) else None
-    return [each for each in result if isinstance(each, dict)] if isinstance(result, list) else []
+    result = data.get("result") if isinstance(data, dict) else whole
+    if not isinstance(result, list):
+        return []
+    found = [each for each in result if isinstance(each, dict)]
+    return found if data or all(_is_object(each.get("metric")) and "values" in each for each in found) else []
+
+
+def _points(series: list[Any]) -> Iterator[Row]:
+    """A row for each point of series with its labels, or for each line of streams."""
+    for one in series:
+        value = "line" if "stream" in one else "value"
+        labels = _flat(one.get("metric") or one.get("stream") or {})
+        for point in one.get("values") or [one.get("value")]:
+            if isinstance(point, list) and len(point) >= 2:
+                yield {"time": _text(point[0]), value: _text(point[1]), **labels}
 
 
 def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
     """The rows of a whole document."""
     if series := _series(whole):
-        for one in series:
-            labels = _flat(one.get("metric") or {})
-            for point in one.get("values") or [one.get("value")]:
-                if isinstance(point, list) and len(point) == 2:
-                    yield {"time": _text(point[0]), "value": _text(point[1]), **labels}
+        yield from _points(series) if is_value else (row for _, row in with_means(enumerate(_points(series))))
+        return
+    if isinstance(whole, list) and whole and all(isinstance(each, list) for each in whole):
+        yield from map(_flat, rows_of_lists(whole))
         return
     if (answer := rows_of_monitor(whole)) is not None:
         yield from map(_flat, answer)

@@ -364,7 +364,7 @@ def _text_rows(
         yield from _objects(file, first, stream, choose, skip, consumed, log_lines.rows_of)
     elif json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         first = first.removeprefix(b"\xef\xbb\xbf")
-        yield from _objects(file, first, stream, choose, skip, consumed, json_tables.rows_of)
+        yield from _objects(file, first, stream, choose, skip, consumed, log_lines.rows_of_objects)
     else:
         yield from _csv(file, first, stream, choose, skip, json, consumed)
 

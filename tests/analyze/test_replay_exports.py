@@ -291,3 +291,103 @@ def test_files_of_other_kinds_are_refused_with_what_to_do(tmp_path: Path, conten
 
     assert done.exit_code == 2
     assert said in done.stderr
+
+
+def answer_of_prometheus(series: dict[str, np.ndarray[Any, np.dtype[np.float64]]]) -> str:
+    result = [
+        {
+            "metric": {"__name__": name, "instance": node},
+            "values": [[START + 30 * tick, repr(float(values[tick, number]))] for tick in range(120)],
+        }
+        for name, values in series.items() for number, node in enumerate(NODES)
+    ]  # fmt: skip
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}})
+
+
+COUNTS = np.cumsum(np.full((120, 6), 37.0), axis=0)
+SUMS = np.cumsum(37 * 80 / RATES, axis=0)
+"""Steps so far, and the seconds that they took."""
+
+
+def test_the_mean_of_a_histogram_of_prometheus_is_judged(tmp_path: Path) -> None:
+    both = {"train_step_seconds_sum": SUMS, "train_step_seconds_count": COUNTS}
+    file = written(tmp_path, answer_of_prometheus(both), "answer.json")
+
+    assert named(file) == ("gpu-2", 60)
+    assert "the metric train_step_seconds_mean is judged" in run(file).output
+
+
+@pytest.mark.parametrize("by_series", [False, True])
+def test_the_mean_of_a_histogram_in_text_is_judged(tmp_path: Path, by_series: bool) -> None:
+    samples = [
+        (f'step_seconds_{end}{{instance="{node}"}} {values[tick, number]} {START + 30 * tick}', end, tick)
+        for number, node in enumerate(NODES)
+        for tick in range(120)
+        for end, values in (("bucket", COUNTS), ("sum", SUMS), ("count", COUNTS))
+    ]
+    samples.sort(key=lambda sample: sample[1] if by_series else str(sample[2]).zfill(3))
+    text = "\n".join(["# TYPE step_seconds histogram", *(line for line, _, _ in samples)])
+
+    assert named(written(tmp_path, text, "metrics.prom")) == ("gpu-2", 60)
+
+
+def test_the_count_of_steps_alone_is_a_counter(tmp_path: Path) -> None:
+    steps = np.cumsum(np.round(3 * RATES), axis=0)
+    text = answer_of_prometheus({"train_step_seconds_count": steps})
+
+    assert named(written(tmp_path, text, "answer.json"))[0] == "gpu-2"
+
+
+def test_what_promtool_prints_of_a_range_is_read(tmp_path: Path) -> None:
+    lines = []
+    for number, node in enumerate(NODES):
+        lines.append(f'throughput{{instance="{node}", job="train"}} =>')
+        lines += [f"{RATES[tick, number]} @[{START + 30 * tick}]" for tick in range(120)]
+
+    assert named(written(tmp_path, "\n".join(lines), "range.txt")) == ("gpu-2", 60)
+
+
+def test_a_list_of_series_is_read(tmp_path: Path) -> None:
+    series = json.loads(answer_of_prometheus({"throughput": RATES}))["data"]["result"]
+
+    assert named(written(tmp_path, json.dumps(series), "series.json")) == ("gpu-2", 60)
+
+
+@pytest.mark.parametrize("form", ["step={} rate={}", '{{"step": {}, "rate": {}}}', "step {} | rate {}"])
+def test_lines_that_loki_found_are_read(tmp_path: Path, form: str) -> None:
+    streams = [
+        {
+            "stream": {"host": node, "job": "train"},
+            "values": [
+                [str((START + 30 * tick) * 10**9), form.format(tick, round(float(RATES[tick, number]), 2))]
+                for tick in reversed(range(120))
+            ],
+        }
+        for number, node in enumerate(NODES)
+    ]
+    text = json.dumps({"status": "success", "data": {"resultType": "streams", "result": streams}})
+
+    assert named(written(tmp_path, text, "answer.json")) == ("gpu-2", 60)
+
+
+def test_lines_of_containers_in_json_are_read(tmp_path: Path) -> None:
+    rows = [
+        {"log": f"step={time} rate={rate}\n", "kubernetes": {"host": node}, "time": iso(time)}
+        for time, node, rate in reports()
+    ]
+
+    assert named(written(tmp_path, "\n".join(map(json.dumps, rows)), "pods.jsonl")) == ("gpu-2", 60)
+
+
+def test_lists_of_cells_are_rows(tmp_path: Path) -> None:
+    text = json.dumps([["time", "node", "rate"], *map(list, reports())])
+
+    assert named(written(tmp_path, text, "rows.json")) == ("gpu-2", 60)
+
+
+def test_series_that_tensorboard_writes_as_json_are_read(tmp_path: Path) -> None:
+    for number, node in enumerate(NODES):
+        rows = [[START + 30.0 * tick, tick, RATES[tick, number]] for tick in range(120)]
+        written(tmp_path, json.dumps(rows), f"run-{node}-tag-throughput.json")
+
+    assert named(tmp_path) == ("run-gpu-2-tag-throughput", 60)

@@ -660,7 +660,8 @@ def _is(role: str, name: str) -> bool:
         patterns = (_PER_SECOND, _RELATIVE_RATE, *_HARDWARE, _BANDWIDTH)
         return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
     if role == "counter":
-        return bool(_TOTAL.fullmatch(whole))
+        of_steps = name.lower().endswith("_count") and _is("step_seconds", name[: -len("_count")])
+        return bool(_TOTAL.fullmatch(whole)) or (of_steps and _preference("step_seconds", name[: -len("_count")]) < 4)
     if role == "step_seconds":
         whole, head = (re.sub("^train(?:ing)? ", "", text) for text in (whole, head))
         per_step = _PER_STEP.fullmatch(whole)

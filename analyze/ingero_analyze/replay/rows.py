@@ -72,7 +72,7 @@ CODES: Final = {
 _OWN_STATES: Final = ("active", "calibrating")
 """Words that only a column of such states holds; others may be those of Slurm or of a job."""
 
-_TAGGED: Final = re.compile(r"-tag-(?P<tag>.+)\.csv")
+_TAGGED: Final = re.compile(r"-tag-(?P<tag>.+)\.(?:csv|json)")
 """The name of a file that TensorBoard writes of a series: run-RUN-tag-TAG.csv."""
 
 _EXPORTED: Final = re.compile(r"-data(?:-as-\w+)?-\d{4}-\d\d-\d\d.*")
