@@ -9,9 +9,10 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
+from ingero_analyze.database_json import rows_of_database
 from ingero_analyze.histogram_means import with_means
 from ingero_analyze.keyed_json import is_time, rows_by_host, rows_by_name, rows_by_time, with_lists
-from ingero_analyze.monitor_json import document_of, rows_of_monitor
+from ingero_analyze.monitor_json import batch_of, document_of, rows_of_monitor
 from ingero_analyze.otlp_points import rows_of_request
 from ingero_analyze.python_literals import read_printed
 from ingero_analyze.series_json import rows_of_columns, rows_of_lists, rows_of_series
@@ -118,6 +119,9 @@ def _lines(
                 yield from ((number, _flat(each)) for each in points)
             else:
                 spread = with_lists(document_of(found))
+                if metrics := batch_of(found):
+                    yield from ((number, _flat(each)) for each in metrics)
+                    continue
                 listed = spread != found or not MEMBERS.isdisjoint(spread)
                 if is_value is None:
                     rows = _values_of(_unnested([spread]) if listed else [spread])
@@ -176,7 +180,7 @@ def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
     if isinstance(whole, list) and whole and all(isinstance(each, list) for each in whole):
         yield from map(_flat, rows_of_lists(whole))
         return
-    if (answer := rows_of_monitor(whole)) is not None:
+    if (answer := rows_of_monitor(whole) or rows_of_database(whole)) is not None:
         yield from map(_flat, answer)
         return
     if (events := chrome_tables.events_of(whole)) is not None:

@@ -391,3 +391,124 @@ def test_series_that_tensorboard_writes_as_json_are_read(tmp_path: Path) -> None
         written(tmp_path, json.dumps(rows), f"run-{node}-tag-throughput.json")
 
     assert named(tmp_path) == ("run-gpu-2-tag-throughput", 60)
+
+
+TICKS = range(120)
+ISO = [iso(START + 30 * tick).replace(" ", "T") + "Z" for tick in TICKS]
+MILLISECONDS = [1000 * (START + 30 * tick) for tick in TICKS]
+
+
+def of_node(number: int) -> list[float]:
+    return [round(float(rate), 3) for rate in RATES[:, number]]
+
+
+def frame(number: int) -> dict[str, Any]:
+    names = [{"name": "Time"}, {"name": "throughput", "labels": {"instance": NODES[number]}}]
+    return {"schema": {"fields": names}, "data": {"values": [MILLISECONDS, of_node(number)]}}
+
+
+def panel(number: int) -> dict[str, Any]:
+    labels = {"__name__": "throughput", "instance": NODES[number]}
+    value = {"name": "Value", "labels": labels, "values": of_node(number)}
+    return {"fields": [{"name": "Time", "values": MILLISECONDS}, value]}
+
+
+ANSWERS: dict[str, Any] = {
+    "grafana-frames": [frame(number) for number in range(6)],
+    "grafana-panel": {"state": "Done", "series": [panel(number) for number in range(6)]},
+    "azure": {
+        "value": [
+            {
+                "id": f"/subscriptions/s/virtualMachines/{node}/providers/Microsoft.Insights/metrics/GPU",
+                "name": {"value": "GPU Utilization"},
+                "timeseries": [
+                    {
+                        "metadatavalues": [],
+                        "data": [
+                            {"timeStamp": time, "average": value, "count": None}
+                            for time, value in zip(ISO, of_node(number), strict=True)
+                        ],
+                    }
+                ],
+            }
+            for number, node in enumerate(NODES)
+        ]
+    },
+    "dynatrace": {
+        "result": [
+            {
+                "metricId": "train.throughput:avg",
+                "data": [
+                    {"dimensions": [node], "timestamps": MILLISECONDS, "values": of_node(number)}
+                    for number, node in enumerate(NODES)
+                ],
+            }
+        ]
+    },
+    "google": [
+        {
+            "metric": {"type": "kubernetes.io/container/accelerator/duty_cycle"},
+            "resource": {"type": "k8s_node", "labels": {"node_name": node}},
+            "points": [
+                {"interval": {"endTime": time}, "value": {"doubleValue": value}}
+                for time, value in zip(ISO, of_node(number), strict=True)
+            ],
+        }
+        for number, node in enumerate(NODES)
+    ],
+    "netdata": {"labels": ["time", *NODES], "data": [[START + 30 * tick, *RATES[tick].tolist()] for tick in TICKS]},
+    "influx": {
+        "results": [
+            {
+                "series": [
+                    {
+                        "name": "train", "tags": {"host": node}, "columns": ["time", "throughput"],
+                        "values": [list(point) for point in zip(ISO, of_node(number), strict=True)],
+                    }
+                    for number, node in enumerate(NODES)
+                ]
+            }
+        ]
+    },
+    "kusto": {
+        "tables": [
+            {
+                "columns": [{"name": "TimeGenerated"}, {"name": "Computer"}, {"name": "throughput"}],
+                "rows": [[iso(time), node, rate] for time, node, rate in reports()],
+            }
+        ]
+    },
+    "clickhouse": {
+        "meta": [{"name": "time"}, {"name": "node"}, {"name": "throughput"}],
+        "data": [[iso(time), node, rate] for time, node, rate in reports()],
+        "rows": 720,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("service", sorted(ANSWERS))
+def test_answers_of_more_services_and_databases_are_read(tmp_path: Path, service: str) -> None:
+    assert named(written(tmp_path, json.dumps(ANSWERS[service]), "throughput.json")) == ("gpu-2", 60)
+
+
+def test_statistics_of_cloudwatch_are_of_the_node_that_their_file_names(tmp_path: Path) -> None:
+    for number, node in enumerate(NODES):
+        points = [
+            {"Timestamp": time, "Average": value, "Unit": "Percent"}
+            for time, value in zip(ISO, of_node(number), strict=True)
+        ]
+        written(tmp_path, json.dumps({"Label": "GPUUtilization", "Datapoints": points}), f"{node}.json")
+
+    assert named(tmp_path) == ("gpu-2", 60)
+
+
+def test_batches_of_telegraf_are_rows(tmp_path: Path) -> None:
+    lines = []
+    for tick in TICKS:
+        around = [{"name": "train", "timestamp": START + 30 * tick, "tags": {"host": node}} for node in NODES]
+        metrics = [
+            one | {"fields": {"throughput": float(rate)}} for one, rate in zip(around, RATES[tick], strict=True)
+        ]
+        lines.append(json.dumps({"metrics": metrics}))
+
+    assert named(written(tmp_path, "\n".join(lines), "telegraf.jsonl")) == ("gpu-2", 60)

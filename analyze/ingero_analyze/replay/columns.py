@@ -206,6 +206,7 @@ _ENGINE: Final = re.compile(r"(?:dcgm fi prof )?(?:gr|graphics) engine (?:active
 _UTILISATION: Final = re.compile(
     r"(?:(?:dcgm fi dev|nvidia smi) )?(?:gpu(?: \d+)? ?)?(?:util|utili[sz]ation)(?: gpu)?"
     r"(?: (?:percent|pct|percentage))?|sm(?: (?:percent|pct))?"
+    r"|(?:accelerator )?duty cycle"
 )
 _CYCLES: Final = (_TENSOR, _SM, _ENGINE, _UTILISATION)
 """Names of shares of the cycles or the time of a chip in which it works. The first says most about work: cores that
