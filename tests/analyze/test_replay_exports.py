@@ -512,3 +512,25 @@ def test_batches_of_telegraf_are_rows(tmp_path: Path) -> None:
         lines.append(json.dumps({"metrics": metrics}))
 
     assert named(written(tmp_path, "\n".join(lines), "telegraf.jsonl")) == ("gpu-2", 60)
+
+
+def test_series_of_datadog_in_columns_are_nodes(tmp_path: Path) -> None:
+    names = [f"avg:train.tokens_per_sec{{host:{node},env:prod}}" for node in NODES]
+
+    assert named(written(tmp_path, table(["timestamp", *names], per_tick()))) == ("gpu-2", 60)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("gpu,pwr,sm,mem,pclk,mclk", "`nvidia-smi dmon` writes times with -o DT"),
+        ("index,utilization.gpu [%],power.draw [W]", "--query-gpu=timestamp,"),
+        ("ID,W,MHz", "`dcgmi dmon` writes no times"),
+        ("node,2026-01-01 00:00:00,2026-01-01 00:00:30,2026-01-01 00:01:00", "columns are times: turn the table"),
+    ],
+)
+def test_how_to_record_times_is_said_of_tables_without_any(tmp_path: Path, names: str, said: str) -> None:
+    done = run(written(tmp_path, f"{names}\n{','.join('1' * len(names.split(',')))}\n"))
+
+    assert done.exit_code == 2
+    assert said in done.stderr

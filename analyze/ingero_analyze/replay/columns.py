@@ -215,8 +215,8 @@ only wait for other ranks keep the others busy."""
 _HARDWARE: Final = (*_CYCLES, _POWER, _CLOCK)
 """Names of rates that say less about work than others, in order: a clock runs as fast for a GPU that does nothing."""
 
-_LABELLED: Final = re.compile(r'\{.*="')
-"""What names of series have, of which several in one table are nodes: rate{instance="n1"}."""
+_LABELLED: Final = re.compile(r'\{.*(?:="|\w:\S)')
+"""What names of series have, of which several in one table are nodes: rate{instance="n1"}, avg:rate{host:n1}."""
 
 _PER_NODE: Final = re.compile(
     r"[ _-](?:(?:by|per|of)[ _-](?:node|host|rank|gpu|worker)s?|wide|matrix|pivot(?:ed)?|history)$", re.IGNORECASE
@@ -226,6 +226,7 @@ _PER_NODE: Final = re.compile(
 _SEVERAL: Final = re.compile(r"(?:(?<=time)|(?<=rate)|(?<=duration))s$", re.IGNORECASE)
 
 _CALENDAR: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
+_MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}|\d{10}")
 _SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
 
 
@@ -486,7 +487,8 @@ def _later_times(names: Sequence[str]) -> list[str]:
     kinds = (_RELATIVE, _STEP_NUMBERS, _DATES_WITH_TIMES)
     found = [[name for name in names if _head(name) in known] for known in kinds]
     found[0] += [name for name in names if name not in found[0] and _long_unit(name)]
-    return next(filter(None, found), [name for name in names if is_index(name)][:1])
+    queried = any(_QUERIED.match(name.strip()) for name in names)
+    return next(filter(None, found), [name for name in names if is_index(name) and not queried][:1])
 
 
 def _later_nodes(names: Sequence[str], gpus: Sequence[str]) -> list[str]:
@@ -510,7 +512,25 @@ def _only(role: str, names: Sequence[str], matching: Sequence[str]) -> str:
     if matching:
         options = " or ".join(f"--column {role}={_quoted(name)}" for name in matching)
         raise ValueError(f"the columns {', '.join(matching)} could all be the {role}; choose one: {options}")
-    raise ValueError(f"there is no column {role!r} ({_there_are(names)}); choose one with {option}")
+    hint = _without_times(names) if role == "time" else ""
+    raise ValueError(f"there is no column {role!r} ({_there_are(names)}); {hint}choose one with {option}")
+
+
+def _without_times(names: Sequence[str]) -> str:
+    """What to do about a table without a time whose names tell what wrote it; "" for any other."""
+    known = set(map(words_of, names))
+    if {"pwr", "sm"} <= known or {"gpu", "mclk"} <= known:
+        return "`nvidia-smi dmon` writes times with -o DT; "
+    if any(_QUERIED.match(name.strip()) for name in names):
+        return "ask `nvidia-smi` for the timestamp too, with --query-gpu=timestamp,...; "
+    if names[:1] == ["ID"] or "entity" in known:
+        return (
+            "`dcgmi dmon` writes no times: record with `nvidia-smi dmon -o DT`, or ask Prometheus for what DCGM's "
+            "exporter measures; "
+        )
+    if sum(bool(_MOMENT.match(name)) for name in names) > len(names) / 2:
+        return "columns are times: turn the table, so that each time has a row; "
+    return ""
 
 
 def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -50,10 +50,13 @@ _BESIDE: Final = re.compile(
 
 _DIGITS: Final = re.compile(r"\d+")
 
-_LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
+_LABELLED: Final = re.compile(r"(?P<metric>[\w:.]*)\s*\{(?P<labels>.*)\}")
 _RANKED: Final = re.compile(r"(?P<metric>[^:{}]+):(?P<rank>\d{1,3})")
 _TUPLE: Final = re.compile(r"\('(?P<metric>[^']+)', '(?P<node>[^']+)'\)")
 _LABEL: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_TAG: Final = re.compile(r"([\w.-]+):([^,]+)")
+"""Labels of Prometheus and tags of Datadog in the names of series."""
+
 _NO_NODES: Final = ("_span", "_spandays")
 """What Splunk puts beside the columns of nodes."""
 
@@ -88,7 +91,7 @@ def series_of(names: Sequence[str]) -> list[Series]:
         labelled = _LABELLED.fullmatch(name)
         run, dash, metric = name.rpartition(" - ")
         if labelled:
-            labels = dict(_LABEL.findall(labelled["labels"]))
+            labels = dict(_LABEL.findall(labelled["labels"]) or _TAG.findall(labelled["labels"]))
             metric = labelled["metric"] or labels.pop("__name__", "")
             found.append(Series(name, name, metric, labels))
         elif name in pairs:
