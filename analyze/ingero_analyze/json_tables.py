@@ -13,7 +13,7 @@ from ingero_analyze.database_json import rows_of_database
 from ingero_analyze.histogram_means import with_means
 from ingero_analyze.keyed_json import is_time, rows_by_host, rows_by_name, rows_by_time, with_lists
 from ingero_analyze.monitor_json import batch_of, document_of, rows_of_monitor
-from ingero_analyze.otlp_points import rows_of_request
+from ingero_analyze.otlp_points import Totals, rows_of_request
 from ingero_analyze.python_literals import read_printed
 from ingero_analyze.series_json import rows_of_columns, rows_of_lists, rows_of_series
 
@@ -111,11 +111,12 @@ def _lines(
     begun: Sequence[bytes], stream: LineStream, fail: Fail, is_value: IsValue | None
 ) -> Iterator[tuple[int, Row]]:
     rest = iter(lambda: stream.readline(MOST_BYTES), b"")
+    totals: Totals = {}
     for number, line in enumerate(chain(begun, rest), 1):
         if line.strip():
             if (found := _object(line)) is None:
                 fail("this line is no JSON object", number)
-            elif (points := rows_of_request(found)) is not None:
+            elif (points := rows_of_request(found, totals)) is not None:
                 yield from ((number, _flat(each)) for each in points)
             else:
                 spread = with_lists(document_of(found))

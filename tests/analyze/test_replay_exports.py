@@ -534,3 +534,24 @@ def test_how_to_record_times_is_said_of_tables_without_any(tmp_path: Path, names
 
     assert done.exit_code == 2
     assert said in done.stderr
+
+
+def test_cumulative_histograms_of_otlp_are_judged_by_what_came_since_the_last_point(tmp_path: Path) -> None:
+    lines = []
+    for tick in TICKS:
+        resources = []
+        for number, node in enumerate(NODES):
+            point = {
+                "timeUnixNano": str((START + 30 * tick) * 10**9),
+                "sum": float(SUMS[tick, number]), "count": str(int(COUNTS[tick, number])),
+            }  # fmt: skip
+            held = {"aggregationTemporality": 2, "dataPoints": [point]}
+            metric = {"name": "train.step.duration", "histogram": held}
+            attributes = [{"key": "host.name", "value": {"stringValue": node}}]
+            resources.append({"resource": {"attributes": attributes}, "scopeMetrics": [{"metrics": [metric]}]})
+        lines.append(json.dumps({"resourceMetrics": resources}))
+
+    (episode,) = answer(written(tmp_path, "\n".join(lines), "metrics.jsonl"))["episodes"]
+
+    assert episode["node"] == "gpu-2"
+    assert episode["severity"] == pytest.approx(0.3, abs=0.03)
