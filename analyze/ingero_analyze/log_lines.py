@@ -119,8 +119,18 @@ def rows_of_objects(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tu
     """The rows of JSON, with the cells of a line of a log that an object holds, as of Loki and of containers."""
     for number, row in json_rows(first, stream, fail):
         text = next((row[name] for name in _LINES if name in row), "")
-        cells = object_of(text.encode()) if text.startswith("{") else row_of(text) if text else None
-        yield number, {**cells, **{name: cell for name, cell in row.items() if name not in _LINES}} if cells else row
+        yield number, _with_line(row, text) if text else row
+
+
+def _with_line(row: Row, text: str) -> Row:
+    """An object with the cells of its line, but no time of this where it has one; the object itself if there is
+    none."""
+    cells = object_of(text.encode()) if text.startswith("{") else row_of(text)
+    if not cells:
+        return row
+    timed = not _TIMES.isdisjoint(row)
+    own = {name: cell for name, cell in row.items() if name not in _LINES}
+    return {**{name: cell for name, cell in cells.items() if not (timed and name in _TIMES)}, **own}
 
 
 def _plain(quoted: str) -> str:

@@ -555,3 +555,23 @@ def test_cumulative_histograms_of_otlp_are_judged_by_what_came_since_the_last_po
 
     assert episode["node"] == "gpu-2"
     assert episode["severity"] == pytest.approx(0.3, abs=0.03)
+
+
+def test_the_time_of_an_object_counts_before_that_in_its_line(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": iso(time), "host": node, "message": f"step=7 time={1 / rate} rate={rate}"}
+        for time, node, rate in reports()
+    ]
+
+    assert named(written(tmp_path, "\n".join(map(json.dumps, rows)), "log.jsonl")) == ("gpu-2", 60)
+
+
+@pytest.mark.parametrize("name", ["all", "Average"])
+def test_rows_of_all_nodes_together_are_left_out_and_counted(tmp_path: Path, name: str) -> None:
+    rows = [[time, node, rate] for time, node, rate in reports()]
+    rows += [[START + 30 * tick, name, 12.0] for tick in TICKS]
+    answered = answer(written(tmp_path, table(["time", "node", "rate"], iter(rows))))
+
+    assert [one["node"] for one in answered["episodes"]] == ["gpu-2"]
+    assert answered["summary"]["problems"]["count"] == 120
+    assert f"{name!r} is no node, but all of them" in answered["summary"]["problems"]["first"][0]

@@ -82,6 +82,9 @@ INDEX_IS_NO_TIME: Final = (
     "there is no column 'time', and the index only numbers the rows; choose one with --column time=COLUMN"
 )
 
+_TOTALS: Final = frozenset(("all", "total", "totals", "sum", "average", "avg", "mean", "median", "overall"))
+"""What stands in the column of nodes in rows of all nodes together."""
+
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
 
@@ -327,6 +330,9 @@ class RowReader:
         node, names = self._column(batch, name)
         blank = np.isin(node, [number for number, text in enumerate(names) if not text.strip()])
         check.refuse(blank & ~empty, name, lambda _: "a node needs a name")
+        if not columns.recorded:
+            total = np.isin(node, [number for number, text in enumerate(names) if text.strip().lower() in _TOTALS])
+            check.refuse(total, name, lambda index: f"{names[node[index]]!r} is no node, but all of them")
         labels: list[Sequence[str]] = [roles.get("cohort", ())]
         if any(role in roles for role in PARTS):
             labels = [roles.get(role, ()) for role in PARTS]
