@@ -60,6 +60,31 @@ def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tu
     return columns, _decimal(rows, _with_decimal_commas(text, delimiter)) if ambiguous else rows
 
 
+def with_levels(names: Sequence[str], below: str, delimiter: str) -> tuple[list[str], int]:
+    """Names of columns, and how many lines below the first one belong to them: names of two levels in two lines, as
+    pandas writes them, are `('one', 'other')`, and a line behind these may name the index alone."""
+    try:
+        rows = list(islice(csv.reader(io.StringIO(below, newline=""), delimiter=delimiter), 2))
+    except csv.Error:
+        return list(names), 0
+    lines = [[cell.strip() for cell in row] for row in rows if len(row) == len(names) > 2]
+    if len(lines) < 2 or not all(names[1:]) or not all(lines[0][1:]) or any(map(_is_number, lines[0][1:])):
+        return list(names), 0
+    index = lines[1][0] if not any(lines[1][1:]) else ""
+    merged = [index, *map(str, zip(names[1:], lines[0][1:], strict=True))]
+    if not (index or names[0] == lines[0][0] == "") or len(set(merged)) < len(merged):
+        return list(names), 0
+    return merged, 2 if index else 1
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def open_quote(lines: int) -> str:
     """What is wrong with a row of too many or too few values that takes several lines: it swallows these rows."""
     return f'{lines} lines are one value from here on, because a quotation mark (") is not closed; correct it'

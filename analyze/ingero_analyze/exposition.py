@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from ingero_analyze.histogram_means import with_means
 from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row
 
 _LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(?:[^"\\]|\\.)*"'
@@ -21,6 +22,13 @@ _NAMED: Final = re.compile(
 
 _PAIR: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
+_RANGE: Final = re.compile(r"([A-Za-z_:{][^=\s{]*(?:\{.*\})?|\{.*\}) =>\s*")
+_POINT: Final = re.compile(r"(?P<value>\S+) @\[(?P<time>[0-9.]+)\]")
+"""A series and its points, as `promtool query range` prints them."""
+
+_TAGS: Final = re.compile(r"[A-Za-z_]\w*=[^,=]+(?:,[A-Za-z_]\w*=[^,=]*)*")
+"""Tags as the command line of InfluxDB writes them in a cell: host=n1,rack=2."""
+
 
 def is_exposition(line: bytes) -> bool:
     """Whether a file that begins with this line is in such a format."""
@@ -28,15 +36,24 @@ def is_exposition(line: bytes) -> bool:
     if text.startswith(("# HELP ", "# TYPE ", "# UNIT ")):
         return True
     found = _SAMPLE.fullmatch(text)
-    return bool(found and found["labels"])
+    return bool((found and found["labels"]) or _RANGE.fullmatch(text))
 
 
 def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
-    """Samples with their numbers of lines. Those without a time are no rows of a history."""
+    """Samples with their numbers of lines, and means of histograms. Those without a time are no rows of a history."""
+    return with_means(_samples(first, stream, fail))
+
+
+def _samples(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
     number, line = 1, first
+    series: Row = {}
     while line:
         text = line.decode("utf-8", "replace").strip()
-        if text and not text.startswith("#"):
+        if head := _RANGE.fullmatch(text):
+            series = labels_of(head[1]) or {"__name__": head[1]}
+        elif point := _POINT.fullmatch(text):
+            yield number, {"time": point["time"], "value": point["value"], **series}
+        elif text and not text.startswith("#"):
             found = _SAMPLE.fullmatch(text)
             if found is None or not (found["name"] or found["labels"]):
                 fail("this line is no sample of a metric", number)
@@ -50,7 +67,10 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
 
 
 def labels_of(cell: str) -> Row | None:
-    """The labels of a series, and its name as `__name__`, of `name{label="value"}`; `None` for anything else."""
+    """The labels of a series, and its name as `__name__`, of `name{label="value"}`, or its tags, of `tag=value`;
+    `None` for anything else."""
+    if _TAGS.fullmatch(cell.strip()):
+        return dict(pair.split("=") for pair in cell.strip().split(",") if "=" in pair)
     found = _NAMED.fullmatch(cell.strip())
     if found is None:
         return None

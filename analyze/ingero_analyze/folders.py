@@ -10,7 +10,7 @@ from ingero_analyze.packed import ENDINGS as PACKED
 from ingero_analyze.packed import PackedError, unpacked
 from ingero_analyze.table_errors import TableError
 
-ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|json|jsonl|ndjson)" + PACKED, re.IGNORECASE)
+ENDINGS: Final = re.compile(r"\.(csv|tsv|parquet|pq|parq|json|jsonl|ndjson)" + PACKED, re.IGNORECASE)
 """How names of tables end; files with other names in a folder are not read."""
 
 LOGS: Final = re.compile(r"^log\.|\.(log|out|txt)" + PACKED, re.IGNORECASE)

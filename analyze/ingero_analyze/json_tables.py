@@ -9,11 +9,13 @@ from itertools import chain
 from typing import Any, Final, Protocol
 
 from ingero_analyze import chrome_tables
-from ingero_analyze.keyed_json import rows_by_host, rows_by_name, rows_by_time, with_lists
-from ingero_analyze.monitor_json import rows_of_monitor
-from ingero_analyze.otlp_points import rows_of_request
+from ingero_analyze.database_json import rows_of_database
+from ingero_analyze.histogram_means import with_means
+from ingero_analyze.keyed_json import is_time, rows_by_host, rows_by_name, rows_by_time, with_lists
+from ingero_analyze.monitor_json import batch_of, document_of, rows_of_monitor
+from ingero_analyze.otlp_points import Totals, rows_of_request
 from ingero_analyze.python_literals import read_printed
-from ingero_analyze.series_json import rows_of_columns, rows_of_series
+from ingero_analyze.series_json import rows_of_columns, rows_of_lists, rows_of_series
 
 NUMBERS: Final = frozenset(("id", "index", "number"))
 MACHINES: Final = frozenset(("node", "host", "server", "machine"))
@@ -109,14 +111,18 @@ def _lines(
     begun: Sequence[bytes], stream: LineStream, fail: Fail, is_value: IsValue | None
 ) -> Iterator[tuple[int, Row]]:
     rest = iter(lambda: stream.readline(MOST_BYTES), b"")
+    totals: Totals = {}
     for number, line in enumerate(chain(begun, rest), 1):
         if line.strip():
             if (found := _object(line)) is None:
                 fail("this line is no JSON object", number)
-            elif (points := rows_of_request(found)) is not None:
+            elif (points := rows_of_request(found, totals)) is not None:
                 yield from ((number, _flat(each)) for each in points)
             else:
-                spread = with_lists(found)
+                spread = with_lists(document_of(found))
+                if metrics := batch_of(found):
+                    yield from ((number, _flat(each)) for each in metrics)
+                    continue
                 listed = spread != found or not MEMBERS.isdisjoint(spread)
                 if is_value is None:
                     rows = _values_of(_unnested([spread]) if listed else [spread])
@@ -148,22 +154,34 @@ def _object(text: bytes) -> dict[str, Any] | None:
 
 
 def _series(whole: Any) -> list[Any]:
-    """The series of an answer of Prometheus; empty for anything else."""
+    """The series or streams of an answer of Prometheus or Loki, or of a list of series; empty for anything else."""
     data = whole.get("data") if isinstance(whole, dict) else None
-    result = data.get("result") if isinstance(data, dict) else None
-    return [each for each in result if isinstance(each, dict)] if isinstance(result, list) else []
+    result = data.get("result") if isinstance(data, dict) else whole
+    if not isinstance(result, list):
+        return []
+    found = [each for each in result if isinstance(each, dict)]
+    return found if data or all(_is_object(each.get("metric")) and "values" in each for each in found) else []
+
+
+def _points(series: list[Any]) -> Iterator[Row]:
+    """A row for each point of series with its labels, or for each line of streams."""
+    for one in series:
+        value = "line" if "stream" in one else "value"
+        labels = _flat(one.get("metric") or one.get("stream") or {})
+        for point in one.get("values") or [one.get("value")]:
+            if isinstance(point, list) and len(point) >= 2:
+                yield {"time": _text(point[0]), value: _text(point[1]), **labels}
 
 
 def _objects(whole: Any, is_value: IsValue | None) -> Iterator[Row]:
     """The rows of a whole document."""
     if series := _series(whole):
-        for one in series:
-            labels = _flat(one.get("metric") or {})
-            for point in one.get("values") or [one.get("value")]:
-                if isinstance(point, list) and len(point) == 2:
-                    yield {"time": _text(point[0]), "value": _text(point[1]), **labels}
+        yield from _points(series) if is_value else (row for _, row in with_means(enumerate(_points(series))))
         return
-    if (answer := rows_of_monitor(whole)) is not None:
+    if isinstance(whole, list) and whole and all(isinstance(each, list) for each in whole):
+        yield from map(_flat, rows_of_lists(whole))
+        return
+    if (answer := rows_of_monitor(whole) or rows_of_database(whole)) is not None:
         yield from map(_flat, answer)
         return
     if (events := chrome_tables.events_of(whole)) is not None:
@@ -266,6 +284,9 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
     lists = [cell for cell in cells if isinstance(cell, list)]
     names, data = whole.get("columns"), whole.get("data")
     if isinstance(names, list) and isinstance(data, list) and all(isinstance(row, list) for row in data):
+        index = whole.get("index")
+        if isinstance(index, list) and len(index) == len(data) and index != list(range(len(data))):
+            names, data = ["index", *names], [[cell, *row] for cell, row in zip(index, data, strict=True)]
         return [dict(zip(map(str, names), row, strict=False)) for row in data]
     if len(lists) == 1 and any(isinstance(each, dict) for each in lists[0]):
         name = next(name for name, cell in whole.items() if cell is lists[0])
@@ -278,9 +299,13 @@ def _of_columns(whole: dict[str, Any]) -> list[Any]:
     if cells and all(isinstance(cell, dict) and cell for cell in cells):
         if all(name.isdecimal() for name in whole):
             return cells
-        if all(name.isdecimal() for cell in cells for name in cell):
+        if all(name.isdecimal() or is_time(name) for cell in cells for name in cell):
             numbers = dict.fromkeys(number for cell in cells for number in cell)
-            return [{name: cell.get(number) for name, cell in whole.items()} for number in numbers]
+            index = all(map(is_time, numbers))
+            return [
+                ({"index": number} if index else {}) | {name: cell.get(number) for name, cell in whole.items()}
+                for number in numbers
+            ]
     return [whole]
 
 

@@ -66,17 +66,18 @@ def rows_by_name(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
 def rows_by_time(whole: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The rows of an object whose names are times, and which holds an object for each of them: one of cells, or of
     results by node. `None` for any other."""
-    if (
-        not whole
-        or not all(map(_TIME.fullmatch, whole))
-        or not all(isinstance(each, dict) for each in whole.values())
-    ):
+    if not whole or not all(map(is_time, whole)) or not all(isinstance(each, dict) for each in whole.values()):
         return None
     return [
         {"time": time, **row}
         for time, each in whole.items()
         for row in ((rows_by_name(each) if _are_nodes(each) else None) or [each])
     ]
+
+
+def is_time(name: str) -> bool:
+    """Whether a name is a date with a time of day, or a number since 1970."""
+    return bool(_TIME.fullmatch(name))
 
 
 def _are_nodes(found: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ingero_analyze.json_tables import MOST_BYTES, Fail, LineStream, Row, object_of
+from ingero_analyze.json_tables import rows_of as json_rows
 from ingero_analyze.worded_lines import values_of, without_launcher
 
 _NAME: Final = r"[A-Za-z_][\w./%-]*"
@@ -33,6 +34,9 @@ _HOST: Final = re.compile(
 
 _HOSTS: Final = frozenset(("node", "host", "hostname", "node_name", "nodename", "server", "machine", "instance"))
 _TIMES: Final = frozenset(("time", "ts", "timestamp", "@timestamp"))
+
+_LINES: Final = ("line", "log", "message", "msg", "MESSAGE")
+"""Names of the cell of an object that holds a line of a log."""
 
 _LEVEL: Final = re.compile(r"\W*(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|NOTICE)\b\W*)?", re.IGNORECASE)
 
@@ -109,6 +113,24 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
         if row := row_of(line.decode("utf-8", "replace")):
             yield number, row
         number, line = number + 1, begin.readline() or stream.readline(MOST_BYTES)
+
+
+def rows_of_objects(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
+    """The rows of JSON, with the cells of a line of a log that an object holds, as of Loki and of containers."""
+    for number, row in json_rows(first, stream, fail):
+        text = next((row[name] for name in _LINES if name in row), "")
+        yield number, _with_line(row, text) if text else row
+
+
+def _with_line(row: Row, text: str) -> Row:
+    """An object with the cells of its line, but no time of this where it has one; the object itself if there is
+    none."""
+    cells = object_of(text.encode()) if text.startswith("{") else row_of(text)
+    if not cells:
+        return row
+    timed = not _TIMES.isdisjoint(row)
+    own = {name: cell for name, cell in row.items() if name not in _LINES}
+    return {**{name: cell for name, cell in cells.items() if not (timed and name in _TIMES)}, **own}
 
 
 def _plain(quoted: str) -> str:

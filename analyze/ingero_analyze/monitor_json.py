@@ -6,11 +6,15 @@ Graphite: https://graphite.readthedocs.io/en/latest/render_api.html (format=json
 https://opentsdb.net/docs/build/html/api_http/query/index.html. Cloud Monitoring of Google:
 https://cloud.google.com/monitoring/api/ref_v3/rest/v3/projects.timeSeries/list. Elasticsearch:
 https://www.elastic.co/guide/en/elasticsearch/reference/current/search-search.html. Grafana:
-https://grafana.com/docs/grafana/latest/developers/http_api/data_source/ (frames of a query).
+https://grafana.com/docs/grafana/latest/developers/http_api/data_source/ (frames of a query), and what its inspector
+of a panel saves. Azure Monitor: https://learn.microsoft.com/en-us/rest/api/monitor/metrics/list. Dynatrace:
+https://docs.dynatrace.com/docs/dynatrace-api/environment-api/metric-v2/get-data-points. New Relic:
+https://docs.newrelic.com/docs/apis/nerdgraph/ (facets of timeseries). Netdata: https://learn.netdata.cloud/ (data in
+JSON). Zabbix: https://www.zabbix.com/documentation/current/en/manual/api/reference/history/get
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 Row = dict[str, Any]
 
@@ -22,13 +26,27 @@ def rows_of_monitor(whole: Any) -> list[Row] | None:
     Tags are cells. Of labels of CloudWatch the word that all share, such as `i-0a1 GPUUtilization`, is the metric; of
     those of Graphite the last part, and what differs is the node.
     """
-    for service in (_datadog, _datadog_2, _cloudwatch, _graphite, _opentsdb, _google, _elasticsearch, _grafana):
+    for service in _SERVICES:
         try:
             if rows := list(service(whole)):
                 return rows
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
     return None
+
+
+def document_of(found: Row) -> Row:
+    """The document in what a search of Elasticsearch found; any other object itself."""
+    source = found.get("_source")
+    return source if isinstance(source, dict) and "_index" in found else found
+
+
+def batch_of(found: Row) -> list[Row]:
+    """The metrics of a batch of Telegraf, which has one of them in a line of its own otherwise; else empty."""
+    metrics = found.get("metrics")
+    names = {"fields", "name", "tags", "timestamp"}
+    listed = metrics if len(found) == 1 and isinstance(metrics, list) else []
+    return listed if all(isinstance(each, dict) and each.keys() == names for each in listed) else []
 
 
 def _datadog(whole: Any) -> Iterator[Row]:
@@ -46,6 +64,12 @@ def _datadog_2(whole: Any) -> Iterator[Row]:
         around = _tags(one["group_tags"])
         for time, value in zip(found["times"], values, strict=True):
             yield {"time": time, "value": value, **around}
+
+
+def _cloudwatch_statistics(whole: Any) -> Iterator[Row]:
+    for point in whole["Datapoints"]:
+        value = next(point[name] for name in ("Average", "Sum", "Maximum", "Minimum") if name in point)
+        yield {"time": point["Timestamp"], "value": value, "metric": whole["Label"]}
 
 
 def _cloudwatch(whole: Any) -> Iterator[Row]:
@@ -78,7 +102,7 @@ def _opentsdb(whole: Any) -> Iterator[Row]:
 
 
 def _google(whole: Any) -> Iterator[Row]:
-    for one in whole["timeSeries"]:
+    for one in whole["timeSeries"] if isinstance(whole, dict) else whole:
         around = {**one["resource"].get("labels", {}), **one["metric"].get("labels", {})}
         for point in one["points"]:
             (value,) = point["value"].values()
@@ -91,10 +115,62 @@ def _elasticsearch(whole: Any) -> Iterator[Row]:
 
 
 def _grafana(whole: Any) -> Iterator[Row]:
-    for result in whole["results"].values():
-        for frame in result["frames"]:
-            fields, values = frame["schema"]["fields"], frame["data"]["values"]
-            yield from _of_frame(fields, values)
+    frames = (
+        whole
+        if isinstance(whole, list)
+        else [frame for result in whole["results"].values() for frame in result["frames"]]
+    )
+    for frame in frames:
+        yield from _of_frame(frame["schema"]["fields"], frame["data"]["values"])
+
+
+def _grafana_panel(whole: Any) -> Iterator[Row]:
+    for frame in whole["series"]:
+        fields = [
+            field | {"name": (field.get("labels") or {}).get("__name__", field["name"])} for field in frame["fields"]
+        ]
+        yield from _of_frame(fields, [field["values"] for field in fields])
+
+
+def _azure(whole: Any) -> Iterator[Row]:
+    for one in whole["value"]:
+        path = str(one["id"]).split("/providers/Microsoft.Insights")[0]
+        for series in one["timeseries"]:
+            around = {each["name"]["value"]: each["value"] for each in series.get("metadatavalues") or ()}
+            for point in series["data"]:
+                values = (point.get(name) for name in ("average", "total", "maximum", "minimum"))
+                value = next((value for value in values if value is not None), None)
+                yield {
+                    "time": point["timeStamp"], "value": value, "metric": one["name"]["value"],
+                    "node": path.rpartition("/")[2], **around,
+                }  # fmt: skip
+
+
+def _dynatrace(whole: Any) -> Iterator[Row]:
+    for metric in whole["result"]:
+        for one in metric["data"]:
+            around = {"node": "/".join(one["dimensions"]), "metric": metric["metricId"].partition(":")[0]}
+            for time, value in zip(one["timestamps"], one["values"], strict=True):
+                yield {"time": time, "value": value, **around}
+
+
+def _newrelic(whole: Any) -> Iterator[Row]:
+    for facet in whole["facets"]:
+        name = facet["name"] if isinstance(facet["name"], str) else "/".join(facet["name"])
+        for point in facet["timeSeries"]:
+            (value,) = point["results"][0].values()
+            yield {"time": point["beginTimeSeconds"], "value": value, "node": name}
+
+
+def _netdata(whole: Any) -> Iterator[Row]:
+    for cells in whole["data"]:
+        if isinstance(whole["labels"], list) and isinstance(cells, list):
+            yield dict(zip(whole["labels"], cells, strict=True))
+
+
+def _zabbix(whole: Any) -> Iterator[Row]:
+    for point in whole["result"]:
+        yield {"time": point["clock"], "value": point["value"], "node": point["itemid"]}
 
 
 def _of_frame(fields: list[Any], values: list[Any]) -> Iterator[Row]:
@@ -122,3 +198,9 @@ def _labels(labels: list[str]) -> list[Mapping[str, str]]:
         if len(set(labels)) > 1 and len({each[place] for each in words}) == 1:
             return [{"node": " ".join(each[rest]), "metric": each[place]} for each in words]
     return [{"node": label} for label in labels]
+
+
+_SERVICES: Final = (
+    _datadog, _datadog_2, _cloudwatch, _cloudwatch_statistics, _graphite, _opentsdb, _google, _elasticsearch,
+    _grafana, _grafana_panel, _azure, _dynatrace, _newrelic, _netdata, _zabbix,
+)  # fmt: skip

@@ -18,6 +18,9 @@ _PER_RANK: Final = re.compile(r"[ _](?:per|by|of)[ _]ranks?$", re.IGNORECASE)
 _SEVERAL: Final = re.compile(r"(?<=time|tion)s(?![a-z])", re.IGNORECASE)
 _RANK: Final = re.compile(r"(?:rank[ _-]?)?\d{1,7}", re.IGNORECASE)
 
+_SINCE_1970: Final = 1e8
+"""Seconds from which a number is a moment."""
+
 Series = dict[str, list[Any]]
 
 
@@ -63,6 +66,17 @@ def rows_of_columns(found: dict[str, Any]) -> list[dict[str, Any]]:
         return [around | {"rank": rank, _column(name): value} for rank, value in enumerate(values)]
     names = [_column(name) for name in lists]
     return [around | dict(zip(names, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+
+
+def rows_of_lists(whole: list[list[Any]]) -> list[dict[str, Any]]:
+    """The rows of a list of lists: below names of columns in the first one, or those of a time, a step and a value,
+    as TensorBoard writes a series; empty for any other list."""
+    names, *rows = whole
+    if all(isinstance(name, str) for name in names) and len(set(names)) == len(names) > 1 and rows:
+        return [dict(zip(names, row, strict=False)) for row in rows]
+    if all(len(row) == 3 and _are_values(row) and (row[0] or 0) > _SINCE_1970 for row in whole):
+        return [dict(zip(("wall time", "step", "value"), row, strict=True)) for row in whole]
+    return []
 
 
 def _column(name: str) -> str:

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import io
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,11 +39,23 @@ MARKED_BYTES: Final = 1 << 20
 MOST_TEXT: Final = 1 << 30
 """Largest text that is read at once, unpacked."""
 
-PARQUET: Final = (".parquet", ".pq")
+PARQUET: Final = (".parquet", ".pq", ".parq")
+_MARKED_UP: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*<[?!A-Za-z]")
+_NO_TEXT: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f\x81\x8d\x8f\x90\x9d]")
+"""Bytes that no text in the code page of western Europe has."""
+
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _OTHERS: Final = {
     b"\xd0\xcf\x11\xe0": "a workbook of a spreadsheet: save the sheet as CSV",
     b"PAR1": "a Parquet file: its name must end in .parquet",
+    b"ARROW1": "an Arrow or Feather file: write the table as Parquet or CSV",
+    b"\xff\xff\xff\xff": "a stream of Arrow, or something else that is no text: write the table as Parquet or CSV",
+    b"ORC": "an ORC file: write the table as Parquet or CSV",
+    b"SQLite format 3": "a database of SQLite: write the table as CSV, as `sqlite3 -csv -header` does",
+    b"\x93NUMPY": "an array of NumPy, which has no names: write it as CSV, with a time and the names of its nodes",
+    b"\x89HDF": "an HDF5 file: write the table as Parquet or CSV",
+    b"\x80\x04\x95": "a pickle of Python, which may run anything: write the table as Parquet or CSV",
+    b"\x80\x05\x95": "a pickle of Python, which may run anything: write the table as Parquet or CSV",
 }
 """How files of other kinds begin, and what to do."""
 
@@ -331,6 +344,10 @@ def refuse_other_kinds(file: str, first: bytes) -> None:
     for magic, what in _OTHERS.items():
         if first.startswith(magic):
             raise TableError(file, what)
+    if _MARKED_UP.match(first):
+        raise TableError(file, "XML or HTML: save the table as CSV or JSON")
+    if first[257:262] == b"ustar":
+        raise TableError(file, "a tar archive: unpack it and name its folder")
 
 
 def _text_rows(
@@ -338,28 +355,44 @@ def _text_rows(
 ) -> Iterator[TableBatch]:
     """Batches of CSV, or of JSON; `consumed` counts the bytes of the file where the stream unpacks it."""
     first = stream.readline(1 << 20)
-    if first.startswith(_UTF_16):
-        stream = io.BytesIO(_recoded(file, first, stream))
-        first = stream.readline(1 << 20)
     refuse_other_kinds(file, first)
+    if (coding := _coding(first)) is not None:
+        stream = io.BytesIO(_recoded(file, first, stream, coding))
+        first = stream.readline(1 << 20)
     if json and exposition.is_exposition(first):
         yield from _objects(file, first, stream, choose, skip, consumed, exposition.rows_of)
     elif json and log_lines.is_log(first.decode("utf-8", "replace")):
         yield from _objects(file, first, stream, choose, skip, consumed, log_lines.rows_of)
     elif json and first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
         first = first.removeprefix(b"\xef\xbb\xbf")
-        yield from _objects(file, first, stream, choose, skip, consumed, json_tables.rows_of)
+        yield from _objects(file, first, stream, choose, skip, consumed, log_lines.rows_of_objects)
     else:
         yield from _csv(file, first, stream, choose, skip, json, consumed)
 
 
-def _recoded(file: str, first: bytes, stream: Any) -> bytes:
-    """A file in UTF-16, as spreadsheets and PowerShell write it, in UTF-8."""
+def _coding(first: bytes) -> str | None:
+    """How a text is encoded that begins with this line, if it is not in UTF-8 or ends its lines with CR alone."""
+    if first.startswith(_UTF_16):
+        return "utf-16"
+    if b"\0" in first[:2]:
+        return "utf-16-be" if first[:1] == b"\0" else "utf-16-le"
+    try:
+        first[:SAMPLE_BYTES].rpartition(b"\n" if b"\n" in first[:SAMPLE_BYTES] else b"\r")[0].decode()
+    except UnicodeDecodeError:
+        return None if _NO_TEXT.search(first[:SAMPLE_BYTES]) else "cp1252"
+    return "utf-8" if b"\r" in first.rstrip(b"\r\n") and b"\n" not in first[:SAMPLE_BYTES] else None
+
+
+def _recoded(file: str, first: bytes, stream: Any, coding: str) -> bytes:
+    """A file in UTF-16 or a code page, as spreadsheets and PowerShell write it, in UTF-8, with ends of lines."""
     data: bytes = first + stream.read(json_tables.MOST_BYTES)
     try:
-        return data.decode("utf-16").encode()
+        text = data.decode(coding)
     except UnicodeDecodeError:
-        raise TableError(file, f"not UTF-16, or more than {json_tables.MOST_BYTES >> 20} MiB of it") from None
+        raise TableError(
+            file, f"neither UTF-8 nor {coding}, or more than {json_tables.MOST_BYTES >> 20} MiB"
+        ) from None
+    return (text if "\n" in text else text.replace("\r", "\n")).encode()
 
 
 def _objects(
@@ -411,8 +444,12 @@ def _csv(
     before, header, delimiter = csv_tables.header_of(text)
     if not header:
         raise TableError(file, csv_tables.NO_TABLE)
-    below = "".join(text.splitlines(keepends=True)[before + 1 :])
-    names = _names(file, header, delimiter)
+    lines = text.splitlines(keepends=True)
+    names, more = csv_tables.with_levels(
+        _names(file, header, delimiter), "".join(lines[before + 1 : before + 3]), delimiter
+    )
+    before += more
+    below = "".join(lines[before + 1 :])
     whole = below if len(sample) < SAMPLE_BYTES else below[: below.rfind("\n") + 1]
     regular = csv_tables.is_regular(whole, delimiter, len(names))
     if json and (not regular or _is_no_header(header, delimiter)) and log_lines.are_logs(text):

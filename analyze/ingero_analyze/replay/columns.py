@@ -26,12 +26,12 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
         "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time", "zeit",
         "zeitstempel", "zeitpunkt", "epoch s", "epoch seconds", "epoch ms", "epoch us", "epoch ns",
-        "time unix nano",
+        "time unix nano", "query time", "time generated",
     ),
     "node": (
         "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
         "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name", "knoten",
-        "knotenname", "rechner", "rechnername",
+        "knotenname", "rechner", "rechnername", "computer",
     ),
     "score": ("score", "health score", "node health score"),
     "rate": (
@@ -52,7 +52,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "rank", "global rank",
     ),
     "state": ("state",),
-    "metric": ("metric", "metric name", "measurement", "field", "key", "tag", "variable"),
+    "metric": ("metric", "metric name", "measurement", "field", "key", "tag", "variable", "counter name"),
     "workload_type": ("workload type", "workload", "workload name", "job type"),
     "job_id": ("job id", "job", "jobid", "job name", "slurm job id", "slurm jobid", "slurm job"),
     "gpu_model": (
@@ -70,7 +70,9 @@ _LATER_NODES: Final = (
     ("pod", "pod name", "k8s pod name", "kubernetes pod name"),
     ("worker", "worker id", "replica", "replica id", "process", "process id"),
     ("agent", "agent id", "node ip", "host ip", "ip", "ip address", "nodelist", "node list"),
-    ("run", "run name", "run id", "run uuid", "trial", "trial id"),
+    ("run", "trial"),
+    ("run id", "run uuid", "trial id"),
+    ("run name",),
     ("uuid",),
     ("series", "legend"),
     ("label", "name"),
@@ -80,7 +82,10 @@ _LATER_NODES: Final = (
 _SCRAPED: Final = "instance"
 """Name of the address that Prometheus asks, which is an exporter's where another column is the host."""
 
-_RELATIVE: Final = ("runtime", "relative time", "relative", "elapsed time", "elapsed", "relative time process", "t")
+_RELATIVE: Final = (
+    "runtime", "relative time", "relative", "elapsed time", "elapsed", "relative time process", "relative time wall",
+    "t",
+)  # fmt: skip
 """Names of times since a start, where there is no other time."""
 
 _DATES: Final = ("date", "day", "calendar date", "datum")
@@ -89,9 +94,12 @@ _DATES: Final = ("date", "day", "calendar date", "datum")
 _DATES_WITH_TIMES: Final = (*_DATES, "start time", "started at")
 """Names of times where there is nothing else."""
 
+_INDEX: Final = re.compile(r"|index|unnamed: 0|__index_level_\d+__", re.IGNORECASE)
+"""Names of the index of a table of pandas, which are times where there are no others."""
+
 _STEP_NUMBERS: Final = (
     "step", "steps", "step number", "global step", "train step", "training step", "train global step",
-    "trainer global step", "iteration", "iter", "iteration number",
+    "trainer global step", "iteration", "iter", "iteration number", "tick", "tick number",
 )  # fmt: skip
 """Names of numbers of steps, which are the time where there is no time."""
 
@@ -99,7 +107,7 @@ _QUERIED: Final = re.compile(r"(?:utilization|clocks|power|temperature|memory|ec
 _SMI: Final = {"gpu": "index", "gpu_model": "name"}
 """Columns of `nvidia-smi --query-gpu`, and what two of them are."""
 
-_VALUES: Final = ("value", "values", "as double", "as int")
+_VALUES: Final = ("value", "values", "metric value", "counter value", "as double", "as int")
 """Names of the column of the values of all metrics; a point of OTLP has one of the last two."""
 
 _POINTS: Final = ("as double", "as int")
@@ -108,6 +116,12 @@ _NAME: Final = "name"
 
 _UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "min"}
 """Seconds of a unit; `min` is as often a minimum."""
+
+_LONG: Final = {
+    "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0, "hr": 3600.0, "hrs": 3600.0,
+    "hour": 3600.0, "hours": 3600.0,
+}  # fmt: skip
+"""Seconds of units in the names of times since a start: time_min, t_hours, hours."""
 
 _WORK: Final = (
     r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
@@ -192,6 +206,7 @@ _ENGINE: Final = re.compile(r"(?:dcgm fi prof )?(?:gr|graphics) engine (?:active
 _UTILISATION: Final = re.compile(
     r"(?:(?:dcgm fi dev|nvidia smi) )?(?:gpu(?: \d+)? ?)?(?:util|utili[sz]ation)(?: gpu)?"
     r"(?: (?:percent|pct|percentage))?|sm(?: (?:percent|pct))?"
+    r"|(?:accelerator )?duty cycle"
 )
 _CYCLES: Final = (_TENSOR, _SM, _ENGINE, _UTILISATION)
 """Names of shares of the cycles or the time of a chip in which it works. The first says most about work: cores that
@@ -200,18 +215,26 @@ only wait for other ranks keep the others busy."""
 _HARDWARE: Final = (*_CYCLES, _POWER, _CLOCK)
 """Names of rates that say less about work than others, in order: a clock runs as fast for a GPU that does nothing."""
 
-_LABELLED: Final = re.compile(r'\{.*="')
-"""What names of series have, of which several in one table are nodes: rate{instance="n1"}."""
+_LABELLED: Final = re.compile(r'\{.*(?:="|\w:\S)')
+"""What names of series have, of which several in one table are nodes: rate{instance="n1"}, avg:rate{host:n1}."""
+
+_PER_NODE: Final = re.compile(
+    r"[ _-](?:(?:by|per|of)[ _-](?:node|host|rank|gpu|worker)s?|wide|matrix|pivot(?:ed)?|history)$", re.IGNORECASE
+)
+"""What the name of a table says of its columns, behind what they hold."""
+
+_SEVERAL: Final = re.compile(r"(?:(?<=time)|(?<=rate)|(?<=duration))s$", re.IGNORECASE)
 
 _CALENDAR: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
+_MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}|\d{10}")
 _SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
 
 
 _OF_JOBS: Final = (
     "rows are jobs with the time that each took, which says nothing about a node unless all do the same work: if "
-    "they do, as runs of a benchmark, choose --column time=Start --column step_seconds=ElapsedRaw --column job_id=; "
+    "they do, as runs of a benchmark, choose --column time={} --column step_seconds={} --column job_id=; "
 )
-"""What is said of a list of jobs."""
+"""What is said of a list of jobs, with their start and how long they took."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +338,8 @@ def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorde
         raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
     labelled = [name for name in names if _LABELLED.search(name)]
     free = [name for name in names if name not in taken and not (len(labelled) > 1 and name in labelled)]
-    if not taken and not any(_is(role, name) for role in ROLES for name in names) and any(map(_is_cell, names)):
+    known = any(_is(role, name) for role in ROLES for name in names) or bool(_later_times(names))
+    if not taken and not known and any(map(_is_cell, names)):
         raise ValueError(
             f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a "
             "line, as `time,node,rate` is (larger is better), or `time,node,step_seconds` (smaller is better)"
@@ -346,7 +370,8 @@ def _place_and_time(
     roles: dict[str, tuple[str, ...]] = {role: tuple(chosen[role]) for role in ("time", "node") if chosen.get(role)}
     values = [name for name in names if words_of(name) in _VALUES]
     if by_file and "node" not in chosen and not matching["node"]:
-        if any(role in chosen or matching[role] for role in MEASURES):
+        named = len(values) == 1 and matching["metric"]
+        if named or any(role in chosen or matching[role] for role in MEASURES):
             roles["node"] = (FILE,)
         elif len(values) == 1:
             raise ValueError(f"what the column {values[0]} of each file holds is not certain; {_say(values[0])}")
@@ -380,6 +405,11 @@ def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
     )
 
 
+def is_index(name: str) -> bool:
+    """Whether a column is the index of a table, which may hold times or the numbers of its rows."""
+    return bool(_INDEX.fullmatch(name.strip()))
+
+
 def is_node(name: str) -> bool:
     """Whether a column has the name of a node."""
     return _is("node", name)
@@ -408,8 +438,16 @@ def date_of(names: Sequence[str], time: str) -> list[str]:
 
 def time_column(name: str) -> tuple[float | None, bool]:
     """How many units of a time are a second, if its name says so, and whether it is a number of steps."""
+    if long := _long_unit(name):
+        return 1 / long, False
     unit = unit_of(name)
     return unit and float(round(1 / unit)), words_of(name) in _STEP_NUMBERS
+
+
+def _long_unit(name: str) -> float | None:
+    """Seconds of the minute or hour in the name of a time since a start; `None` for any other name."""
+    head, _, unit = words_of(name).rpartition(" ")
+    return _LONG.get(unit) if head in ("", "time", *_RELATIVE) and (head or unit.endswith("s")) else None
 
 
 def _of_nvidia_smi(names: Sequence[str]) -> dict[str, str]:
@@ -444,10 +482,13 @@ def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict
 
 
 def _later_times(names: Sequence[str]) -> list[str]:
-    """What stands for the time where there is none: a time since a start, else a number of steps, else a date."""
+    """What stands for the time where there is none: a time since a start, else a number of steps, else a date, else
+    the index."""
     kinds = (_RELATIVE, _STEP_NUMBERS, _DATES_WITH_TIMES)
-    found = ([name for name in names if _head(name) in known] for known in kinds)
-    return next(filter(None, found), [])
+    found = [[name for name in names if _head(name) in known] for known in kinds]
+    found[0] += [name for name in names if name not in found[0] and _long_unit(name)]
+    queried = any(_QUERIED.match(name.strip()) for name in names)
+    return next(filter(None, found), [name for name in names if is_index(name) and not queried][:1])
 
 
 def _later_nodes(names: Sequence[str], gpus: Sequence[str]) -> list[str]:
@@ -471,7 +512,25 @@ def _only(role: str, names: Sequence[str], matching: Sequence[str]) -> str:
     if matching:
         options = " or ".join(f"--column {role}={_quoted(name)}" for name in matching)
         raise ValueError(f"the columns {', '.join(matching)} could all be the {role}; choose one: {options}")
-    raise ValueError(f"there is no column {role!r} ({_there_are(names)}); choose one with {option}")
+    hint = _without_times(names) if role == "time" else ""
+    raise ValueError(f"there is no column {role!r} ({_there_are(names)}); {hint}choose one with {option}")
+
+
+def _without_times(names: Sequence[str]) -> str:
+    """What to do about a table without a time whose names tell what wrote it; "" for any other."""
+    known = set(map(words_of, names))
+    if {"pwr", "sm"} <= known or {"gpu", "mclk"} <= known:
+        return "`nvidia-smi dmon` writes times with -o DT; "
+    if any(_QUERIED.match(name.strip()) for name in names):
+        return "ask `nvidia-smi` for the timestamp too, with --query-gpu=timestamp,...; "
+    if names[:1] == ["ID"] or "entity" in known:
+        return (
+            "`dcgmi dmon` writes no times: record with `nvidia-smi dmon -o DT`, or ask Prometheus for what DCGM's "
+            "exporter measures; "
+        )
+    if sum(bool(_MOMENT.match(name)) for name in names) > len(names) / 2:
+        return "columns are times: turn the table, so that each time has a row; "
+    return ""
 
 
 def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -492,14 +551,18 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
     values = [name for name in unknown if words_of(name) in _VALUES] or unknown
     which = values[0] if len(values) == 1 else "COLUMN"
     raise ValueError(
-        f"{_OF_JOBS if _are_jobs(names) else ''}exactly one of the columns {', '.join(MEASURES)} is needed; there is "
+        f"{_of_jobs(names)}exactly one of the columns {', '.join(MEASURES)} is needed; there is "
         f"none ({_there_are(names)}); {_say(which)}"
     )
 
 
-def _are_jobs(names: Sequence[str]) -> bool:
-    """Whether these are columns of jobs, as `sacct` writes them."""
-    return {"jobid", "elapsed"} <= {name.strip().lower() for name in names}
+def _of_jobs(names: Sequence[str]) -> str:
+    """What is said of columns of jobs, as `sacct` writes them; "" of any others."""
+    known = {name.strip().lower(): name for name in names}
+    if not {"jobid", "elapsed"} <= known.keys():
+        return ""
+    start = known.get("start") or known.get("end") or "Start"
+    return _OF_JOBS.format(start, known.get("elapsedraw") or known["elapsed"])
 
 
 def _clock_of(name: str, rates: Sequence[str]) -> list[str]:
@@ -597,8 +660,9 @@ def _measures_of(metric: str) -> list[str]:
 
 
 def measure_named(text: str) -> str | None:
-    """What values with this name are; `None` if that is not certain."""
-    found = _measures_of(text)
+    """What values with this name, or several of them, are; `None` if that is not certain."""
+    names = (text, _SEVERAL.sub("", _PER_NODE.sub("", text)))
+    found = next(filter(None, map(_measures_of, names)), [])
     return found[0] if len(found) == 1 else None
 
 
@@ -617,7 +681,8 @@ def _is(role: str, name: str) -> bool:
         patterns = (_PER_SECOND, _RELATIVE_RATE, *_HARDWARE, _BANDWIDTH)
         return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
     if role == "counter":
-        return bool(_TOTAL.fullmatch(whole))
+        of_steps = name.lower().endswith("_count") and _is("step_seconds", name[: -len("_count")])
+        return bool(_TOTAL.fullmatch(whole)) or (of_steps and _preference("step_seconds", name[: -len("_count")]) < 4)
     if role == "step_seconds":
         whole, head = (re.sub("^train(?:ing)? ", "", text) for text in (whole, head))
         per_step = _PER_STEP.fullmatch(whole)

@@ -101,7 +101,7 @@ def command(
 
     Without --config a tick is 5 s, and 3 nodes are enough to be compared (Fleet's defaults: 10 s, 5 nodes).
 
-    FILE is CSV or JSON, also packed (gzip, bzip2, xz, zstd, ZIP), or Parquet by its suffix, `-` standard input;
+    FILE is CSV or JSON, also packed (gzip, bzip2, xz, zstd, lz4, ZIP), or Parquet by its suffix, `-` standard input;
     several files, or folders of them, are merged by time. JSON is an object a line, an array of objects, or the
     answer of Prometheus to a range query. Columns: time, node, and one value, which is a score (0 to 1), a rate
     (larger is better), the time of a step or a counter, whose increase is the rate; optional cluster, gpu, metric and

@@ -29,6 +29,13 @@ MISNAMED: Final = (
     "times are taken as milliseconds, as the name of their column says, but seem to be seconds since 1970: if they "
     "are, give the column another name, such as 'time'"
 )
+COARSEST_TIMES: Final = 5.0
+"""Seconds to which times may be rounded."""
+
+COARSE_TIMES: Final = (
+    "times such as 1.76987E+12 have lost their last digits, so that rows of different times are mixed: write all "
+    "digits, as by another format of the cells in a spreadsheet"
+)
 HOSTLESS: Final = (
     "no column names the host, and most GPUs or ranks have several rows at one time, as those of several hosts have: "
     "add a column 'node'"

@@ -21,6 +21,7 @@ from ingero_analyze.replay.columns import (
     WideOpenError,
     date_of,
     is_gpu_of_host,
+    is_index,
     measure_named,
     metrics_with_meaning,
     recognised,
@@ -29,9 +30,31 @@ from ingero_analyze.replay.columns import (
     unit_of,
 )
 from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
-from ingero_analyze.replay.reading import COARSE, COARSEST, DAYLESS, MISNAMED, POINTS, ZONELESS, Reading
+from ingero_analyze.replay.reading import (
+    COARSE,
+    COARSE_TIMES,
+    COARSEST,
+    COARSEST_TIMES,
+    DAYLESS,
+    MISNAMED,
+    POINTS,
+    ZONELESS,
+    Reading,
+)
 from ingero_analyze.replay.subjects import HiddenGroups, RowSource, Subjects, short_names
-from ingero_analyze.replay.times import EXCEL_UNIT, FOUR_DIGITS, MIDNIGHT, SLASHED, Clock, clock_of, times, with_dates
+from ingero_analyze.replay.times import (
+    EXCEL_UNIT,
+    FOUR_DIGITS,
+    MIDNIGHT,
+    SLASHED,
+    Clock,
+    are_dates,
+    clock_of,
+    lasting,
+    rounded_to,
+    times,
+    with_dates,
+)
 from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_metric, wide_table
 from ingero_analyze.table_errors import TableError
 from ingero_analyze.tables import TableBatch, read_columns
@@ -49,11 +72,18 @@ CODES: Final = {
 _OWN_STATES: Final = ("active", "calibrating")
 """Words that only a column of such states holds; others may be those of Slurm or of a job."""
 
-_TAGGED: Final = re.compile(r"-tag-(?P<tag>.+)\.csv")
+_TAGGED: Final = re.compile(r"-tag-(?P<tag>.+)\.(?:csv|json)")
 """The name of a file that TensorBoard writes of a series: run-RUN-tag-TAG.csv."""
 
 _EXPORTED: Final = re.compile(r"-data(?:-as-\w+)?-\d{4}-\d\d-\d\d.*")
 """What Grafana puts behind the title of a panel where it names a file: Throughput-data-2026-01-31 10_00_00.csv."""
+
+INDEX_IS_NO_TIME: Final = (
+    "there is no column 'time', and the index only numbers the rows; choose one with --column time=COLUMN"
+)
+
+_TOTALS: Final = frozenset(("all", "total", "totals", "sum", "average", "avg", "mean", "median", "overall"))
+"""What stands in the column of nodes in rows of all nodes together."""
 
 SHORTEST: Final = float(np.finfo(np.float64).tiny)
 """Seconds of a step whose inverse is a finite number."""
@@ -118,7 +148,7 @@ class RowReader:
         self.reading = Reading()
         self.subjects = Subjects(files, groups)
         self._files, self._short = list(files), short_names(files)
-        self._chosen, self._labels, self._metric, self._wide = chosen, labels, metric, wide
+        self.chosen, self._labels, self._metric, self._wide = chosen, labels, metric, wide
         self._texts: dict[str, dict[str, int]] = {}
 
     def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
@@ -143,13 +173,13 @@ class RowReader:
     def layout(self, file: str, names: Sequence[str]) -> tuple[Columns | str, ColumnsOfMembers | None]:
         """How a file with columns of these names is used (`_recognised`), and the columns of each node, if it has
         such."""
-        chosen = chain.from_iterable(self._chosen.values())
+        chosen = chain.from_iterable(self.chosen.values())
         of_members = None if self._wide else columns_of_members(names, chosen)
         return self._wide or self._recognised(file, of_members.long_names if of_members else names), of_members
 
     def wide_table(self, names: Sequence[str]) -> WideTable:
         """A table each of whose columns is a node."""
-        time, metric = time_of(names, self._chosen), self._metric
+        time, metric = time_of(names, self.chosen), self._metric
         if metric is None and not self._wide:
             metric = wide_metric(names, time) or None
         return wide_table(names, time, metric)
@@ -169,10 +199,10 @@ class RowReader:
         values they hold, the metric that says most about work, or the only one at all, is judged."""
         some = len(self._files) > 1
         try:
-            chosen = {**_of_tag(file, names, self._chosen), **self._chosen}
+            chosen = {**_of_tag(file, names, self.chosen), **self.chosen}
             return recognised(names, chosen, self._labels, self._metric, by_file=some)
         except WideOpenError:
-            metric = self._metric or wide_metric(names, time_of(names, self._chosen))
+            metric = self._metric or wide_metric(names, time_of(names, self.chosen))
             measure = wide_measure(metric, _title(file))
             if measure is None:
                 raise
@@ -189,12 +219,12 @@ class RowReader:
             self._metric = fitting[0]
             others = f", of {listed(known[:MOST_NAMES], len(known))}" if len(known) > 1 else ""
             self.reading.note(f"the metric {self._metric} is judged{others}")
-        return recognised(names, self._chosen, self._labels, self._metric, by_file=some)
+        return recognised(names, self.chosen, self._labels, self._metric, by_file=some)
 
     def _with_known_states(self, batch: TableBatch, columns: Columns) -> Columns:
         """The columns without that of states, if these are other ones than whether a node works."""
         name = columns.one("state")
-        if name is None or columns.recorded or "state" in self._chosen:
+        if name is None or columns.recorded or "state" in self.chosen:
             return columns
         words: dict[str, int] = {}
         batch.codes(name, words)
@@ -233,6 +263,8 @@ class RowReader:
         self.reading.foreign_times |= cells.calendar and set(cells.units) != {"seconds"}
         if cells.lasting and bool((np.diff(cells.values) < -MIDNIGHT).any()):
             self.reading.doubt(DAYLESS)
+        if rounded_to(batch.columns[name], clock) > COARSEST_TIMES:
+            self.reading.doubt(COARSE_TIMES)
         if EXCEL_UNIT in cells.units:
             self.reading.note(f"times are {EXCEL_UNIT}")
         elif set(cells.units) - {"seconds"}:
@@ -247,7 +279,8 @@ class RowReader:
 
     def _values(self, batch: TableBatch, columns: Columns, form: Form, check: _Check, working: Bools) -> Floats:
         name, measure = columns.value, columns.measure
-        cells = _cells(batch, name, lambda column: numbers(column, form))
+        lasts = measure == "step_seconds"
+        cells = _cells(batch, name, lambda column: (lasts and lasting(column)) or numbers(column, form))
         for other in columns.roles[measure][1:]:
             factor = _cells(batch, other, lambda column: numbers(column, form_of(column)))
             cells = Cells(cells.values * factor.values, cells.wrong | factor.wrong)
@@ -299,6 +332,9 @@ class RowReader:
         node, names = self._column(batch, name)
         blank = np.isin(node, [number for number, text in enumerate(names) if not text.strip()])
         check.refuse(blank & ~empty, name, lambda _: "a node needs a name")
+        if not columns.recorded:
+            total = np.isin(node, [number for number, text in enumerate(names) if text.strip().lower() in _TOTALS])
+            check.refuse(total, name, lambda index: f"{names[node[index]]!r} is no node, but all of them")
         labels: list[Sequence[str]] = [roles.get("cohort", ())]
         if any(role in roles for role in PARTS):
             labels = [roles.get(role, ()) for role in PARTS]
@@ -360,6 +396,7 @@ class _FileTable:
         """A batch with a row for each report, of the metric that is judged."""
         batch = self._with_dates(self._members.long(batch) if self._members else batch)
         if not self._begun:
+            self.columns = self._with_index(batch)
             self.columns, self._metric = self._reader.begin(self._file, batch, self.columns)
             self._begun = True
         if self.columns.one("node") == FILE and FILE not in batch.columns:
@@ -367,6 +404,16 @@ class _FileTable:
         if self._wide:
             batch = self._wide.long(batch, self.columns.measure)
         return batch if self._metric is None else self._metric.select(batch)
+
+    def _with_index(self, batch: TableBatch) -> Columns:
+        """The columns; where the index of a wide table is no time, its numbers are those of steps. `TableError` for
+        such an index of any other table."""
+        time = self._wide.time if self._wide else self.columns.roles["time"][0]
+        if not is_index(time) or "time" in self._reader.chosen or are_dates(batch.columns[time]):
+            return self.columns
+        if self._wide:
+            return replace(self.columns, steps=True)
+        raise TableError(self._file, INDEX_IS_NO_TIME)
 
     def forms(self, batch: TableBatch) -> tuple[Clock, Form]:
         """How the times and the values of the file are written, by its first rows."""
@@ -407,12 +454,14 @@ def _title(file: str) -> str:
 
 def _of_tag(file: str, names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """What the column `value` holds where no other name says it: by the tag at the end of the name that TensorBoard
-    gives a file, in which a group may stand first, or else by the whole name."""
+    gives a file, in which a group may stand first, or else by the whole name, or that of its folder."""
     tag = _TAGGED.search(PurePath(file).name)
     values = [name for name in names if name.strip().lower() == "value"]
     if len(values) != 1 or not chosen.keys().isdisjoint((*MEASURES, "metric")) or any(map(says_value, names)):
         return {}
-    texts = (tag["tag"].replace("_", " "), tag["tag"].replace("_", "/", 1)) if tag else (_title(file),)
+    texts = (_title(file), PurePath(file).parent.name)
+    if tag:
+        texts = (tag["tag"].replace("_", " "), tag["tag"].replace("_", "/", 1))
     measure = next(filter(None, map(measure_named, texts)), None)
     return {measure: values} if measure else {}
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.replay.cells import FEWEST_ROUNDED, Cells, Floats, is_missing, numbers
+from ingero_analyze.replay.cells import FEWEST_ROUNDED, Cells, Floats, form_of, is_missing, numbers
 from ingero_analyze.tables import LATEST, is_text
 
 EXCEL_UNIT: Final = "days of a spreadsheet"
@@ -69,10 +69,10 @@ _ZONE: Final = r":.*(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
 
 
 _LASTING: Final = (
-    r"^(?:(?P<days>[0-9]+) days?,?\s+)?(?P<hours>[0-9]{1,4}):(?P<minutes>[0-5][0-9]):"
+    r"^(?:(?P<days>[0-9]+)(?: days?,?\s+|-))?(?P<hours>[0-9]{1,4}):(?P<minutes>[0-5][0-9]):"
     r"(?P<seconds>[0-5][0-9](?:\.[0-9]+)?)$"
 )
-"""Times since a start: 0:01:30, 0 days 00:01:30, 1 day, 2:00:00. A time of day is one since midnight."""
+"""Times since a start: 0:01:30, 0 days 00:01:30, 1 day, 2:00:00, 1-02:00:00. A time of day is one since midnight."""
 
 MIDNIGHT: Final = 82_800.0
 """Seconds by which times of day fall at midnight, at least."""
@@ -83,6 +83,8 @@ _TIMES_OF_DAY: Final = re.compile(
 _DATES: Final = re.compile(
     r"\s*(?:\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{8}|\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{4})(?:[ T]00:00:00(?:\.0+)?)?\s*"
 )
+
+_EXPONENT: Final = r"^[0-9](?:[.,](?P<decimals>[0-9]*))?[eE][+]?(?P<exponent>[0-9]{1,2})$"
 
 EXCEL: Final = (36_526.0, 73_050.0)
 """Days by which Excel counts from 1899-12-30: those of the years 2000 to 2099."""
@@ -121,8 +123,8 @@ def times(column: Any, clock: Clock) -> Cells:
         zoneless = pa.types.is_date(column.type) or column.type.tz is None
         return Cells(_seconds(moments), np.zeros(len(column), np.bool_), calendar=True, zoneless=zoneless)
     if is_text(column) and _is_iso(column):
-        return _lasting(column) or _iso(column, clock.day_first)
-    found = numbers(column)
+        return lasting(column) or _iso(column, clock.day_first)
+    found = numbers(column, form_of(column))
     if clock.excel:
         seconds = np.round((found.values - EXCEL_1970) * DAY, 3)
         return Cells(seconds, found.wrong, calendar=True, zoneless=True, units=(EXCEL_UNIT,))
@@ -146,7 +148,7 @@ def clock_of(column: Any, named: float | None) -> Clock:
         day_first = _day_first(column)
     else:
         try:
-            values = np.abs(numbers(column).values)
+            values = np.abs(numbers(column, form_of(column)).values)
         except ValueError:
             values = np.zeros(0)
         values = values[np.isfinite(values)]
@@ -156,6 +158,30 @@ def clock_of(column: Any, named: float | None) -> Clock:
     scale = named or next((unit for unit in _FINEST_FIRST if usual > _LEAST[unit]), 1.0)
     misnamed = named == 1e3 and least > EARLIEST and usual < EARLIEST * scale
     return Clock(scale, usual > EARLIEST * scale, named is not None, day_first, excel, misnamed)
+
+
+def are_dates(column: Any) -> bool:
+    """Whether a column holds dates with times of day, or numbers since 1970, and not those of rows."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(column.type) or (is_text(column) and _is_iso(column)):
+        return True
+    return clock_of(column, None).since_1970
+
+
+def rounded_to(column: Any, clock: Clock) -> float:
+    """Seconds to which numbers with an exponent are rounded, as spreadsheets write long ones: 1.76987E+12; else 0."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not is_text(column):
+        return 0.0
+    parts = pc.drop_null(pc.extract_regex(pc.utf8_trim_whitespace(column), _EXPONENT))
+    if 2 * len(parts) <= len(column):
+        return 0.0
+    digits = pc.max(pc.utf8_length(pc.struct_field(parts, "decimals"))).as_py()
+    exponent = pc.max(pc.cast(pc.struct_field(parts, "exponent"), pa.int64())).as_py()
+    return float(10.0 ** (exponent - digits) / clock.per_second)
 
 
 def _is_excel(values: Floats) -> bool:
@@ -213,6 +239,7 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
         column = pc.replace_substring_regex(column, rf"\s+{name}$", _ZONES[name])
     column = pc.replace_substring_regex(column, r"^([0-9]{4})/([0-9]{2})/([0-9]{2})\b", r"\1-\2-\3")
     column = pc.replace_substring_regex(column, r"^([0-9]{2})\.([0-9]{2})\.([0-9]{4})\b", r"\3-\2-\1")
+    column = pc.replace_substring_regex(column, r"^([0-9]{2})\.([0-9]{2})\.([0-9]{2})\b", r"20\3-\2-\1")
     column = pc.replace_substring_regex(column, _DASHES, r"\1/\2/\3")
     if day_first is not None:
         year_first = r"\3-\2-\1" if day_first else r"\3-\1-\2"
@@ -287,11 +314,13 @@ def _with_number_of_month(text: str) -> str | None:
     return f"{date['year']}-{month:02d}-{int(date['day']):02d}T{hours:02d}:{minutes}{zone}"
 
 
-def _lasting(column: Any) -> Cells | None:
-    """Times since a start; `None` if most cells are none."""
+def lasting(column: Any) -> Cells | None:
+    """Times since a start, such as 0:01:30, as seconds; `None` if most cells are none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if not is_text(column):
+        return None
     column = pc.utf8_trim_whitespace(column)
     missing = is_missing(column)
     parts = pc.extract_regex(column, _LASTING)

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from ingero_analyze.audit.columns import words_of
 from ingero_analyze.audit.wide import cells_of_gpus
 from ingero_analyze.member_columns import ColumnsOfMembers, as_array, is_whole, spread
 from ingero_analyze.replay.columns import (
     Columns,
     date_of,
     is_gpu,
+    is_index,
     is_node,
     measure_named,
     metrics_with_meaning,
@@ -36,14 +38,35 @@ _NO_NODE: Final = re.compile(
 )
 """Names of statistics, phases and parts of steps before that of a value."""
 
+_WATTS: Final = re.compile(r"(?<= )(?:\[W\]|\(W\))$")
+"""A unit behind the name of a node that says what its values are."""
+
+_BESIDE: Final = re.compile(
+    r"(?:(?:global|train|training) )?(?:step|iteration|iter|epoch)s?|tick|(?:train |training |val |eval )?loss|lr"
+    r"|learning rate|grad norm|mean|avg|average|median|std|stddev|min|max|minimum|maximum|sum|total|all|count|cv"
+    r"|p\d{1,3}"
+)
+"""Names of columns beside those of nodes: numbers of steps, what a trainer logs, and statistics over all nodes."""
+
 _DIGITS: Final = re.compile(r"\d+")
 
-_LABELLED: Final = re.compile(r"(?P<metric>[\w:]*)\s*\{(?P<labels>.*)\}")
+_LABELLED: Final = re.compile(r"(?P<metric>[\w:.]*)\s*\{(?P<labels>.*)\}")
 _RANKED: Final = re.compile(r"(?P<metric>[^:{}]+):(?P<rank>\d{1,3})")
 _TUPLE: Final = re.compile(r"\('(?P<metric>[^']+)', '(?P<node>[^']+)'\)")
 _LABEL: Final = re.compile(r'(\w+)\s*=\s*"((?:[^"\\]|\\.)*)"')
-_NO_NODES: Final = ("", "index", "unnamed: 0")
+_TAG: Final = re.compile(r"([\w.-]+):([^,]+)")
+"""Labels of Prometheus and tags of Datadog in the names of series."""
+
+_NO_NODES: Final = ("_span", "_spandays")
+"""What Splunk puts beside the columns of nodes."""
+
 _STATISTICS: Final = ("__MIN", "__MAX")
+
+_TRACKED: Final = re.compile(r"system[./]gpu[./](?P<gpu>\d{1,2})[./](?P<held>[A-Za-z]+)(?:/l:(?P<host>.+))?")
+"""What W&B records of each GPU of a run, in shared runs with the label of a host."""
+
+_TRACKED_AS: Final = {"gpu": "gpu utilization", "powerWatts": "power (W)", "smClock": "sm clock (MHz)"}
+"""What three of these are; any other one is of the GPU, but says nothing about its work."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +81,29 @@ class Series:
 
 def series_of(names: Sequence[str]) -> list[Series]:
     """Columns as nodes and metrics: `node`, `metric{label="node"}`, `('metric', 'node')` as pandas writes Parquet,
-    `metric:rank` where ranks are counted from 0, or `node - metric`, of which the columns with minimum and maximum of
-    W&B are none; also `node_metric` where all have the same metric."""
+    also in the other order, `metric:rank` where ranks are counted from 0, or `node - metric`, of which the columns
+    with minimum and maximum of W&B are none; also `node_metric` where all have the same metric."""
     found = []
     ranked = _ranked(names)
     shared = _shared_end(names)
+    pairs = _pairs(names)
     for name in names:
         labelled = _LABELLED.fullmatch(name)
         run, dash, metric = name.rpartition(" - ")
         if labelled:
-            labels = dict(_LABEL.findall(labelled["labels"]))
+            labels = dict(_LABEL.findall(labelled["labels"]) or _TAG.findall(labelled["labels"]))
             metric = labelled["metric"] or labels.pop("__name__", "")
             found.append(Series(name, name, metric, labels))
-        elif pair := _TUPLE.fullmatch(name):
-            found.append(Series(name, pair["node"], pair["metric"], {}))
+        elif name in pairs:
+            metric, node = pairs[name]
+            found.append(Series(name, node, metric, {}))
         elif name in ranked:
             metric, _, rank = name.rpartition(":")
             found.append(Series(name, rank, metric, {}))
         elif shared and not dash:
             found.append(Series(name, name.removesuffix(shared), shared[1:], {}))
+        elif dash and (tracked := _TRACKED.fullmatch(metric)):
+            found.append(Series(name, f"{run}/{tracked['gpu']}", _held(tracked), {}))
         elif not name.endswith(_STATISTICS) and not (dash and metric.startswith("_")):
             found.append(Series(name, run if dash else name, metric if dash else "", {}))
     differ = {
@@ -89,6 +116,15 @@ def series_of(names: Sequence[str]) -> list[Series]:
         replace(one, node="/".join(text for key, text in one.labels.items() if key in differ) or one.node)
         if one.labels else one for one in found
     ]  # fmt: skip
+
+
+def _pairs(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By column whose name has two levels the metric and the node, in whichever order these are."""
+    pairs = {name: (pair["metric"], pair["node"]) for name in names if (pair := _TUPLE.fullmatch(name))}
+    first, second = ([pair[place] for pair in pairs.values()] for place in (0, 1))
+    if metrics_with_meaning(second) and not metrics_with_meaning(first):
+        return {name: (metric, node) for name, (node, metric) in pairs.items()}
+    return pairs
 
 
 def _shared_end(names: Sequence[str]) -> str:
@@ -124,10 +160,11 @@ def _ranked(names: Sequence[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class WideTable:
-    """The columns of such a table: the time, and the nodes of one metric."""
+    """The columns of such a table: the time, the nodes of one metric, and those beside them that are none."""
 
     time: str
     series: Sequence[Series]
+    beside: tuple[str, ...]
 
     def long(self, batch: TableBatch, measure: str) -> TableBatch:
         """A row for each node and row of a batch, in the order of its rows."""
@@ -150,17 +187,19 @@ class WideTable:
         per_second, steps = time_column(self.time)
         return Columns(
             {"time": ("time",), "node": ("node",), measure: (measure,)}, measure, unit_of(metric) or 1.0, per_second,
-            (), recorded=False, steps=steps,
+            self.beside, recorded=False, steps=steps,
         )  # fmt: skip
 
 
 def columns_of_members(names: Sequence[str], chosen: Iterable[str]) -> ColumnsOfMembers | None:
-    """Such a table; `None` for any other, and where a column of one GPU or node is `chosen`.
+    """Such a table; `None` for any other, for names of two levels, and where a column of one GPU or node is `chosen`.
 
     Where no column names a host, those of nodes and GPUs must say what they hold: else `--wide` does.
     """
     taken = set(chosen)
-    for role, cells in (("node", _cells_of_nodes(names)), ("gpu", _cells_of_gpus(names))):
+    if any(map(_TUPLE.fullmatch, names)):
+        return None
+    for role, cells in (("gpu", _tracked(names)), ("node", _cells_of_nodes(names)), ("gpu", _cells_of_gpus(names))):
         if cells and taken.isdisjoint(cells):
             return ColumnsOfMembers(role, names, cells)
     return None
@@ -170,6 +209,20 @@ def _cells_of_gpus(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     cells = cells_of_gpus(names)
     known = any(map(is_node, names)) or metrics_with_meaning(held for _, held in cells.values())
     return cells if known else {}
+
+
+def _tracked(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """By column of W&B of one GPU the number of this, behind its host if that is there, and what the column holds, if
+    this is its work and every GPU has such a column."""
+    found = [(name, of) for name in names if (of := _TRACKED.fullmatch(name)) and of["held"] in _TRACKED_AS]
+    cells = {name: ("/".join(filter(None, (of["host"], of["gpu"]))), _held(of)) for name, of in found}
+    gpus = {gpu for gpu, _ in cells.values()}
+    held = [one for one in _TRACKED_AS.values() if {gpu for gpu, its in cells.values() if its == one} == gpus]
+    return {name: cell for name, cell in cells.items() if cell[1] in held}
+
+
+def _held(tracked: re.Match[str]) -> str:
+    return _TRACKED_AS.get(tracked["held"], f"gpu {tracked['held']}")
 
 
 def _cells_of_nodes(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -186,6 +239,7 @@ def _cells_of_nodes(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 def _node_and_held(name: str) -> tuple[str, str] | None:
     """The node in the name of a column, and the rest, which says what the column holds: beside a blank if there is
     one, as in `GPU util gpu-node-5`."""
+    name = _WATTS.sub("power (W)", name)
     places = list(_BETWEEN.finditer(name))
     for between in ([place for place in places if not place[0].strip()], places):
         parts = [(name[: place.start()], name[place.end() :]) for place in between]
@@ -202,7 +256,8 @@ def _node_and_held(name: str) -> tuple[str, str] | None:
 def _of_nodes(names: Sequence[str], time: str) -> list[str]:
     """The columns of nodes."""
     no_nodes = {*_NO_NODES, *date_of(names, time)}
-    return [name for name in names if name != time and {name, name.strip().lower()}.isdisjoint(no_nodes)]
+    others = [name for name in names if name != time and not is_index(name) and not _BESIDE.fullmatch(words_of(name))]
+    return [name for name in others if {name, name.strip().lower()}.isdisjoint(no_nodes)]
 
 
 def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable:
@@ -223,4 +278,5 @@ def wide_table(names: Sequence[str], time: str, metric: str | None) -> WideTable
         raise ValueError(f"columns are of several metrics ({known}): choose one with --metric NAME")
     if not series:
         raise ValueError("no column but the time is that of a node")
-    return WideTable(time, series)
+    beside = tuple(name for name in names if name not in (time, *others) and name and not is_index(name))
+    return WideTable(time, series, beside)
