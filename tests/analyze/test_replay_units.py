@@ -108,7 +108,7 @@ def test_a_node_that_stops_is_no_change_of_unit(tmp_path: Path, how: str) -> Non
 def test_nodes_without_peers_are_compared_with_themselves() -> None:
     rates = history(6)[:, 0].copy()
     rates[50:90] *= 1000
-    time, source = 30.0 * np.arange(TICKS), np.zeros(TICKS, np.int64)
+    time, source = 30.0 * np.arange(float(TICKS)), np.zeros(TICKS, np.int64)
 
     converted, (unit,) = in_one_unit(time, source, rates, np.zeros(1, np.int64), 30.0, False)
 
