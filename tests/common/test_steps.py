@@ -44,7 +44,7 @@ def test_what_a_command_has_started_ends_with_the_run(number: signal.Signals, to
     )  # fmt: skip
     wait_until((tmp_path / "group").exists, "the command")
     group = int((tmp_path / "group").read_text())
-    assert "sleep" in living(group)
+    wait_until(lambda: "sleep" in living(group), "what the command starts")
 
     run.send_signal(number)
 

@@ -86,7 +86,7 @@ def _of_cohort(time: Floats, source: Ints, logs: Floats, tick: float, of_times: 
     edges = np.flatnonzero(np.diff(source, prepend=-1, append=-1)).tolist()
     parts = [slice(start, stop) for start, stop in pairwise(edges)]
     medians = np.array([np.median(logs[part]) for part in parts])
-    level = float(np.sort(medians)[(len(medians) - 1) // 2])
+    level = _middle(medians)
     distance = logs - level
     if not (np.abs(distance) > FAR / 2).any():
         return
@@ -149,7 +149,7 @@ def _factor(logs: Floats, own: Floats, far: Bools, peers: _UsualNodes, factors: 
         return None
     if len(moves) < FEWEST or not spread:
         return None
-    middle = float(np.median(moves))
+    middle = _middle(moves)
     steps = np.copysign(factors, middle)
     nearest = steps[np.argmin(np.abs(steps - middle))]
     agreeing = np.abs(moves - middle) <= OUTLYING
@@ -174,5 +174,10 @@ def _moves(own: Floats, far: Bools, usual: Bools) -> tuple[Floats, float]:
 
 
 def _spread(logs: Floats) -> float:
-    """The standard deviation of what is near the median: values may stand at a bound."""
-    return float(np.std(logs[np.abs(logs - np.median(logs)) <= OUTLYING]))
+    """The standard deviation of what is near the middle one: values may stand at a bound."""
+    return float(np.std(logs[np.abs(logs - _middle(logs)) <= OUTLYING]))
+
+
+def _middle(values: Floats) -> float:
+    """The median; of two values in the middle the lower one, as between those of two units there is none."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
