@@ -68,12 +68,12 @@ def evened(time: Floats, source: Ints, rate: Floats) -> tuple[Floats, Bools]:
     counter stood still to the row in which it rose. Rows are sorted by source and time.
     """
     found, kept = rate.copy(), np.ones(len(rate), np.bool_)
-    longest: dict[int, list[int]] = {}
+    lengths: dict[int, list[int]] = {}
     edges = np.flatnonzero(np.diff((rate == 0).astype(np.int8), prepend=0, append=0))
     for start, stop in edges.reshape(-1, 2).tolist():
         number = int(source[start])
         begins, goes_on = start > 0 and source[start - 1] == number, stop < len(rate) and source[stop] == number
-        repeated = longest.setdefault(number, [])
+        repeated = lengths.setdefault(number, [])
         if begins and goes_on and rate[stop] > CATCHES_UP * _usual(rate, source, start):
             done = rate[stop] * (time[stop] - time[stop - 1])
             found[start : stop + 1] = done / (time[stop] - time[start - 1])

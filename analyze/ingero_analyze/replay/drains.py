@@ -3,14 +3,12 @@
 from typing import Final
 
 from ingero_analyze.replay.silences import Silence, Silences
+from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
 from ingero_detect.nodes.episodes import Episode
 
 LONGEST: Final = 900.0
 LONGEST_TICKS: Final = 30
 """Seconds, or ticks if these are longer, in which a node is drained."""
-
-TICKS_TO_COME_UP: Final = 12
-"""Ticks after its return in which a node that was drained does little."""
 
 LEFT: Final = 0.3
 """Share of what was expected of a node that is left at the end, at most."""
@@ -28,13 +26,10 @@ def drained(episode: Episode, silences: Silences, tick_seconds: float) -> Silenc
     longest = max(LONGEST, LONGEST_TICKS * tick_seconds)
     silence = silences.after(episode.node, first.since, first.since + longest)
     least = LEFT * first.expected
-    if silence is None or silence.value > least:
+    if silence is None or not silence.value <= least:
         return None
-    back = silence.until is not None and silence.returned <= least
-    return (
-        None if back and not _well_by(episode, (silence.until or 0.0) + TICKS_TO_COME_UP * tick_seconds) else silence
-    )
-
-
-def _well_by(episode: Episode, time: float) -> bool:
-    return episode.end is not None and episode.end <= time
+    if silence.until is not None and silence.returned <= least:
+        well_by = silence.until + RESUME_TICKS * tick_seconds
+        if episode.end is None or episode.end > well_by:
+            return None
+    return silence

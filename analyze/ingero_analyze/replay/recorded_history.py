@@ -417,12 +417,11 @@ class RecordedHistory:
         value = np.where(rows.state == ACTIVE, rows.value, np.nan)
         if self.reading.measure == "counter":
             value, kept = evened(rows.time, rows.source, value)
-            rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value)).cut(kept)
-            value = value[kept]
+            rows, value = rows.cut(kept), value[kept]
         if self.reading.measure != "score":
             of_times = self.reading.measure == "step_seconds"
             value, self._other_units = in_one_unit(rows.time, rows.source, value, cohort, self.tick_seconds, of_times)
-            rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value))
+        rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value))
         if (missing := zeros_for_nothing(rows.time, rows.source, value, cohort, self.tick_seconds)).any():
             self.reading.note(ZEROS.format(int(missing.sum())))
             rows, value = rows.cut(~missing), value[~missing]

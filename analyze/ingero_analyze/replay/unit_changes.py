@@ -70,8 +70,8 @@ def in_one_unit(
     working = np.flatnonzero(value > 0)
     when, who, logs = time[working], source[working], np.log(value[working])
     found, converted = list[OtherUnit](), value.copy()
-    for number in np.unique(cohort[who]).tolist():
-        here = np.flatnonzero(cohort[who] == number)
+    order = np.argsort(cohort[who], kind="stable")
+    for here in np.split(order, np.flatnonzero(np.diff(cohort[who[order]])) + 1) if len(order) else ():
         for rows, factor in _of_cohort(when[here], who[here], logs[here], tick, of_times):
             places = working[here[rows]]
             converted[places] /= factor

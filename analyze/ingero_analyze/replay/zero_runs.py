@@ -31,7 +31,9 @@ def zeros_for_nothing(time: Floats, source: Ints, value: Floats, cohort: Ints, t
     end as those of the cohort do. A source that stops for longer, or far more often than the others, has stopped.
     Rows are sorted by source and time; `cohort`: by source; `tick`: seconds.
     """
-    of = cohort[source]
+    of, found = cohort[source], np.zeros(len(value), np.bool_)
+    if not (value == 0).any():
+        return found
     at_zero = (value == 0) & ~_common(time, value, of, tick)
     edges = np.flatnonzero(
         np.diff(at_zero, prepend=False, append=False) | (np.diff(source, prepend=-1, append=-1) != 0)
@@ -42,9 +44,9 @@ def zeros_for_nothing(time: Floats, source: Ints, value: Floats, cohort: Ints, t
     lengths = stops - runs
     ends = (stops < len(value)) & (source[np.minimum(stops, len(value) - 1)] == source[runs])
     count = np.bincount(source[runs[ends]], minlength=len(cohort))
-    found = np.zeros(len(value), np.bool_)
+    present = np.unique(source)
     for number in np.unique(of[runs]).tolist():
-        here = np.unique(source[of == number])
+        here = present[cohort[present] == number]
         if len(here) < FEWEST_SOURCES or np.mean(count[here] >= SEVERAL) <= 0.5:
             continue
         usual = count <= MANY_MORE * np.median(count[here]) + MORE
@@ -57,9 +59,8 @@ def zeros_for_nothing(time: Floats, source: Ints, value: Floats, cohort: Ints, t
 
 def _common(time: Floats, value: Floats, cohort: Ints, tick: float) -> Bools:
     """Which rows are of a tick in which the whole cohort is at zero."""
-    moments = np.floor(time / tick).astype(np.int64)
-    _, of = np.unique(np.stack((cohort, moments)), axis=1, return_inverse=True)
-    of = of.ravel()
+    ticks, moment = np.unique(np.floor(time / tick), return_inverse=True)
+    of = np.unique(cohort * len(ticks) + moment, return_inverse=True)[1]
     return (np.bincount(of, weights=value == 0) >= ALL * np.bincount(of))[of]
 
 
