@@ -51,11 +51,12 @@ REPORTED_SHARE: Final = 0.75
 MAX_WAIT_TICKS: Final = 6
 """Ticks after which it judges the nodes that have reported."""
 
-FALLEN_SHARE: Final = 0.77
+FALLEN_SHARE: Final = 0.82
 """Share of a node's expected value below which its report is judged before the tick is due."""
 
-NOISE_DEVIATIONS: Final = 5.0
-"""Standard deviations of its noise by which the node must have fallen as well."""
+NOTHING_ADDED: Final = 2.0
+"""Standard deviations of its noise by which a fallen node may be below what it is expected to do without any evidence
+against it: the drift of the test, and the errors of its baseline and of the common level."""
 
 LATEST_EARLY_POLL: Final = 0.9
 """An early poll counts as at most this long after a tick, in ticks."""
@@ -259,8 +260,9 @@ class LiveDetector:
     def fallen(self, table: ScoreTable) -> npt.NDArray[np.int64]:
         """Rows whose nodes have fallen far, or gone idle, since the last tick, by reports that no tick has judged.
 
-        May run in parallel with the score map's owner: the rows are judged on a snapshot, so changes meanwhile do no
-        harm.
+        Far is what adds the largest step to the evidence: less would need two more ticks, which the early poll
+        postpones. May run in parallel with the score map's owner: the rows are judged on a snapshot, so changes
+        meanwhile do no harm.
         """
         with self._lock:
             if self._polled:
@@ -272,7 +274,8 @@ class LiveDetector:
             rows = rows[self._healthy(slots[rows])]
             rate, reported = table.view("rate")[rows], table.view("state")[rows]
             value = np.where(np.isfinite(rate), rate, table.view("score")[rows])
-            noise = NOISE_DEVIATIONS * self.detector.memory.node("scale")[slots[rows]].astype(np.float64)
+            deviations = self.detector.parameters.largest_step + NOTHING_ADDED
+            noise = deviations * self.detector.memory.node("scale")[slots[rows]].astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
                 line = np.exp(
                     self.detector.memory.node("expected")[slots[rows]] - np.maximum(-np.log(FALLEN_SHARE), noise)

@@ -138,9 +138,9 @@ def rates(pushes: list[ExportMetricsServiceRequest]) -> list[float]:
 
 
 def test_a_collapse_between_ticks_is_pushed_at_once_over_a_whole_interval(tmp_path: Path) -> None:
-    """Ticks every 10 s, short polls every second; the work stops 2 s after the last tick."""
+    """Ticks every 10 s, short polls every second; the work nearly stops 2 s after the last tick."""
     now = [1_700_000_000.0]
-    source = ScriptedSource([Stage(seconds=82.0), Stage(seconds=1e9, launches_per_second=0.0)])
+    source = ScriptedSource([Stage(seconds=82.0), Stage(seconds=1e9, launches_per_second=15.0)])
     seen: list[tuple[int, int]] = []
 
     async def drive(loop: PushLoop) -> None:

@@ -77,14 +77,14 @@ def intervals_to_verdict(seed: int, noise: float, share: float) -> float:
     raise AssertionError("nobody was accused")
 
 
-@pytest.mark.parametrize(("share", "most"), [(0.0, 1.75), (0.3, 1.75), (0.5, 1.75)])
+@pytest.mark.parametrize(("share", "most"), [(0.0, 1.5), (0.3, 1.5), (0.5, 1.6)])
 def test_a_node_that_loses_half_or_more_is_named_within_two_intervals_whatever_the_phase(
     share: float, most: float
 ) -> None:
     delays = [intervals_to_verdict(seed, 0.02, share) for seed in range(12)]
 
     assert max(delays) <= most
-    assert np.median(delays) <= 1.6
+    assert np.median(delays) <= 1.45
 
 
 def test_noise_of_five_percent_costs_an_interval_now_and_then() -> None:

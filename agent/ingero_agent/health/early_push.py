@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Final
 
-FALL_RATIO: Final = 0.75
-"""Share of its normal rate, over a whole push interval, below which a node pushes early."""
+FALL_RATIO: Final = 0.8
+"""Share of its normal rate, over a whole push interval, below which a node pushes early. Work that is halved is
+below it after two fifths of an interval."""
 
 PUSH_TIMES: Final = (0.0, 0.2, 0.9, 1.2, 1.5)
 """When it pushes, in push intervals since the fall. The second push shows the fall to a Fleet that knows the node as
