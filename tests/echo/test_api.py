@@ -149,6 +149,7 @@ def test_the_straggler_is_first_with_its_verdict_and_events_that_can_be_found(se
     assert row["score"] == pytest.approx(0.3)
     assert len(body["rows"]) == 1
     assert body["summary"].startswith("gpu-node-3 is the straggler (slow), since 2026-01-01T00:00:00Z")
+    assert "; it lost 40%; score 0.300 against" in body["summary"]
     cited = ask(service, "event_history", event_ids=row["evidence"], since="all")["rows"]
     assert {one["metric_name"] for one in cited} == {metrics.VERDICT_EVENT, metrics.HEALTH_SCORE}
 

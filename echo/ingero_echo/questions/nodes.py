@@ -171,6 +171,10 @@ def in_communicator(row: dict[str, Any]) -> str:
     return f", {rank}communicator {row['communicator']}{pod}"
 
 
+_SHOWN_DEFICIT: Final = 0.0005
+"""Distance below the peers' median score from which the two are told apart in a sentence: it has three digits."""
+
+
 class StragglerArguments(Scoped):
     """Where, when, and how far below the peers counts."""
 
@@ -217,8 +221,9 @@ STRAGGLERS = Question(
         + (f" ({rows[0]['kind']})" if rows[0]["kind"] else "")
         + in_communicator(rows[0])
         + (f", since {rows[0]['since']}" if rows[0]["since"] else "")
+        + (f"; it lost {rows[0]['severity']:.0%}" if rows[0]["severity"] else "")
         + (f"; score {rows[0]['score']:.3f} against {rows[0]['peer_median']:.3f} of its peers"
-           if rows[0]["score"] is not None and rows[0]["peer_median"] is not None else "")
+           if (rows[0]["deficit"] or 0) >= _SHOWN_DEFICIT else "")
         + (f"; {len(rows) - 1} more below" if len(rows) > 1 else "")
         + "."
         if rows
