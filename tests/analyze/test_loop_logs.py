@@ -117,6 +117,8 @@ def test_what_is_no_line_of_a_loop_has_no_times() -> None:
         "fwd 1.0 " * 1000,
     ):  # fmt: skip
         assert times_of(line) == {}, line
+    assert times_of("Train: 0 [ 50/1251]  Time: 0.4s, 2000/s  Data: 12ms") == {"data (s)": "0.012", "step (s)": "0.4"}
+    assert times_of("step_time: 0.4 data_time: 0.012") == {"data time": "0.012", "step time": "0.4"}
     assert times_of("fwd 1.5ms, wait 2 s") == {"fwd (s)": "0.0015", "wait (s)": "2"}
     document = '{"forward_ms": 1, "backward_ms": 2}\n' * 3
     assert not are_of_loop(document) and not is_of_training(document)

@@ -690,3 +690,25 @@ def test_tables_of_steps_are_read_however_they_are_exported(
     found = answer(tmp_path / f"steps.{ending}")
 
     assert (found["kind"], found["ranks"]) == (("none", []) if late is None else ("node", [late]))
+
+
+@pytest.mark.parametrize(
+    ("names", "factor"), [(("data_time_s", "step_time_s"), 1), (("data_ms", "iter_time_ms"), 1000)]
+)
+@pytest.mark.parametrize("late", ["data", "compute", ""])
+def test_data_and_whole_steps_tell_whose_data_is_late_and_nothing_of_computing(
+    tmp_path: Path, names: tuple[str, str], factor: float, late: str
+) -> None:
+    rng = np.random.default_rng(4)
+    data, compute = rng.normal(0.01, 0.001, (30, 8)), rng.normal(0.3, 0.003, (30, 8))
+    data[:, CULPRIT] += 0.04 * (late == "data")
+    compute[:, CULPRIT] *= 1.2 if late == "compute" else 1
+    whole = np.broadcast_to((data + compute).max(axis=1, keepdims=True) + 0.02, data.shape)
+    step, rank = np.divmod(np.arange(240), 8)
+    columns = {"rank": rank, "step": step, names[0]: data.ravel() * factor, names[1]: whole.ravel() * factor}
+
+    found = answer(csv(tmp_path, columns))
+
+    assert found["ranks"] == ([CULPRIT] if late == "data" else [])
+    assert found["kind"] == ("node" if late == "data" else "unknown")
+    assert late == "data" or "whether one computes longer they do not tell" in found["evidence"]["reason"]

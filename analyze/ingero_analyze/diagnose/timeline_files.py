@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from ingero_analyze.audit.columns import SECONDS as SECONDS_OF
 from ingero_analyze.audit.columns import words_of
+from ingero_analyze.diagnose.columns import RECORD
+from ingero_analyze.diagnose.step_times import NOT_COMPUTING, REST
 from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
 from ingero_detect.ranks.diagnosis import diagnose
+from ingero_detect.ranks.imbalance import Cause, Diagnosis
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, step_period
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
@@ -103,6 +106,8 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         found = diagnose(recorded.line)
         if recorded.stage_width is not None:
             found = doubted_as_stage(found, recorded.line, recorded.stage_width)
+    if found.cause is Cause.NONE and REST in recorded.ops:
+        found = Diagnosis(Cause.UNKNOWN, evidence={**found.evidence, "reason": f"{NOT_COMPUTING}; {RECORD}"})
     evidence: dict[str, Any] = dict(found.evidence)
     for finding in (evidence, *evidence.get("also", ())):
         _name_ranks_and_operations(finding, recorded)
