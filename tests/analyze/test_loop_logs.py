@@ -109,6 +109,22 @@ def test_a_log_without_times_of_ranks_is_refused_with_what_to_record(tmp_path: P
     assert "tells none; record what tells ranks apart" in error and "JSON" not in error
 
 
+@pytest.mark.parametrize("before", ["", "[INFO] 2026-03-01 12:00:00,000 api: "])
+def test_events_of_torchrun_are_refused_with_who_failed_and_what_to_give(tmp_path: Path, before: str) -> None:
+    file = tmp_path / "events.jsonl"
+    states = ["SUCCEEDED"] * 3 + ["FAILED"] + ["TERMINATED"] * 4
+    with file.open("w") as stream:
+        for rank, state in enumerate(states):
+            metadata = {"run_id": "a", "global_rank": rank, "role": "trainer", "state": state, "total_run_time": 3600}
+            event = {"name": "torchelastic.worker", "source": "WORKER", "timestamp": 0, "metadata": metadata}
+            stream.write(f"{before}{json.dumps(event)}\n")
+
+    _, error, status = ask(file)
+
+    assert status == 2
+    assert "the worker of rank 3 failed" in error and "--flight-recorder" in error
+
+
 def test_what_is_no_line_of_a_loop_has_no_times() -> None:
     for line in (
         "batch size 8, data parallel size 4, optimizer adam 1", "forward-backward .....: (101.22, 103.10)",

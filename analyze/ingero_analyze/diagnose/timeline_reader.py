@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.diagnose import deepspeed_timers, loop_logs, rank_timers
+from ingero_analyze.diagnose import deepspeed_timers, elastic_events, loop_logs, rank_timers
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
 from ingero_analyze.diagnose.columns import RECORD, SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
@@ -123,6 +123,9 @@ def _read_table(
     by_file = _ranks_of_files(files, Path) or _ranks_of_files(files, lambda file: Path(file).parent)
     table = _Table(problems, unit)
     for file in files:
+        begin = _begin_of(file)
+        if (events := elastic_events.events_of(begin)) and not has_timers(begin):
+            raise TableError(file, elastic_events.told_of(events))
         consumed = 0
         reading = FileReading(dict(chosen or {}), by_file.get(file))
         try:
@@ -148,12 +151,15 @@ NO_TIMERS: Final = (
 
 def _is_of_training(file: str) -> bool:
     """Whether a file that could not be read is the log of a training."""
+    return loop_logs.is_of_training(_begin_of(file))
+
+
+def _begin_of(file: str) -> str:
+    """How a file begins; empty for standard input, and where it cannot be read."""
     try:
-        return file != "-" and loop_logs.is_of_training(
-            read_begin(Path(file), BEGIN_OF_LOG).decode("utf-8", "replace")
-        )
+        return "" if file == "-" else read_begin(Path(file), BEGIN_OF_LOG).decode("utf-8", "replace")
     except SourceError:
-        return False
+        return ""
 
 
 def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
