@@ -1,4 +1,4 @@
-"""What events of torchrun say (`torch.distributed.elastic.events`): which worker failed, and none that is late. Pure."""
+"""What events of torchrun (`torch.distributed.elastic.events`) say: which worker failed, and none that is late. Pure."""
 
 import json
 import re
