@@ -1,4 +1,4 @@
-"""What events of torchrun (`torch.distributed.elastic.events`) say: which worker failed, and none that is late. Pure."""
+"""Events of torchrun (`torch.distributed.elastic.events`) say which worker failed, and none that is late. Pure."""
 
 import json
 import re
