@@ -15,6 +15,12 @@ LEVEL_SHARE: Final = 0.15
 LEVEL_CHIPS: Final = 6
 """Least share and number of chips at a level."""
 
+SMALL_SHARE: Final = 0.08
+SMALL_LEVEL: Final = 8
+SMALL_DISTANCE: Final = 0.1
+"""Least share and number of chips at a level that is hardly wider than the other and no further from it: so many
+faults are seldom equal and as small as what versions of firmware differ by."""
+
 SPLIT_SHARE: Final = 0.05
 """Least share of a part; as many of the slowest and the fastest chips are taken for as far as the next one."""
 
@@ -24,6 +30,7 @@ FEW: Final = 1.5
 much more for few, by the root of their number."""
 
 ALIKE: Final = 2.0
+ALIKE_IF_SMALL: Final = 1.3
 """How much wider one level may be than the other; chips that are slow by different shares are none."""
 
 CHANCE: Final = 3.0
@@ -82,11 +89,18 @@ def two_levels(effects: Floats, smallest: float = SMALLEST_SPREAD) -> int:
     within = np.maximum(squares[-1] - faster * low**2 - slower * high**2, 0.0)
     best = int(within.argmin())
     count = int(slower[best])
-    if min(count, n - count) < max(LEVEL_CHIPS, LEVEL_SHARE * n):
+    small = min(count, n - count) < max(LEVEL_CHIPS, LEVEL_SHARE * n)
+    if min(count, n - count) < max(LEVEL_CHIPS, min(LEVEL_SHARE * n, max(SMALL_LEVEL, SMALL_SHARE * n))):
         return 0
-    apart = float(high[best] - low[best]) / max(float(np.sqrt(within[best] / n)), smallest)
+    apart_by = float(high[best] - low[best])
+    apart = apart_by / max(float(np.sqrt(within[best] / n)), smallest)
     spreads = sorted(max(robust_spread(part), smallest) for part in (ordered[:-count], ordered[-count:]))
     alike = spreads[1] <= ALIKE * spreads[0]
+    if small:
+        fewer = ordered[-count:] if count <= n - count else ordered[:-count]
+        more = ordered[:-count] if count <= n - count else ordered[-count:]
+        alike &= apart_by <= SMALL_DISTANCE
+        alike &= float(fewer.std(ddof=1)) <= ALIKE_IF_SMALL * max(robust_spread(more), smallest)
     return count if alike and apart > LEVELS_APART * (1 + FEW / np.sqrt(n)) else 0
 
 
