@@ -450,7 +450,7 @@ def _from_compute(
             found.append(_with_calls(balance, line, alike))
     if compute.shape[1] < FEWEST_STEPS:
         return found
-    steps = usual_steps(line, known)
+    steps = usual_steps(line, table, known)
     stragglers = {rank for item in found for rank in item.ranks}
     sequence = sequence_imbalance(line, table[:, steps], steps, alike, replica, period, stragglers)
     if sequence is not None:
