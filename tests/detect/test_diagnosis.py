@@ -467,6 +467,24 @@ def test_ranks_of_a_host_that_are_among_the_last_in_nearly_all_steps_are_named()
     assert sum(len(ranks) == 4 for ranks in found) >= 18
 
 
+@pytest.mark.parametrize(("ranks", "stalled"), [(8, 4), (16, 8), (32, 8)])
+def test_ranks_of_one_host_that_stall_together_in_some_steps_are_possible(ranks: int, stalled: int) -> None:
+    named = healthy = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = 0.01 * rng.normal(size=(ranks, 80))
+        host = np.arange(ranks) >= ranks - stalled
+        one = values + host[:, None] * (rng.random(80) < 0.25) * rng.uniform(0.2, 0.5, 80)
+        found = late_together(one, 1.0)
+        named += found is not None and found.evidence["possible"] == np.flatnonzero(host).tolist()
+        struck = np.arange(ranks)[:, None] // stalled == rng.integers(ranks // stalled, size=80)
+        any_host = values + struck * (rng.random(80) < 0.25) * rng.uniform(0.2, 0.5, 80)
+        healthy += late_together(any_host, 1.0) is not None
+
+    assert named >= 14
+    assert healthy == 0
+
+
 def test_in_few_steps_ranks_of_a_host_are_possible_and_pausing_ones_are_not() -> None:
     found = [late_together(of_one_host(np.random.default_rng(seed), 20, 0.03), 1.0) for seed in range(20)]
 

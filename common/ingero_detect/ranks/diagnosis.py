@@ -249,7 +249,8 @@ def _with_idle_or_stalling(case: _Case, found: list[Diagnosis]) -> list[Diagnosi
     if together is not None and idle and _is_beside(together, found, case.part):
         return [*found, with_those_that_act_alike(together, case.late, case.part)]
     if any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
-        return found
+        late = late_together(case.late, case.period) if case.waits_compare and _only_seems_data(found) else None
+        return found if late is None else [with_those_that_act_alike(late, case.late, case.part)]
     stalls = _stalling(case, {rank for item in found for rank in item.ranks})
     if stalls is None and not found:
         # Otherwise they may be those that wait for a rank that is known.
@@ -381,6 +382,11 @@ def _is_beside(idle: Diagnosis, found: list[Diagnosis], part: Ints) -> bool:
     by_computing = all(item.cause is Cause.NODE and item.evidence["by"] == "compute" for item in found)
     connected = len({int(part[rank]) for rank in (*idle.ranks, *others)}) == 1
     return bool(others) and by_computing and connected and others.isdisjoint(idle.ranks)
+
+
+def _only_seems_data(found: list[Diagnosis]) -> bool:
+    """Whether all that was found is that steps differ by their data, which falls on any rank."""
+    return all(item.cause is Cause.SEQUENCE for item in found)
 
 
 def _is_about(item: Diagnosis, ranks: tuple[int, ...]) -> bool:
