@@ -761,6 +761,22 @@ def test_few_steps_name_nobody_whose_sequences_happen_to_be_long_or_who_stalls_o
         assert not any(straggler_ranks(values, np.zeros(8, np.int64))[0].any() for values in (wander, once))
 
 
+def test_in_two_steps_a_rank_that_is_far_behind_in_both_is_possible() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        both = 0.8 + 0.005 * rng.normal(size=(8, 1)) + 0.005 * rng.normal(size=(8, 2))
+        once = both.copy()
+        both[5] += 0.3
+        once[5, 1] += 0.3
+        found, paused = (
+            diagnose(as_timeline(one_barrier({"forward": table}, np.full(8, -1)))) for table in (both, once)
+        )
+
+        assert (found.cause, found.ranks, found.evidence["possible"]) == ("unknown", (), [5])
+        assert "8 are needed" in found.evidence["reason"]
+        assert "possible" not in paused.evidence
+
+
 def test_two_steps_or_one_rank_are_unknown_with_the_reason() -> None:
     two = diagnose(as_timeline(ring(np.random.default_rng(1), 8, steps=2, late=0.5)))
     single = diagnose(as_timeline(ring(np.random.default_rng(1), 1)))

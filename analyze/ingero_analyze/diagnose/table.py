@@ -116,7 +116,7 @@ def headline(answer: dict[str, Any]) -> str:
     if evidence.get("by") == "ras":
         return RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
     of_job = f"in {evidence['job']}, " if "job" in evidence else ""
-    if "reason" in evidence:
+    if "reason" in evidence and not evidence.get("possible"):
         return f"{of_job}nobody can be judged: {evidence['reason']}"
     return of_job + _sentence(answer["kind"], answer["ranks"], evidence)
 
@@ -177,7 +177,7 @@ def _next(answer: dict[str, Any]) -> Iterable[str]:
         return ()
     if evidence.get("by") in ("flight_recorder", "ras"):
         return (NEXT["unclear_hang" if kind == "unknown" else kind],)
-    if "reason" in evidence:
+    if "reason" in evidence and not evidence.get("possible"):
         return (NEXT["one_rank"],) if evidence["reason"] == ONE_RANK else ()
     if kind == "node" and str(evidence.get("by")).startswith(("blocked_least", "stalls", "idle")):
         return (NEXT["waited_for"],)

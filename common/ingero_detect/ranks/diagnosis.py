@@ -56,6 +56,7 @@ from ingero_detect.ranks.slower_part import LATE_PART, idle_part, slower_part, s
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
 from ingero_detect.ranks.student import upper_quantile
 from ingero_detect.ranks.timeline import (
+    FEWEST_PROVEN,
     FEWEST_STEPS,
     Timeline,
     most_common_by_rank,
@@ -328,6 +329,8 @@ def _verdict(case: _Case, found: list[Diagnosis]) -> Diagnosis:
         if item is not worst
     ]  # fmt: skip
     evidence = {**case.facts, **worst.evidence, **({"also": others} if others else {})}
+    if case.line.steps < FEWEST_PROVEN and worst.evidence.get("by") == FEW_STEPS:
+        evidence |= _too_few(case.line.steps)
     verdict = replace(worst, ranks=_of_like_cost(worst, found), evidence=evidence)
     verdict = with_slack(verdict, case.line, case.like)
     ideal = max(case.period - verdict.seconds_lost_per_step, case.period / MOST_TIMES)
@@ -398,8 +401,13 @@ def _nobody(complete: int, facts: dict[str, Any]) -> Diagnosis:
     """No rank is proven late; that none is, is known only from enough steps of which most ranks have all rows."""
     if complete >= FEWEST_STEPS:
         return Diagnosis(Cause.NONE, evidence=facts)
+    return Diagnosis(Cause.UNKNOWN, evidence={**facts, **_too_few(complete)})
+
+
+def _too_few(complete: int) -> dict[str, Any]:
+    """Why so few steps prove nothing."""
     reason = f"complete steps: {complete}; they prove no rank late, and {FEWEST_STEPS} are needed to say that none is"
-    return Diagnosis(Cause.UNKNOWN, evidence={**facts, "reason": reason, "steps_needed": FEWEST_STEPS})
+    return {"reason": reason, "steps_needed": FEWEST_STEPS}
 
 
 # Compute times

@@ -15,7 +15,7 @@ from ingero_detect.ranks.last_arrival import (
 )
 from ingero_detect.ranks.slow_spells import slow_spells
 from ingero_detect.ranks.student import freedom_of, upper_quantiles
-from ingero_detect.ranks.timeline import FEWEST_STEPS
+from ingero_detect.ranks.timeline import FEWEST_PROVEN, FEWEST_STEPS
 from ingero_detect.ranks.wait_attribution import WaitAttribution
 from ingero_detect.ranks.wandering import beyond_wander
 from ingero_detect.reference import small_sample_factor
@@ -329,6 +329,8 @@ def straggler_ranks(
     `chips`: by which share of the step healthy chips usually differ, for values that are computing. Without `sure`,
     also ranks that may only have wandered so far, or may be the last of a long tail.
     """
+    if relative.shape[1] < FEWEST_PROVEN:
+        return np.zeros(len(relative), np.bool_), np.zeros(len(relative))
     if relative.shape[1] < FEWEST_STEPS:
         return _late_in_all_steps(relative, alike, blame, CHANCE_IN_FEW_STEPS, chips)
     flagged = np.zeros(len(relative), np.bool_)
