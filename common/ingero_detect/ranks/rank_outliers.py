@@ -40,11 +40,11 @@ FEWEST_OF_TAIL: Final = 3
 """Share of ranks that shows how far the slowest of them may be, and how many of them are at least taken."""
 
 FURTHER: Final = 5.0
-FURTHER_IN_FEW_STEPS: Final = 10.0
+FURTHER_IN_FEW_STEPS: Final = 15.0
 """By how many mean excesses of these over the next one the slowest healthy rank is further out at most.
 
-Of exponential values it is further in 5 % of cases, if three are taken (1.2 % by ten excesses), and in 1 %, if twenty
-are (0.03 %)."""
+Of exponential values it is further in 5 % of cases, if three are taken (0.5 % by fifteen excesses), and in 1 %, if
+twenty are (0.001 %)."""
 
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
