@@ -116,7 +116,7 @@ def headline(answer: dict[str, Any]) -> str:
     if evidence.get("by") == "ras":
         return RAS_HANGS[answer["kind"]].format(ranks=ranks or "none")
     of_job = f"in {evidence['job']}, " if "job" in evidence else ""
-    if "reason" in evidence and not evidence.get("possible"):
+    if "reason" in evidence:
         return f"{of_job}nobody can be judged: {evidence['reason']}"
     return of_job + _sentence(answer["kind"], answer["ranks"], evidence)
 
@@ -152,6 +152,8 @@ def lines(answer: dict[str, Any]) -> list[str]:
         for other in evidence.get("also", ())
     ]
     found += [f"besides, {line}" for line in OWN_LINES["chores"](evidence["chores"])] if "chores" in evidence else []
+    if "reason" in evidence and evidence.get("by") == "few_steps":
+        found.append(f"possible: {_sentence(answer['kind'], [], evidence)}")
     found += [f"next: {step}" for step in _next(answer)]
     if evidence.get("by") in ("flight_recorder", "ras") and evidence.get("reason"):
         found.append(f"because: {evidence['reason']}")
