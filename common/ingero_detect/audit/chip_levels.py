@@ -65,7 +65,7 @@ def chip_levels(effect: Floats, usable: Bools, node: Ints, rounding: float) -> L
     few = slow if len(slow) <= len(fast) else fast
     away = np.zeros(len(effect), np.bool_)
     away[few] = True
-    if _of_nodes(away, usable, node):
+    if _of_nodes(away, usable, node) or (len(few) < LEVEL_SHARE * len(chips) and _fill_nodes(away, usable, node)):
         return none
     distance = distance if few is slow else -distance
     return Levels(np.where(away, distance, 0.0), away, distance)
@@ -115,6 +115,13 @@ def in_whole_nodes(some: Bools, judged: Bools, node: Ints) -> Bools:
     chance = float((share ** size[size >= 2]).sum())
     many = whole.sum() > chance + CHANCE * np.sqrt(chance) + 1
     return inside if many else np.zeros_like(inside)
+
+
+def _fill_nodes(away: Bools, usable: Bools, node: Ints) -> bool:
+    """Whether half of the few chips of a small level or more are all chips of their nodes: these are slow nodes."""
+    known, nodes = usable & (node >= 0), int(node.max(initial=-1)) + 1
+    size, slow = np.bincount(node[known], minlength=nodes), np.bincount(node[known & away], minlength=nodes)
+    return bool(2 * slow[(size >= 2) & (slow == size)].sum() >= away.sum())
 
 
 def _of_nodes(away: Bools, usable: Bools, node: Ints) -> bool:

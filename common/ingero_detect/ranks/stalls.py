@@ -84,9 +84,9 @@ def stalling_rank(
 def late_together(late: Floats, period: float) -> Diagnosis | None:
     """Ranks that are late together so often that it is hardly chance, if that costs enough.
 
-    They are up to half of all that are far behind in the same steps, as the ranks of one host of two, or are among
-    the last quarter of all. `late` and `period` as of `stalling_rank`. What differs lastingly between the other ranks
-    must be far less.
+    They are up to half of all that are far behind in the same steps (some, not most), as the ranks of one host of
+    two, or are among the last quarter of all. `late` and `period` as of `stalling_rank`. What differs lastingly
+    between the other ranks must be far less.
     """
     values = late / period
     values = values[:, np.isfinite(values).mean(axis=0) >= 0.8]
@@ -99,7 +99,9 @@ def late_together(late: Floats, period: float) -> Diagnosis | None:
     mean = np.nanmean(values - median_by_step(values), axis=1)
     for (often, cost), most in ((far, MOST_TOGETHER), (among, MAX_STRAGGLER_SHARE)):
         late_ones = often & (cost > SMALLEST_EFFECT)
-        if not 2 <= late_ones.sum() <= most * len(values):
+        if not 2 <= late_ones.sum() <= most * len(values) or (
+            most == MOST_TOGETHER and _lastingly(values, late_ones)
+        ):
             continue
         others = mean[~late_ones]
         spread = MAD_TO_SIGMA * float(np.median(np.abs(others - np.median(others))))
@@ -109,6 +111,12 @@ def late_together(late: Floats, period: float) -> Diagnosis | None:
             evidence = {"by": LATE_TOGETHER, "possible": np.flatnonzero(late_ones).tolist()}
             return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
     return None
+
+
+def _lastingly(values: Floats, late: Bools) -> bool:
+    """Whether these ranks are behind the others in most steps, as of a slower half, and not in some."""
+    apart = median_by_step(values[late]) - median_by_step(values[~late])
+    return bool(np.nanmedian(apart) > SMALLEST_EFFECT)
 
 
 def _lost(values: Floats, late: Bools) -> float:
