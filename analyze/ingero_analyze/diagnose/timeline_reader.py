@@ -60,6 +60,7 @@ TIMERS: Final = (
 MOST_TWICE: Final = 0.25
 """Share of ranks that two processes claim from which there are two jobs."""
 
+UNNAMED: Final = "rows without a job"
 JOB_BITS: Final = 32
 RANKS: Final = (1 << JOB_BITS) - 1
 """Ranks of several jobs are told apart by numbers whose lower bits are the rank, and the upper ones the job."""
@@ -238,7 +239,7 @@ class _Table:
         """The rows of each job that a column names, or of all that may be of one, which has no name."""
         names = list(self.job_names)
         job = np.concatenate(self.jobs) if len(names) > 1 else np.zeros(0, np.int64)
-        parts = {names[code]: self._of_job(code) for code in np.unique(job).tolist()}
+        parts = {names[code] or UNNAMED: self._of_job(code) for code in np.unique(job).tolist()}
         contents = [content for part in parts.values() if (content := part.content()) is not None]
         return parts if len(parts) > 1 and are_several(contents) else {"": self}
 
