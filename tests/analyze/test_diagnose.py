@@ -428,5 +428,6 @@ def test_a_timeline_that_is_too_short_is_not_called_healthy(tmp_path: Path) -> N
 
     assert done.exit_code == 0
     assert done.stdout.startswith("nobody can be judged: complete steps: 2; ")
+    assert "possible: rank 0 is the last" in done.stdout
     found = json.loads(CliRunner().invoke(main, ["diagnose", str(file), "--json"]).stdout)
     assert (found["kind"], found["slowdown"], found["seconds_lost_per_step"]) == ("unknown", None, None)

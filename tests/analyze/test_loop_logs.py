@@ -109,6 +109,22 @@ def test_a_log_without_times_of_ranks_is_refused_with_what_to_record(tmp_path: P
     assert "tells none; record what tells ranks apart" in error and "JSON" not in error
 
 
+@pytest.mark.parametrize("before", ["", "[INFO] 2026-03-01 12:00:00,000 api: "])
+def test_events_of_torchrun_are_refused_with_who_failed_and_what_to_give(tmp_path: Path, before: str) -> None:
+    file = tmp_path / "events.jsonl"
+    states = ["SUCCEEDED"] * 3 + ["FAILED"] + ["TERMINATED"] * 4
+    with file.open("w") as stream:
+        for rank, state in enumerate(states):
+            metadata = {"run_id": "a", "global_rank": rank, "role": "trainer", "state": state, "total_run_time": 3600}
+            event = {"name": "torchelastic.worker", "source": "WORKER", "timestamp": 0, "metadata": metadata}
+            stream.write(f"{before}{json.dumps(event)}\n")
+
+    _, error, status = ask(file)
+
+    assert status == 2
+    assert "the worker of rank 3 failed" in error and "--flight-recorder" in error
+
+
 def test_what_is_no_line_of_a_loop_has_no_times() -> None:
     for line in (
         "batch size 8, data parallel size 4, optimizer adam 1", "forward-backward .....: (101.22, 103.10)",
@@ -117,6 +133,8 @@ def test_what_is_no_line_of_a_loop_has_no_times() -> None:
         "fwd 1.0 " * 1000,
     ):  # fmt: skip
         assert times_of(line) == {}, line
+    assert times_of("Train: 0 [ 50/1251]  Time: 0.4s, 2000/s  Data: 12ms") == {"data (s)": "0.012", "step (s)": "0.4"}
+    assert times_of("step_time: 0.4 data_time: 0.012") == {"data time": "0.012", "step time": "0.4"}
     assert times_of("fwd 1.5ms, wait 2 s") == {"fwd (s)": "0.0015", "wait (s)": "2"}
     document = '{"forward_ms": 1, "backward_ms": 2}\n' * 3
     assert not are_of_loop(document) and not is_of_training(document)

@@ -122,3 +122,14 @@ def test_traces_tell_how_much_a_rank_receives(tmp_path: Path, slow: bool, sizes:
     answer = traced(tmp_path, job(hot=not slow, slow=slow), sizes)
     named = ("node", [RANK]) if slow else ("sequence_imbalance", [])
     assert (answer["kind"], answer["ranks"]) == (named if sizes else ("unknown", []))
+
+
+def test_a_rank_that_lacks_some_times_of_its_operations_is_judged_by_the_others(tmp_path: Path) -> None:
+    told = job(slow=True)
+    attention = told["attention"].astype(object)
+    attention[3::10, 2] = ""
+    attention[7::15, RANK] = ""
+    answer = ask(
+        tmp_path / "steps.csv", attention_s=attention, expert_mlp_s=told["experts"], alltoall_s=told["waits"]
+    )
+    assert (answer["kind"], answer["ranks"]) == ("node", [RANK])

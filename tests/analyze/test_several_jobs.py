@@ -70,6 +70,44 @@ def ask(folder: Path, *options: str) -> Any:
     return done
 
 
+def rows_of(times: Times, job: str, first: int = 0, step: bool = True) -> list[tuple[Any, ...]]:
+    return [
+        (job, rank, *((first + number,) if step else ()), *cells)
+        for number, cells_of_ranks in enumerate(times.tolist())
+        for rank, cells in enumerate(cells_of_ranks)
+    ]
+
+
+def one_table(file: Path, column: str, rows: list[tuple[Any, ...]], step: bool = True) -> Path:
+    with file.open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow((column, "rank", *(("step",) if step else ()), "forward_s", "backward_s", "allreduce_s"))
+        table.writerows(rows)
+    return file
+
+
+@pytest.mark.parametrize("column", ["job", "job_id", "run_id", "Experiment"])
+@pytest.mark.parametrize("step", [True, False])
+def test_jobs_that_a_column_tells_apart_are_judged_alone(tmp_path: Path, column: str, step: bool) -> None:
+    first, second = rows_of(job(8, 0.1), "one", step=step), rows_of(job(6, 0.15, late=2), "two", step=step)
+    mixed = [row for pair in zip(first, second, strict=False) for row in pair] + first[len(second) :]
+
+    answer = json.loads(ask(one_table(tmp_path / "jobs.csv", column, mixed, step), "--json").stdout)
+
+    assert (answer["kind"], answer["ranks"], answer["evidence"]["job"]) == ("node", [2], "two")
+    assert answer["evidence"]["jobs"]["one"]["kind"] == "none"
+    assert "recordings of 2 jobs" in answer["problems"]["first"][0]
+
+
+def test_a_run_that_goes_on_under_another_name_is_one_job(tmp_path: Path) -> None:
+    rows = rows_of(job(8, 0.1, late=3), "first") + rows_of(job(8, 0.1, late=3), "second", first=STEPS)
+
+    answer = json.loads(ask(one_table(tmp_path / "runs.csv", "run_id", rows), "--json").stdout)
+
+    assert (answer["ranks"], answer["evidence"]["steps"]) == ([3], 2 * STEPS)
+    assert "jobs" not in answer["evidence"]
+
+
 @pytest.mark.parametrize("write", [steps, steps_without_ranks, trace])
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize(("sizes"), [(8, 4), (4, 8), (6, 6)])

@@ -690,3 +690,61 @@ def test_tables_of_steps_are_read_however_they_are_exported(
     found = answer(tmp_path / f"steps.{ending}")
 
     assert (found["kind"], found["ranks"]) == (("none", []) if late is None else ("node", [late]))
+
+
+@pytest.mark.parametrize(
+    ("names", "factor"), [(("data_time_s", "step_time_s"), 1), (("data_ms", "iter_time_ms"), 1000)]
+)
+@pytest.mark.parametrize("late", ["data", "compute", ""])
+def test_data_and_whole_steps_tell_whose_data_is_late_and_nothing_of_computing(
+    tmp_path: Path, names: tuple[str, str], factor: float, late: str
+) -> None:
+    rng = np.random.default_rng(4)
+    data, compute = rng.normal(0.01, 0.001, (30, 8)), rng.normal(0.3, 0.003, (30, 8))
+    data[:, CULPRIT] += 0.04 * (late == "data")
+    compute[:, CULPRIT] *= 1.2 if late == "compute" else 1
+    whole = np.broadcast_to((data + compute).max(axis=1, keepdims=True) + 0.02, data.shape)
+    step, rank = np.divmod(np.arange(240), 8)
+    columns = {"rank": rank, "step": step, names[0]: data.ravel() * factor, names[1]: whole.ravel() * factor}
+
+    found = answer(csv(tmp_path, columns))
+
+    assert found["ranks"] == ([CULPRIT] if late == "data" else [])
+    assert found["kind"] == ("node" if late == "data" else "unknown")
+    assert late == "data" or "whether one computes longer they do not tell" in found["evidence"]["reason"]
+
+
+def steps_with_hidden_waits(late: str, waits: bool = True) -> Columns:
+    """Eight ranks that wait for each other in the backward pass; one may be late in an operation."""
+    rng = np.random.default_rng(6)
+    usual = {"forward_ms": 100.0, "backward_ms": 200.0, "optimizer_ms": 30.0}
+    columns = {op: length * rng.normal(1, 0.01, (30, 8)) for op, length in usual.items()}
+    if late:
+        columns[late][:, CULPRIT] += 33
+    clock = np.zeros(8)
+    for forward, backward, optimizer in zip(*columns.values(), strict=True) if waits else ():
+        ready = clock + forward + backward
+        backward += ready.max() + 40 - ready
+        clock = clock + forward + backward + optimizer
+    step, rank = np.divmod(np.arange(240), 8)
+    return {"rank": rank, "step": step, **{op: times.ravel() for op, times in columns.items()}}
+
+
+@pytest.mark.parametrize("late", ["forward_ms", "optimizer_ms", "backward_ms", ""])
+def test_ranks_that_wait_within_an_operation_are_judged_by_what_they_do_outside_of_it(
+    tmp_path: Path, late: str
+) -> None:
+    found = answer(csv(tmp_path, steps_with_hidden_waits(late)))
+
+    shown = late in ("forward_ms", "optimizer_ms")
+    assert found["evidence"]["waits_in"] == "backward"
+    assert (found["kind"], found["ranks"]) == (("node", [CULPRIT]) if shown else ("unknown", []))
+    assert shown or "computes longer within it does not show" in found["evidence"]["reason"]
+
+
+@pytest.mark.parametrize("late", ["backward_ms", ""])
+def test_ranks_that_do_not_wait_are_judged_by_all_that_they_do(tmp_path: Path, late: str) -> None:
+    found = answer(csv(tmp_path, steps_with_hidden_waits(late, waits=False)))
+
+    assert "waits_in" not in found["evidence"]
+    assert (found["kind"], found["ranks"]) == (("node", [CULPRIT]) if late else ("none", []))

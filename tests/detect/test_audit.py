@@ -344,6 +344,20 @@ def test_slow_chips_that_are_too_many_to_be_outliers_are_said(slow: int) -> None
     assert note.startswith(f"{slow} of 200 chips are 9.")
 
 
+def test_a_tenth_of_the_chips_are_a_level_if_they_are_alike_and_near() -> None:
+    levels, near, far = 0, 0, 0
+    for seed in range(30):
+        random = np.random.default_rng(seed)
+        effect, slow = 0.01 * random.normal(size=200), np.arange(200) < 20
+        levels += two_levels(effect + 0.07 * slow) == 20
+        near += two_levels(effect + random.uniform(0.04, 0.12, 200) * slow) > 0
+        far += two_levels(effect + 0.15 * slow) > 0
+
+    assert levels >= 22
+    assert near <= 2
+    assert far == 0
+
+
 @pytest.mark.parametrize("noise", NOISES)
 def test_healthy_fleets_have_one_level(noise: str) -> None:
     random = np.random.default_rng(17)

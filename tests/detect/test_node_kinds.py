@@ -47,6 +47,18 @@ def test_faulty_nodes_are_of_no_kind_of_their_own() -> None:
     assert kinds(0.2 * (np.arange(40) < 5), 1).slower == (0.0,), "an eighth of the nodes"
 
 
+def test_a_tenth_of_the_nodes_are_a_kind_if_they_are_alike_and_near() -> None:
+    right, faulty = 0, 0
+    for seed in range(20):
+        some = np.random.default_rng(seed).permutation(60) < 6
+        right += np.array_equal(kinds(0.07 * some, seed).of_unit, np.repeat(some, CHIPS))
+        losses = np.where(some, np.random.default_rng(seed).uniform(0.04, 0.14, 60), 0.0)
+        faulty += len(kinds(losses, seed).slower) > 1
+
+    assert right >= 15
+    assert faulty <= 1
+
+
 def test_healthy_nodes_are_of_one_kind_however_they_are_distributed() -> None:
     random = np.random.default_rng(3)
     levels = [0.02 * np.asarray(draw(40)) for _ in range(8) for draw in (

@@ -14,10 +14,10 @@ TIMES: Final = ("start", "duration", "end")
 PARTS: Final = ("node", "local_rank", "data_parallel", "stage", "tensor_parallel")
 """Roles of columns that name a rank together where no column does by itself."""
 
-_PLACES: Final = ("rank", "step", "group", "seq", *PARTS)
+_PLACES: Final = ("rank", "step", "group", "seq", "job", *PARTS)
 """Roles whose columns may be those of objects within rows."""
 
-ROLES: Final = ("rank", "op", "kind", *TIMES, "step", "group", "seq", *PARTS, "work", "size")
+ROLES: Final = ("rank", "op", "kind", *TIMES, "step", "group", "seq", *PARTS, "work", "size", "job")
 
 _STARTS: Final = ("start", "begin", "started", "begun")
 _ENDS: Final = ("end", "stop", "finish", "ended", "finished")
@@ -78,6 +78,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "size", "bytes", "size bytes", "nbytes", "num bytes", "message size", "message bytes", "msg size",
         "msg size bytes", "data size", "data bytes", "all to all bytes", "alltoall bytes", "a2a bytes",
         "all to all size", "alltoall size", "a2a size", "comm bytes",
+    ),
+    "job": (
+        "job", "job id", "jobid", "job name", "slurm job id", "slurm jobid", "run", "run id", "run name",
+        "experiment", "experiment id", "experiment name", "training job", "workload", "pytorchjob",
     ),
 }  # fmt: skip
 """Names of columns in lower case, words separated by one space. A unit may follow that of a time."""

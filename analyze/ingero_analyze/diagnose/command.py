@@ -56,7 +56,7 @@ from ingero_kit.flags import SecondsRange
 @click.option(
     "--column", multiple=True, metavar="ROLE=COLUMN",
     help="The column of FILE that has a role, such as op=kernel; ROLE is one of the names below, `end`, "
-    "`tensor_parallel`, `node`, `local_rank` or `size`.",
+    "`tensor_parallel`, `node`, `local_rank`, `size` or `job`.",
 )  # fmt: skip
 @click.option(
     "--unit",

@@ -1,7 +1,8 @@
 """Reads what training loops print of each rank's steps, among any other lines: `[rank3]: step 7 fwd 101.2ms bwd ...`.
 
 A line with the times of two operations or more, of which one computes, is a step of the rank that its words or what
-launchers put before it name. All but the readers is pure.
+launchers put before it name; so is one with the times of loading data and of the whole step. All but the readers is
+pure.
 """
 
 import re
@@ -30,13 +31,25 @@ _EXCHANGES: Final = (
     r"all[ _-]?to[ _-]?all|broadcast|barrier|comm|sync)(?:[ _-]wait)?|wait|waiting|blocked"
 )
 _UNIT: Final = "|".join(sorted((*SECONDS, "µs"), key=len, reverse=True))
+_NUMBER: Final = (
+    rf"(?:[ _]?\(?(?P<named>{_UNIT})\b\)?)?[\"']?\s*[:=]?\s*(?P<value>\d+\.?\d*(?:[eE][-+]?\d+)?)"
+    rf"(?:\s?(?P<unit>{_UNIT}))?(?![\w.])"
+)
+"""A number, perhaps with a unit before or behind it."""
+
 _TIME: Final = re.compile(
     rf"(?<![A-Za-z_])(?:time[ _/])?(?:(?P<computes>{_COMPUTES})|(?P<exchanges>{_EXCHANGES}))(?:[ _-]pass)?"
-    rf"(?:[ _-]?time)?(?:[ _]?\(?(?P<named>{_UNIT})\b\)?)?[\"']?\s*[:=]?\s*(?P<value>\d+\.?\d*(?:[eE][-+]?\d+)?)"
-    rf"(?:\s?(?P<unit>{_UNIT}))?(?![\w.])",
+    rf"(?:[ _-]?time)?{_NUMBER}",
     re.IGNORECASE,
 )
-"""The name of an operation, perhaps with a unit, and a number, which may have one too."""
+"""The name of an operation and its time."""
+
+_WHOLE: Final = re.compile(rf"(?<![A-Za-z_])(?:step|iter|iteration|batch)[ _-]?time{_NUMBER}", re.IGNORECASE)
+_BARE: Final = re.compile(rf"(?<![A-Za-z_] )(?<![A-Za-z_])time{_NUMBER}", re.IGNORECASE)
+_PROGRESS: Final = re.compile(r"\[\s*\d+/\s*\d+")
+"""The time of a whole step, what it is called besides, and what lines of steps have then: `[ 50/1251]`."""
+
+_LOADS: Final = re.compile(r"data\b.*|batch generator")
 
 _RANK: Final = re.compile(
     r"(?<![A-Za-z_])(?<!local )(?:global[_ ])?rank[\"']?[ _:=#-]{0,3}(\d{1,7})(?!\d)", re.IGNORECASE
@@ -110,7 +123,16 @@ def times_of(line: str) -> Row:
         else:
             found.setdefault(f"{op} time", pair["value"])
         computes |= bool(pair["computes"])
+    if computes and len(found) == 1 and all(map(_LOADS.match, found)) and (whole := _whole_step(line)):
+        unit = (whole["unit"] or whole["named"] or "").lower().replace("µ", "u")
+        length = f"{float(whole['value']) * SECONDS[unit]:.12g}" if unit else whole["value"]
+        found["step (s)" if unit else "step time"] = length
     return found if computes and len(found) >= FEWEST_TIMES else {}
+
+
+def _whole_step(line: str) -> re.Match[str] | None:
+    """The time of the whole step in a line."""
+    return _WHOLE.search(line) or (_BARE.search(line) if _PROGRESS.search(line) else None)
 
 
 def _place_of(line: str) -> Row:

@@ -71,6 +71,16 @@ def jobs_of(contents: Mapping[str, FileContent], shared: float = SHARED) -> dict
     return jobs if any(one.is_of_another_job(other, shared) for one, other in combinations(whole, 2)) else {}
 
 
+def are_several(contents: Sequence[FileContent]) -> bool:
+    """Whether what a column calls jobs, or runs, are several: two have the same steps of ranks, or none of each
+    other's ranks. One run that goes on where another one ended is the same job."""
+    return any(
+        one.is_of_another_job(other, SHARED)
+        or (min(len(one.ranks), len(other.ranks)) >= FEWEST_RANKS and one.ranks.isdisjoint(other.ranks))
+        for one, other in combinations(contents, 2)
+    )
+
+
 def names_of_jobs(rank_of_file: Mapping[str, str | None]) -> dict[str, str]:
     """By file, what its path says of its job: where it differs from others first, without the rank of a file that is
     of one rank (`None`: of several)."""

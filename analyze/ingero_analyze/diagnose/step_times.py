@@ -47,13 +47,25 @@ _COMPUTING: Final = re.compile(r"comp|compute|computation")
 _NO_TIMES: Final = re.compile(r"\b(?:count|number|size|bytes?|memory|loss|flops|calls?|tokens|bandwidth|bw|norm)\b")
 
 
+_LOADS: Final = re.compile(r"(?:data|batch|input)(?: ?(?:load(?:er|ing)?|wait|fetch|generator))?|load data")
+"""Names of waiting for data."""
+
+REST: Final = "rest of the step (sync)"
+"""What a step is besides loading data, where nothing else of it was recorded: computing, and waiting for others."""
+
+NOT_COMPUTING: Final = (
+    "only the times of loading data and of whole steps were recorded: no rank is proven to delay the others by its "
+    "data, and whether one computes longer they do not tell"
+)
+
+
 def operation_columns(names: Sequence[str]) -> dict[str, str]:
     """Columns with the time of an operation, and the operation; those of whole steps and of instants are none.
 
     Where no column says that it is a time, those with names of operations only are, if one of them computes and one
-    communicates.
+    communicates. The time of whole steps is that of `REST` where the only other one is that of loading data.
     """
-    found = _said_to_be_times(names)
+    found = _said_to_be_times(names) or _loading(names)
     if found:
         return found
     words = {name: words_of(name) for name in names if not _NO_TIMES.search(words_of(name))}
@@ -64,13 +76,24 @@ def operation_columns(names: Sequence[str]) -> dict[str, str]:
     return found if computes and exchanges and len(set(found.values())) == len(found) else {}
 
 
+def _loading(names: Sequence[str]) -> dict[str, str]:
+    """The column with the time of loading data and that of whole steps, if there is one of each."""
+    loads = {name: word for name in names if _LOADS.fullmatch(word := _operation_of(name))}
+    whole = [name for name in names if is_of_whole_steps(name)]
+    return {**loads, whole[0]: REST} if len(loads) == len(whole) == 1 else {}
+
+
+def _operation_of(name: str) -> str:
+    """The operation whose time a column has; empty where it is no time."""
+    head, unit = split_unit(name)
+    named = _TIMES.fullmatch(head)
+    if (unit not in SECONDS and not named) or _WHOLE.fullmatch(head) or _NONE.search(words_of(name)):
+        return ""
+    return (named.group(1) or named.group(2)) if named else head
+
+
 def _said_to_be_times(names: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        head, unit = split_unit(name)
-        named = _TIMES.fullmatch(head)
-        if (unit in SECONDS or named) and not _WHOLE.fullmatch(head) and not _NONE.search(words_of(name)):
-            found[name] = (named.group(1) or named.group(2)) if named else head
+    found = {name: operation for name in names if (operation := _operation_of(name))}
     own = len(found) == 1 and all(map(_COMPUTING.fullmatch, found.values()))
     return found if (own or len(found) >= FEWEST) and len(set(found.values())) == len(found) else {}
 
@@ -104,6 +127,10 @@ def as_operations(
     texts = {column: batch.texts(column) for column in operations}
     seconds = np.stack([batch.numbers_or_nan(column) * seconds_of(column, unit) for column in operations], axis=1)
     given = np.stack([_given(column) for column in texts.values()], axis=1)
+    whole = list(operations.values()).index(REST) if REST in operations.values() else None
+    if whole is not None:
+        loading = np.delete(seconds, whole, axis=1).sum(axis=1)
+        seconds[:, whole] = np.maximum(seconds[:, whole] - np.where(np.isfinite(loading), loading, 0.0), 0.0)
     lasting = np.where(np.isfinite(seconds) & (seconds > 0), seconds, 0.0)
     begins, number = _begins(ranks, lasting.sum(axis=1), ended)
     starts = begins[:, None] + np.cumsum(lasting, axis=1) - lasting

@@ -152,6 +152,8 @@ def lines(answer: dict[str, Any]) -> list[str]:
         for other in evidence.get("also", ())
     ]
     found += [f"besides, {line}" for line in OWN_LINES["chores"](evidence["chores"])] if "chores" in evidence else []
+    if "reason" in evidence and evidence.get("by") == "few_steps":
+        found.append(f"possible: {_sentence(answer['kind'], [], evidence)}")
     found += [f"next: {step}" for step in _next(answer)]
     if evidence.get("by") in ("flight_recorder", "ras") and evidence.get("reason"):
         found.append(f"because: {evidence['reason']}")
@@ -177,7 +179,7 @@ def _next(answer: dict[str, Any]) -> Iterable[str]:
         return ()
     if evidence.get("by") in ("flight_recorder", "ras"):
         return (NEXT["unclear_hang" if kind == "unknown" else kind],)
-    if "reason" in evidence:
+    if "reason" in evidence and not evidence.get("possible"):
         return (NEXT["one_rank"],) if evidence["reason"] == ONE_RANK else ()
     if kind == "node" and str(evidence.get("by")).startswith(("blocked_least", "stalls", "idle")):
         return (NEXT["waited_for"],)

@@ -11,9 +11,13 @@ import numpy.typing as npt
 
 from ingero_analyze.audit.columns import SECONDS as SECONDS_OF
 from ingero_analyze.audit.columns import words_of
+from ingero_analyze.diagnose.columns import RECORD
+from ingero_analyze.diagnose.hidden_waits import HIDDEN_WAITS, waiting_operation
+from ingero_analyze.diagnose.step_times import NOT_COMPUTING, REST
 from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
 from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
 from ingero_detect.ranks.diagnosis import diagnose
+from ingero_detect.ranks.imbalance import Cause, Diagnosis
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, step_period
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
@@ -40,6 +44,8 @@ class RecordedTimeline:
     """The unit of times that nothing says, and that are no seconds."""
     other_units: Mapping[str, float] = field(default_factory=dict)
     """By the name of a rank, by what its times were multiplied, if they were in another unit than those of most."""
+    waits_in: str | None = None
+    """The operation that contains the waits of ranks for each other, where no collective was recorded."""
     stage_width: int | None = None
     """Ranks of a pipeline stage, where sends show a pipeline and nothing says which ranks are a stage."""
 
@@ -77,6 +83,10 @@ def assemble(
             counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
         step = counted
         steps = int(step.max()) + 1
+    waits_in = None
+    if not collective.any() and len(stages) == len(ranks) and (stage < 0).all():
+        waits_in = waiting_operation(rank, step, columns["op"], columns["duration"], list(vocabulary["op"]))
+        collective = columns["op"] == waits_in if waits_in is not None else collective
     instance = _instances(rank, step, columns, collective)
     if width is not None:
         # How long a rank of a pipeline waits depends on its stage, and who meets whom is not known.
@@ -91,8 +101,9 @@ def assemble(
         routed=_routed(columns["op"], list(vocabulary["op"]), collective, work),
     )  # fmt: skip
     return RecordedTimeline(
-        line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width
-    )
+        line, ranks, stages, rows, list(vocabulary["op"]), list(vocabulary["group"]), stage_width=width,
+        waits_in=None if waits_in is None else list(vocabulary["op"])[waits_in],
+    )  # fmt: skip
 
 
 def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
@@ -103,7 +114,14 @@ def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
         found = diagnose(recorded.line)
         if recorded.stage_width is not None:
             found = doubted_as_stage(found, recorded.line, recorded.stage_width)
+    if found.cause is Cause.NONE and REST in recorded.ops:
+        found = Diagnosis(Cause.UNKNOWN, evidence={**found.evidence, "reason": f"{NOT_COMPUTING}; {RECORD}"})
+    elif found.cause is Cause.NONE and recorded.waits_in is not None:
+        reason = HIDDEN_WAITS.format(op=recorded.waits_in)
+        found = Diagnosis(Cause.UNKNOWN, evidence={**found.evidence, "reason": reason})
     evidence: dict[str, Any] = dict(found.evidence)
+    if recorded.waits_in is not None:
+        evidence["waits_in"] = recorded.waits_in
     for finding in (evidence, *evidence.get("also", ())):
         _name_ranks_and_operations(finding, recorded)
     if "chores" in evidence:

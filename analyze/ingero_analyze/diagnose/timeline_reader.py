@@ -3,18 +3,19 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from ingero_analyze.diagnose import deepspeed_timers, loop_logs, rank_timers
+from ingero_analyze.diagnose import deepspeed_timers, elastic_events, loop_logs, rank_timers
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
 from ingero_analyze.diagnose.columns import RECORD, SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.decimal_commas import with_points
 from ingero_analyze.diagnose.missing_starts import with_starts
 from ingero_analyze.diagnose.mixed_units import other_units
-from ingero_analyze.diagnose.several_jobs import FileContent, jobs_of, names_of_jobs
+from ingero_analyze.diagnose.several_jobs import FileContent, are_several, jobs_of, names_of_jobs
 from ingero_analyze.diagnose.sources import Problems, SourceError, rank_of, read_begin
 from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timed_cells import in_seconds
@@ -59,6 +60,11 @@ TIMERS: Final = (
 MOST_TWICE: Final = 0.25
 """Share of ranks that two processes claim from which there are two jobs."""
 
+UNNAMED: Final = "rows without a job"
+JOB_BITS: Final = 32
+RANKS: Final = (1 << JOB_BITS) - 1
+"""Ranks of several jobs are told apart by numbers whose lower bits are the rank, and the upper ones the job."""
+
 BEGIN_OF_LOG: Final = 1 << 20
 """Bytes of a log in a folder that show whether it has timers; settings and the start of the job come before them."""
 
@@ -83,13 +89,32 @@ def read_timelines(
     files: Sequence[str], problems: Problems, progress: Callable[[int], None], chosen: Mapping[str, str],
     unit: str | None,
 ) -> dict[str, RecordedTimeline]:  # fmt: skip
-    """Read files as `read_timeline` does, as a timeline for each job that they are of, by its name in their paths."""
+    """Read files as `read_timeline` does, as a timeline for each job that they are of, by its name in their paths and
+    in the column of jobs."""
     table = _read_table(files, problems, progress, chosen, unit)
     jobs = jobs_of(table.contents()) if len(files) > 1 else {}
     if not jobs:
-        return {"": table.timeline(", ".join(files))}
+        return _timelines(table, "", files)
     problems.count, problems.shown = 0, []
-    return {job: read_timeline(own, problems, chosen=chosen, unit=unit) for job, own in jobs.items()}
+    found: dict[str, RecordedTimeline] = {}
+    for job, own in jobs.items():
+        found |= _timelines(_read_table(own, problems, lambda _: None, chosen, unit), job, own)
+    return found
+
+
+def _timelines(table: "_Table", name: str, files: Sequence[str]) -> dict[str, RecordedTimeline]:
+    """The timelines of the jobs in a table by name; those that cannot be judged are problems, if others can."""
+    found, refused = dict[str, RecordedTimeline](), list[TableError]()
+    for job, part in table.by_job().items():
+        try:
+            found["/".join(filter(None, (name, job)))] = part.timeline(", ".join(files))
+        except TableError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    for why in refused:
+        table.problems.add("", str(why))
+    return found
 
 
 def _read_table(
@@ -99,6 +124,9 @@ def _read_table(
     by_file = _ranks_of_files(files, Path) or _ranks_of_files(files, lambda file: Path(file).parent)
     table = _Table(problems, unit)
     for file in files:
+        begin = _begin_of(file)
+        if (events := elastic_events.events_of(begin)) and not has_timers(begin):
+            raise TableError(file, elastic_events.told_of(events))
         consumed = 0
         reading = FileReading(dict(chosen or {}), by_file.get(file))
         try:
@@ -124,12 +152,15 @@ NO_TIMERS: Final = (
 
 def _is_of_training(file: str) -> bool:
     """Whether a file that could not be read is the log of a training."""
+    return loop_logs.is_of_training(_begin_of(file))
+
+
+def _begin_of(file: str) -> str:
+    """How a file begins; empty for standard input, and where it cannot be read."""
     try:
-        return file != "-" and loop_logs.is_of_training(
-            read_begin(Path(file), BEGIN_OF_LOG).decode("utf-8", "replace")
-        )
+        return "" if file == "-" else read_begin(Path(file), BEGIN_OF_LOG).decode("utf-8", "replace")
     except SourceError:
-        return False
+        return ""
 
 
 def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
@@ -158,6 +189,8 @@ class _Table:
     starts: list[int] = field(default_factory=list)
     ended: dict[int, tuple[float, int]] = field(default_factory=dict)
     ended_in_step: dict[tuple[int, int], float] = field(default_factory=dict)
+    jobs: list[Ints] = field(default_factory=list)
+    job_names: dict[str, int] = field(default_factory=dict)
     host_of: dict[int, int] = field(default_factory=dict)
     hosts: dict[str, int] = field(default_factory=dict)
     rows: int = 0
@@ -175,10 +208,10 @@ class _Table:
         reading.tell_seconds(timed)
         self._add_hosts(batch, reading)
         if reading.columns.operations:
-            ranks = ranks_of(batch, reading, self.vocabulary)
+            ranks = self._ranks_of_jobs(batch, reading)
             batch = as_operations(batch, reading.columns.operations, ranks, self.unit, self.ended)
         elif "start" not in reading.columns.roles:
-            ranks = ranks_of(batch, reading, self.vocabulary)
+            ranks = self._ranks_of_jobs(batch, reading)
             steps = batch.codes(reading.columns.roles["step"], self.vocabulary["step"])
             duration = batch.numbers_or_nan(reading.columns.length)
             batch = with_starts(batch, ranks, steps, duration, self.ended_in_step)
@@ -187,16 +220,56 @@ class _Table:
         columns, lost = columns_of(batch, reading, self.vocabulary, self.problems)
         self.parts.append(columns)
         self.lost.append(lost)
+        self.jobs.append(self._jobs_of(batch, reading))
         self.batches.append(TableBatch(batch.file, batch.first_row, {}, batch.rows, batch.consumed, batch.places))
         self.readings.append(reading)
         self.starts.append(self.rows)
         self.rows += batch.rows
 
+    def _jobs_of(self, batch: TableBatch, reading: FileReading) -> Ints:
+        column = reading.columns.roles.get("job")
+        return np.zeros(batch.rows, np.int64) if column is None else batch.codes(column, self.job_names)
+
+    def _ranks_of_jobs(self, batch: TableBatch, reading: FileReading) -> Ints:
+        """By row, a number for its rank and job together."""
+        ranks = ranks_of(batch, reading, self.vocabulary)
+        return np.where(ranks < 0, -1, ranks + (self._jobs_of(batch, reading) << JOB_BITS))
+
+    def by_job(self) -> dict[str, "_Table"]:
+        """The rows of each job that a column names, or of all that may be of one, which has no name."""
+        names = list(self.job_names)
+        job = np.concatenate(self.jobs) if len(names) > 1 else np.zeros(0, np.int64)
+        parts = {names[code] or UNNAMED: self._of_job(code) for code in np.unique(job).tolist()}
+        contents = [content for part in parts.values() if (content := part.content()) is not None]
+        return parts if len(parts) > 1 and are_several(contents) else {"": self}
+
+    def _of_job(self, code: int) -> "_Table":
+        part = replace(self, parts=[], lost=[], batches=[], readings=[], starts=[], jobs=[], rows=0)
+        whole = zip(self.parts, self.lost, self.batches, self.readings, self.jobs, strict=True)
+        for columns, lost, batch, reading, jobs in whole:
+            rows = np.flatnonzero(jobs == code)
+            if not len(rows):
+                continue
+            places = rows if batch.places is None else batch.places[rows]
+            part.parts.append(selected(columns, rows))
+            part.lost.append(lost[rows])
+            part.jobs.append(jobs[rows])
+            part.batches.append(replace(batch, rows=len(rows), places=places))
+            part.readings.append(reading)
+            part.starts.append(part.rows)
+            part.rows += len(rows)
+        part.host_of = {rank & RANKS: host for rank, host in self.host_of.items() if rank >> JOB_BITS == code}
+        return part
+
+    def content(self) -> FileContent | None:
+        """What all files have together; `None` where nothing can be used."""
+        return reduce(FileContent.joined, self.contents().values()) if not np.concatenate(self.lost).all() else None
+
     def _add_hosts(self, batch: TableBatch, reading: FileReading) -> None:
         column = reading.columns.roles.get("node")
         if column is None:
             return
-        ranks, hosts = ranks_of(batch, reading, self.vocabulary), batch.codes(column, self.hosts)
+        ranks, hosts = self._ranks_of_jobs(batch, reading), batch.codes(column, self.hosts)
         _, rows = np.unique(numbered(ranks, hosts), return_index=True)
         for row in rows.tolist():
             self.host_of.setdefault(int(ranks[row]), int(hosts[row]))
@@ -230,7 +303,7 @@ class _Table:
                 "choose the column that tells ranks with --column rank=COLUMN",
             )  # fmt: skip
         twice = ranks_claimed_twice(sound) if (~lost).any() else []
-        self._refuse_two_jobs(files, twice)
+        self._refuse_two_jobs(files, twice, len(np.unique(columns["rank"])))
         for rank in twice:
             self._leave_out(columns, rank, "has the rows of two processes, which overlap in time or in steps")
         keep = ~np.isin(columns["rank"], twice)
@@ -248,7 +321,7 @@ class _Table:
             found, units = in_likely_unit(found, units)
         names, hosts = list(self.vocabulary["rank"]), list(self.hosts)
         host_of = {
-            str(plain_name(names[rank])): hosts[host]
+            str(plain_name(names[rank & RANKS])): hosts[host]
             for rank, host in self.host_of.items()
             if rank >= 0 and hosts[host]
         }
@@ -293,14 +366,15 @@ class _Table:
                 self.parts[place][name] = self.parts[place][name] * SECONDS_OF[unit]
         return units, again
 
-    def _refuse_two_jobs(self, files: str, twice: Sequence[int]) -> None:
+    def _refuse_two_jobs(self, files: str, twice: Sequence[int], ranks: int) -> None:
         """`TableError` where so many ranks are claimed by two processes that there are two jobs."""
         names = list(self.vocabulary["rank"])
-        if len(twice) > max(1, MOST_TWICE * len(names)):
+        if len(twice) > max(1, MOST_TWICE * ranks):
             told = ", ".join(names[rank] for rank in twice[:8])
             raise TableError(
                 files, f"ranks {told} have the rows of two processes each, which overlap in time or in steps: these "
-                "are recordings of two jobs, or runs of one; give each by itself",
+                "are recordings of two jobs, or runs of one; give each by itself, or a column `job` that tells them "
+                "apart",
             )  # fmt: skip
 
     def _in_one_unit(self, columns: Columns, lost: Bools, again: bool) -> dict[str, float]:

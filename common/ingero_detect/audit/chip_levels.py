@@ -15,6 +15,12 @@ LEVEL_SHARE: Final = 0.15
 LEVEL_CHIPS: Final = 6
 """Least share and number of chips at a level."""
 
+SMALL_SHARE: Final = 0.08
+SMALL_LEVEL: Final = 8
+SMALL_DISTANCE: Final = 0.1
+"""Least share and number of chips at a level that is hardly wider than the other and no further from it: so many
+faults are seldom equal and as small as what versions of firmware differ by."""
+
 SPLIT_SHARE: Final = 0.05
 """Least share of a part; as many of the slowest and the fastest chips are taken for as far as the next one."""
 
@@ -24,6 +30,7 @@ FEW: Final = 1.5
 much more for few, by the root of their number."""
 
 ALIKE: Final = 2.0
+ALIKE_IF_SMALL: Final = 1.3
 """How much wider one level may be than the other; chips that are slow by different shares are none."""
 
 CHANCE: Final = 3.0
@@ -58,7 +65,7 @@ def chip_levels(effect: Floats, usable: Bools, node: Ints, rounding: float) -> L
     few = slow if len(slow) <= len(fast) else fast
     away = np.zeros(len(effect), np.bool_)
     away[few] = True
-    if _of_nodes(away, usable, node):
+    if _of_nodes(away, usable, node) or (len(few) < LEVEL_SHARE * len(chips) and _fill_nodes(away, usable, node)):
         return none
     distance = distance if few is slow else -distance
     return Levels(np.where(away, distance, 0.0), away, distance)
@@ -82,11 +89,18 @@ def two_levels(effects: Floats, smallest: float = SMALLEST_SPREAD) -> int:
     within = np.maximum(squares[-1] - faster * low**2 - slower * high**2, 0.0)
     best = int(within.argmin())
     count = int(slower[best])
-    if min(count, n - count) < max(LEVEL_CHIPS, LEVEL_SHARE * n):
+    small = min(count, n - count) < max(LEVEL_CHIPS, LEVEL_SHARE * n)
+    if min(count, n - count) < max(LEVEL_CHIPS, min(LEVEL_SHARE * n, max(SMALL_LEVEL, SMALL_SHARE * n))):
         return 0
-    apart = float(high[best] - low[best]) / max(float(np.sqrt(within[best] / n)), smallest)
+    apart_by = float(high[best] - low[best])
+    apart = apart_by / max(float(np.sqrt(within[best] / n)), smallest)
     spreads = sorted(max(robust_spread(part), smallest) for part in (ordered[:-count], ordered[-count:]))
     alike = spreads[1] <= ALIKE * spreads[0]
+    if small:
+        fewer = ordered[-count:] if count <= n - count else ordered[:-count]
+        more = ordered[:-count] if count <= n - count else ordered[-count:]
+        alike &= apart_by <= SMALL_DISTANCE
+        alike &= float(fewer.std(ddof=1)) <= ALIKE_IF_SMALL * max(robust_spread(more), smallest)
     return count if alike and apart > LEVELS_APART * (1 + FEW / np.sqrt(n)) else 0
 
 
@@ -101,6 +115,13 @@ def in_whole_nodes(some: Bools, judged: Bools, node: Ints) -> Bools:
     chance = float((share ** size[size >= 2]).sum())
     many = whole.sum() > chance + CHANCE * np.sqrt(chance) + 1
     return inside if many else np.zeros_like(inside)
+
+
+def _fill_nodes(away: Bools, usable: Bools, node: Ints) -> bool:
+    """Whether half of the few chips of a small level or more are all chips of their nodes: these are slow nodes."""
+    known, nodes = usable & (node >= 0), int(node.max(initial=-1)) + 1
+    size, slow = np.bincount(node[known], minlength=nodes), np.bincount(node[known & away], minlength=nodes)
+    return bool(2 * slow[(size >= 2) & (slow == size)].sum() >= away.sum())
 
 
 def _of_nodes(away: Bools, usable: Bools, node: Ints) -> bool:

@@ -12,12 +12,23 @@ import numpy as np
 
 from ingero_detect.audit.audit_tiers import FEWEST_UNITS, SMALLEST_SPREAD, robust_spread
 from ingero_detect.audit.chip_effects import unit_effects
-from ingero_detect.audit.chip_levels import ALIKE, FEW, LEVELS_APART, SPLIT_SHARE
+from ingero_detect.audit.chip_levels import (
+    ALIKE,
+    ALIKE_IF_SMALL,
+    FEW,
+    LEVELS_APART,
+    SMALL_DISTANCE,
+    SMALL_SHARE,
+    SPLIT_SHARE,
+)
 from ingero_detect.grouped import Floats, Ints, grouped_median
 
 KIND_SHARE: Final = 0.15
 KIND_MEMBERS: Final = 3
 """Least share and number of nodes of one kind."""
+
+SMALL_KIND: Final = 5
+"""Least number of nodes of one that has `SMALL_SHARE` of all, is hardly wider than the other, and near."""
 
 MOST_KINDS: Final = 4
 
@@ -76,7 +87,7 @@ def partition(ordered: Floats, parts: int) -> list[int]:
     Empty if there are too few values. As in `two_levels`, the outermost ones are taken for as far as the next one.
     """
     n = len(ordered)
-    least = max(KIND_MEMBERS, int(np.ceil(KIND_SHARE * n)))
+    least = max(KIND_MEMBERS, int(np.ceil(min(KIND_SHARE * n, max(SMALL_KIND, SMALL_SHARE * n)))))
     if n < parts * least:
         return []
     inner = _inner(ordered)
@@ -107,17 +118,26 @@ def _inner(ordered: Floats) -> Floats:
 def _are_kinds(ordered: Floats, sizes: list[int]) -> bool:
     """Whether neighbours are clearly apart, and the slower one is not far wider, by chance at least: faults differ by
     their losses."""
-    parts = np.split(_inner(ordered), np.cumsum(sizes)[:-1])
-    for faster, slower in pairwise(parts):
+    ends = np.cumsum(sizes)[:-1]
+    whole = np.split(ordered, ends)
+    for (faster, slower), both in zip(pairwise(np.split(_inner(ordered), ends)), pairwise(whole), strict=True):
         n = len(faster) + len(slower)
         within = np.sqrt((len(faster) * faster.var() + len(slower) * slower.var()) / n)
         distance = float(slower.mean() - faster.mean())
         clear = distance > LEVELS_APART * (1 + FEW / np.sqrt(n)) * max(float(within), SMALLEST_SPREAD)
         usual, its = (max(_spread(part), SMALLEST_SPREAD) for part in (faster, slower))
         alike = its <= max(ALIKE * (1 + FEW / np.sqrt(len(slower))) * usual, SAME_SHARE * distance)
+        if min(len(faster), len(slower)) < KIND_SHARE * len(ordered):
+            alike &= distance <= SMALL_DISTANCE and _are_as_wide(*sorted(both, key=len))
         if distance < LEAST_DISTANCE or not clear or not alike:
             return False
     return True
+
+
+def _are_as_wide(fewer: Floats, more: Floats) -> bool:
+    """Whether a small kind is hardly wider than the other one, but for chance."""
+    most = ALIKE_IF_SMALL * (1 + 1 / np.sqrt(len(fewer)))
+    return bool(fewer.std(ddof=1) <= most * max(_spread(more), SMALLEST_SPREAD))
 
 
 def _spread(values: Floats) -> float:

@@ -56,6 +56,7 @@ from ingero_detect.ranks.slower_part import LATE_PART, idle_part, slower_part, s
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
 from ingero_detect.ranks.student import upper_quantile
 from ingero_detect.ranks.timeline import (
+    FEWEST_PROVEN,
     FEWEST_STEPS,
     Timeline,
     most_common_by_rank,
@@ -249,7 +250,8 @@ def _with_idle_or_stalling(case: _Case, found: list[Diagnosis]) -> list[Diagnosi
     if together is not None and idle and _is_beside(together, found, case.part):
         return [*found, with_those_that_act_alike(together, case.late, case.part)]
     if any(item.cause in (Cause.SEQUENCE, Cause.UNKNOWN) for item in found):
-        return found
+        late = late_together(case.late, case.period) if case.waits_compare and _only_seems_data(found) else None
+        return found if late is None else [with_those_that_act_alike(late, case.late, case.part)]
     stalls = _stalling(case, {rank for item in found for rank in item.ranks})
     if stalls is None and not found:
         # Otherwise they may be those that wait for a rank that is known.
@@ -327,6 +329,8 @@ def _verdict(case: _Case, found: list[Diagnosis]) -> Diagnosis:
         if item is not worst
     ]  # fmt: skip
     evidence = {**case.facts, **worst.evidence, **({"also": others} if others else {})}
+    if case.line.steps < FEWEST_PROVEN and worst.evidence.get("by") == FEW_STEPS:
+        evidence |= _too_few(case.line.steps)
     verdict = replace(worst, ranks=_of_like_cost(worst, found), evidence=evidence)
     verdict = with_slack(verdict, case.line, case.like)
     ideal = max(case.period - verdict.seconds_lost_per_step, case.period / MOST_TIMES)
@@ -383,6 +387,11 @@ def _is_beside(idle: Diagnosis, found: list[Diagnosis], part: Ints) -> bool:
     return bool(others) and by_computing and connected and others.isdisjoint(idle.ranks)
 
 
+def _only_seems_data(found: list[Diagnosis]) -> bool:
+    """Whether all that was found is that steps differ by their data, which falls on any rank."""
+    return all(item.cause is Cause.SEQUENCE for item in found)
+
+
 def _is_about(item: Diagnosis, ranks: tuple[int, ...]) -> bool:
     """Whether a finding names any of these ranks, or calls it possible."""
     return not {*item.ranks, *item.evidence.get("possible", ())}.isdisjoint(ranks)
@@ -392,8 +401,13 @@ def _nobody(complete: int, facts: dict[str, Any]) -> Diagnosis:
     """No rank is proven late; that none is, is known only from enough steps of which most ranks have all rows."""
     if complete >= FEWEST_STEPS:
         return Diagnosis(Cause.NONE, evidence=facts)
+    return Diagnosis(Cause.UNKNOWN, evidence={**facts, **_too_few(complete)})
+
+
+def _too_few(complete: int) -> dict[str, Any]:
+    """Why so few steps prove nothing."""
     reason = f"complete steps: {complete}; they prove no rank late, and {FEWEST_STEPS} are needed to say that none is"
-    return Diagnosis(Cause.UNKNOWN, evidence={**facts, "reason": reason, "steps_needed": FEWEST_STEPS})
+    return {"reason": reason, "steps_needed": FEWEST_STEPS}
 
 
 # Compute times
@@ -450,7 +464,7 @@ def _from_compute(
             found.append(_with_calls(balance, line, alike))
     if compute.shape[1] < FEWEST_STEPS:
         return found
-    steps = usual_steps(line, known)
+    steps = usual_steps(line, table, known)
     stragglers = {rank for item in found for rank in item.ranks}
     sequence = sequence_imbalance(line, table[:, steps], steps, alike, replica, period, stragglers)
     if sequence is not None:

@@ -60,6 +60,10 @@ MOST_OF_ONE: Final = 1 / 3
 """Share of a rank's compute of one operation from which the data of a step may make nothing else longer."""
 
 
+WARM_UP: Final = 3.0
+"""How many times as long as usual most ranks compute in a step that is no usual one."""
+
+
 def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set[int]) -> Diagnosis | None:
     """Stages whose work differs, and what the heaviest one costs compared with an even partition.
 
@@ -104,12 +108,16 @@ def usual_counts(line: Timeline) -> Bools:
     return np.asarray(~(np.abs(count - middle) > MOST_UNUSUAL * middle))
 
 
-def usual_steps(line: Timeline, known: Bools) -> Bools:
-    """The known steps in which ranks do as many operations as usual; all of them where that is less than half.
+def usual_steps(line: Timeline, compute: Floats, known: Bools) -> Bools:
+    """The known steps in which ranks do as many operations as usual, and most do not compute far longer; all known
+    ones where these are less than half.
 
-    An evaluation, or a step that was cut, is shorter or longer for another reason than its data.
+    An evaluation, or a step that was cut, is shorter or longer for another reason than its data, and so is a warm-up,
+    in which ranks compile for different times. `compute`: seconds by (rank, step).
     """
     found = known & (usual_counts(line).mean(axis=0) >= 0.8)
+    length = median_by_step(compute)
+    found &= ~(length > WARM_UP * np.nanmedian(length[known]))
     return found if 2 * found.sum() >= known.sum() else known
 
 

@@ -68,7 +68,8 @@ def _with_rows(line: Timeline, found: list[tuple[Ints, int, float]]) -> Timeline
         "rank": rank, "step": step, "op": op, "collective": none > 0, "start": begin[place], "duration": duration,
         "instance": none, "stage": _of_rank(line.rank, line.stage)[rank],
         "data_parallel": _of_rank(line.rank, line.data_parallel)[rank], "group": none,
-        "work": np.full(len(place), np.nan), "sends": none > 0,
+        "work": np.full(len(place), np.nan), "sends": none > 0, "chores": none > 0,
+        "routed": np.isin(op, np.unique(line.op[line.routed])) if line.routed is not None else none > 0,
     }  # fmt: skip
     given = {name: values for name in new if (values := getattr(line, name)) is not None}
     joined: dict[str, Any] = {name: np.concatenate([values, new[name]]) for name, values in given.items()}

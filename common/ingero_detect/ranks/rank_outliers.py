@@ -15,7 +15,7 @@ from ingero_detect.ranks.last_arrival import (
 )
 from ingero_detect.ranks.slow_spells import slow_spells
 from ingero_detect.ranks.student import freedom_of, upper_quantiles
-from ingero_detect.ranks.timeline import FEWEST_STEPS
+from ingero_detect.ranks.timeline import FEWEST_PROVEN, FEWEST_STEPS
 from ingero_detect.ranks.wait_attribution import WaitAttribution
 from ingero_detect.ranks.wandering import beyond_wander
 from ingero_detect.reference import small_sample_factor
@@ -35,12 +35,16 @@ CHIP_VALUES: Final = 4
 """Usual deviation between the computing of healthy chips, and how many values it is worth beside those of ranks: a
 few that happen to be alike do not show that chips differ by nothing."""
 
-TAIL: Final = 1 / 8
+TAIL: Final = 1 / 3
 FEWEST_OF_TAIL: Final = 3
-"""Share of ranks that shows how far the slowest of them may be, and how many of them are needed."""
+"""Share of ranks that shows how far the slowest of them may be, and how many of them are at least taken."""
 
-CHANCE_OF_TAIL: Final = 0.05
-"""Chance that the slowest healthy rank is further out."""
+FURTHER: Final = 5.0
+FURTHER_IN_FEW_STEPS: Final = 15.0
+"""By how many mean excesses of these over the next one the slowest healthy rank is further out at most.
+
+Of exponential values it is further in 5 % of cases, if three are taken (0.5 % by fifteen excesses), and in 1 %, if
+twenty are (0.001 %)."""
 
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
@@ -188,12 +192,13 @@ def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
 
 
 def _excess_over_peers(
-    values: Floats, error: Floats, alike: Ints, steps: int, chips: float = 0.0, wander: float = 0.0
+    values: Floats, error: Floats, alike: Ints, steps: int, chips: float = 0.0, wander: float = 0.0,
+    tail: bool = True,
 ) -> _Excess:  # fmt: skip
     """Excess of ranks over the median of those with the same work; with only two of them, over the lower one.
 
     `chips`: by which share of the step healthy chips usually differ; 0 where the values are no computing.
-    `wander`: by how much such values of a rank differ over time.
+    `wander`: by how much such values of a rank differ over time; `tail`: whether healthy chips may have a long tail.
     """
     share, spreads, small = np.zeros(len(values)), [], []
     for kind in np.unique(alike).tolist():
@@ -218,21 +223,23 @@ def _excess_over_peers(
     if chips:
         usual = max(usual, float(np.sqrt((count * spread**2 + CHIP_VALUES * chips**2) / (count + CHIP_VALUES))))
     most = MIN_SPREADS * usual
-    return _Excess(share, error, freedom, spread, max(most, _end_of_tail(share, most)) if chips else most)
+    if chips and tail:
+        most = max(most, _end_of_tail(share[share <= most]))
+    return _Excess(share, error, freedom, spread, most)
 
 
-def _end_of_tail(share: Floats, most: float) -> float:
-    """The largest excess that healthy ranks reach whose chips differ as those below `most` do; 0 for few ranks.
+def _end_of_tail(healthy: Floats, further: float = FURTHER) -> float:
+    """The largest excess that ranks reach whose chips differ as healthy ones do; of six or fewer it is not known.
 
     Chips that differ in more than one way have a longer tail than normal values. It is taken for exponential, and
-    known by the mean excess of the slowest eighth over the next one: the slowest of all is that much further out.
+    known by the mean excess of the slowest third over the next one: the slowest of all may be `further` times that
+    beyond the others.
     """
-    rest = np.sort(share[share <= most])[::-1]
-    count = int(TAIL * len(rest))
-    if count < FEWEST_OF_TAIL:
-        return 0.0
-    further = count * (CHANCE_OF_TAIL ** (-1 / count) - 1)
-    return float(rest[0] + further * (rest[:count].mean() - rest[count]))
+    ordered = np.sort(healthy)[::-1]
+    count = max(FEWEST_OF_TAIL, int(TAIL * len(ordered)))
+    if len(ordered) <= 2 * FEWEST_OF_TAIL:
+        return -np.inf
+    return float(ordered[0] + further * (ordered[:count].mean() - ordered[count]))
 
 
 def time_segments(steps: int) -> list[slice]:
@@ -257,7 +264,7 @@ def without_common_mode(values: Floats, alike: Ints) -> Floats:
 
 def _late_in_all_steps(
     relative: Floats, alike: Ints, blame: WaitAttribution | None, chance: float, chips: float = 0.0,
-    of_chips: float = SIGNIFICANCE,
+    of_chips: float = SIGNIFICANCE, tail: bool = True,
 ) -> tuple[Bools, Floats]:  # fmt: skip
     """The rank that stands out in every step, and its excess over ranks with the same work.
 
@@ -283,7 +290,11 @@ def _late_in_all_steps(
         known = freedom + CHIP_VALUES
         usual = np.sqrt((squares + CHIP_VALUES * chips**2) / known)
         needed = min(needed, float(upper_quantiles(of_chips / len(mean), np.array(known))) * usual)
-    flagged[first] = own[first].min() > max(needed * alone, 2 * SMALLEST_EFFECT)
+    needed *= alone
+    if tail:
+        rest = np.delete(mean, first)
+        needed = max(needed, _end_of_tail(rest[np.isfinite(rest)], FURTHER_IN_FEW_STEPS))
+    flagged[first] = own[first].min() > max(needed, 2 * SMALLEST_EFFECT)
     excess[first] = mean[first] * flagged[first]
     return flagged, excess
 
@@ -302,7 +313,7 @@ def possible_stragglers(relative: Floats, alike: Ints, chips: float) -> tuple[Bo
     of 16,000 jobs. In fewer steps, the rank that is behind in all of them by what is hardly chance.
     """
     if relative.shape[1] < FEWEST_STEPS:
-        return _late_in_all_steps(relative, alike, None, CHANCE_OF_POSSIBLE, chips, CHANCE_OF_POSSIBLE)
+        return _late_in_all_steps(relative, alike, None, CHANCE_OF_POSSIBLE, chips, CHANCE_OF_POSSIBLE, tail=False)
     stretch = variance_inflation_of_others(relative)
     often, cost = frequently_last(relative, alike, CHANCE_OF_POSSIBLE / len(relative), stretch)
     _, usual = usual_excess(relative, alike, chips)
@@ -316,8 +327,10 @@ def straggler_ranks(
     """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included.
 
     `chips`: by which share of the step healthy chips usually differ, for values that are computing. Without `sure`,
-    also ranks that may only have wandered so far.
+    also ranks that may only have wandered so far, or may be the last of a long tail.
     """
+    if relative.shape[1] < FEWEST_PROVEN:
+        return np.zeros(len(relative), np.bool_), np.zeros(len(relative))
     if relative.shape[1] < FEWEST_STEPS:
         return _late_in_all_steps(relative, alike, blame, CHANCE_IN_FEW_STEPS, chips)
     flagged = np.zeros(len(relative), np.bool_)
@@ -335,7 +348,7 @@ def straggler_ranks(
         steps = values.shape[1]
         if steps not in wander:
             wander[steps] = wander_of_means(relative, steps)
-        found = _excess_over_peers(mean, error, alike, steps, chips, wander[steps])
+        found = _excess_over_peers(mean, error, alike, steps, chips, wander[steps], tail=sure)
         smallest = 2 * SMALLEST_EFFECT if number else SMALLEST_EFFECT
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share

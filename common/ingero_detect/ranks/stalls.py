@@ -9,6 +9,7 @@ from ingero_detect.ranks.imbalance import Cause, Diagnosis
 from ingero_detect.ranks.last_arrival import (
     FAR_SIGMAS,
     frequently_among_last,
+    frequently_far,
     long_variance_inflation,
     median_by_step,
     min_last_count,
@@ -34,6 +35,9 @@ LATE_TOGETHER: Final = "late_together"
 
 WAITING: Final = 0.5
 """Share of a stall that ranks must be blocked longer than usual to wait for it."""
+
+MOST_TOGETHER: Final = 0.5
+"""Share of ranks that are late together at most: others must show that they need not be."""
 
 CHANCE_OF_STALLS: Final = 0.05
 """Chance with which pauses that strike any rank strike one so often that it is called possible."""
@@ -78,28 +82,46 @@ def stalling_rank(
 
 
 def late_together(late: Floats, period: float) -> Diagnosis | None:
-    """Ranks that are among the last quarter of all so often that it is hardly chance, if that costs enough.
+    """Ranks that are late together so often that it is hardly chance, if that costs enough.
 
-    `late` and `period` as of `stalling_rank`. What differs lastingly between the other ranks must be far less.
+    They are up to half of all that are far behind in the same steps (some, not most), as the ranks of one host of
+    two, or are among the last quarter of all. `late` and `period` as of `stalling_rank`. What differs lastingly
+    between the other ranks must be far less.
     """
     values = late / period
     values = values[:, np.isfinite(values).mean(axis=0) >= 0.8]
     if values.shape[1] < FEWEST_STEPS or not np.isfinite(values).any(axis=1).all():
         return None
-    often, cost = frequently_among_last(
-        values, np.zeros(len(values), np.int64), MAX_STRAGGLER_SHARE, CHANCE_OF_SEVERAL / len(values),
-        variance_inflation_of_others(values),
-    )  # fmt: skip
+    alike, chance = np.zeros(len(values), np.int64), CHANCE_OF_SEVERAL / len(values)
+    far = frequently_far(values, alike, chance)
+    stretch = variance_inflation_of_others(values)
+    among = frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch)
     mean = np.nanmean(values - median_by_step(values), axis=1)
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(mean - np.median(mean))))
-    often &= (cost > SMALLEST_EFFECT) & (mean > MIN_SPREADS * spread)
-    if not 2 <= often.sum() <= MAX_STRAGGLER_SHARE * len(values):
-        return None
-    lost = float(np.nanmean(np.nanmax(values[often], axis=0) - np.nanmax(values[~often], axis=0))) * period
-    if lost < SMALLEST_EFFECT * period:
-        return None
-    evidence = {"by": LATE_TOGETHER, "possible": np.flatnonzero(often).tolist()}
-    return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
+    for (often, cost), most in ((far, MOST_TOGETHER), (among, MAX_STRAGGLER_SHARE)):
+        late_ones = often & (cost > SMALLEST_EFFECT)
+        if not 2 <= late_ones.sum() <= most * len(values) or (
+            most == MOST_TOGETHER and _lastingly(values, late_ones)
+        ):
+            continue
+        others = mean[~late_ones]
+        spread = MAD_TO_SIGMA * float(np.median(np.abs(others - np.median(others))))
+        late_ones &= mean - np.median(others) > MIN_SPREADS * spread
+        lost = _lost(values, late_ones) * period if late_ones.sum() >= 2 else 0.0
+        if lost >= SMALLEST_EFFECT * period:
+            evidence = {"by": LATE_TOGETHER, "possible": np.flatnonzero(late_ones).tolist()}
+            return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
+    return None
+
+
+def _lastingly(values: Floats, late: Bools) -> bool:
+    """Whether these ranks are behind the others in most steps, as of a slower half, and not in some."""
+    apart = median_by_step(values[late]) - median_by_step(values[~late])
+    return bool(np.nanmedian(apart) > SMALLEST_EFFECT)
+
+
+def _lost(values: Floats, late: Bools) -> float:
+    """By how much the last of these ranks is behind the last of all others, a mean over steps."""
+    return float(np.nanmean(np.nanmax(values[late], axis=0) - np.nanmax(values[~late], axis=0)))
 
 
 def _proven(stalls: Bools, total: int, ranks: int) -> bool:

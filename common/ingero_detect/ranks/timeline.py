@@ -13,8 +13,9 @@ FEWEST_STEPS: Final = 8
 LONGEST_PAUSE: Final = 10.0
 """Usual steps without any operation of a rank from which that time is a pause of the job, and no part of a step."""
 
-SHORTEST: Final = 3
-"""Steps in which a rank can be proven late that is far behind in all of them."""
+FEWEST_PROVEN: Final = 3
+SHORTEST: Final = 2
+"""Steps in which a rank can be proven late that is far behind in all of them, and in which one is possible."""
 
 
 @dataclass(frozen=True)
