@@ -69,6 +69,10 @@ GROUPS: Final = (
     "groups of nodes change their load apart from the others, as those of several jobs or models of GPU, and no "
     "column tells which: each group is compared by itself"
 )
+SHARES: Final = (
+    "nodes follow the common load by shares of their own, which were taken off before they were compared: values in "
+    "evidence are without them"
+)
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 MISSING: Final = "rows are missing at random: a node counts as silent when it misses more than {} ticks in a row"
 ZEROS: Final = (

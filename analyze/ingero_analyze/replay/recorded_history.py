@@ -19,6 +19,7 @@ from ingero_analyze.replay.gains import Gains
 from ingero_analyze.replay.hidden_groups import NodeLevels
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.level_blocks import LevelBlocks
+from ingero_analyze.replay.load_shares import LoadShares, load_shares
 from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.numbering import CohortMembers
 from ingero_analyze.replay.own_work import Gain
@@ -175,6 +176,15 @@ class RecordedHistory:
         """What was found by number of a cohort, by its cluster and its name in verdicts."""
         cohorts = list(self.subjects.cohorts)
         return {(cohorts[number][0], cohort_name(cohorts[number])): one for number, one in found.items()}
+
+    def load_shares(self) -> dict[CohortKey, LoadShares]:
+        """Cohorts in whose load nodes have shares of their own."""
+        names, cohorts = list(self.subjects.nodes), list(self.subjects.cohorts)
+        found = {
+            cohorts[cohort]: load_shares(levels, [names[node] for node in nodes])
+            for cohort, nodes, levels in self._levels.of_cohorts()
+        }
+        return {cohort: shares for cohort, shares in found.items() if shares}
 
     def rollouts(self) -> dict[NodeKey, Rollout]:
         """By node the change that its cohort made alike, one node after another."""
