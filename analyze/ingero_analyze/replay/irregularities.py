@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from ingero_analyze.replay.unit_changes import FAR
-from ingero_analyze.replay.zero_runs import SEVERAL
+from ingero_analyze.replay.zero_runs import FEWEST_RUNS, SEVERAL
 from ingero_detect.grouped import Floats, Ints
 
 LONG_GAP: Final = 4
@@ -59,8 +59,10 @@ class Irregularities:
 
     def found(self, counted: bool) -> bool:
         """Whether a node reported at long intervals several times, or repeated a value that usually changes, or
-        values may be of several units, or most nodes were at zero again and again, or one whose work is `counted`."""
+        values may be of several units, or nodes were at zero again and again: most, one whose work is `counted`, or
+        one many times."""
         zeros = int(np.count_nonzero(self._returns >= SEVERAL)) > (0 if counted else len(self._returns) / 2)
+        zeros |= bool((self._returns >= FEWEST_RUNS).any())
         return self._stuck or zeros or self._jumps >= JUMPS or bool((self._gaps >= SEVERAL_GAPS).any())
 
 

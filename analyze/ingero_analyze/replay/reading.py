@@ -79,6 +79,10 @@ ZEROS: Final = (
     "{:,} rows are zero, as all nodes are now and then for a short time where a table was filled with zeros: "
     "they count as no reports"
 )
+PLACEHOLDERS: Final = (
+    "{:,} rows have one and the same number that means nothing, now and then and from the beginning, beside usual "
+    "values: they count as no reports"
+)
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"
 

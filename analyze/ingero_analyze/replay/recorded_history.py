@@ -29,6 +29,7 @@ from ingero_analyze.replay.reading import (
     GROUPS,
     HOSTLESS,
     LONG_STEPS,
+    PLACEHOLDERS,
     SEVERAL,
     SORTED,
     UNNAMED,
@@ -41,7 +42,7 @@ from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
 from ingero_analyze.replay.unit_changes import OtherUnit, in_one_unit
-from ingero_analyze.replay.zero_runs import zeros_for_nothing
+from ingero_analyze.replay.zero_runs import placeholders, zeros_for_nothing
 from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.cohorts import CohortKey, cohort_name
@@ -432,8 +433,13 @@ class RecordedHistory:
             of_times = self.reading.measure == "step_seconds"
             value, self._other_units = in_one_unit(rows.time, rows.source, value, cohort, self.tick_seconds, of_times)
         rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value))
-        if (missing := zeros_for_nothing(rows.time, rows.source, value, cohort, self.tick_seconds)).any():
+        missing = zeros_for_nothing(rows.time, rows.source, value, cohort, self.tick_seconds)
+        filled = np.isin(cohort, cohort[rows.source[missing]])
+        if missing.any():
             self.reading.note(ZEROS.format(int(missing.sum())))
+            rows, value = rows.cut(~missing), value[~missing]
+        if (missing := placeholders(rows.source, value) & ~filled[rows.source]).any():
+            self.reading.note(PLACEHOLDERS.format(int(missing.sum())))
             rows, value = rows.cut(~missing), value[~missing]
         stuck, runs = stuck_values(rows.time, rows.source, value, cohort)
         if runs:
