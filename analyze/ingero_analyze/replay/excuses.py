@@ -12,6 +12,7 @@ from ingero_analyze.replay.routines import routines
 from ingero_analyze.replay.stops import ends_of_jobs, pauses
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.verdicts import Axis, Kind
 
 Reason = Literal["uneven", "other_job", "rollout", "routine", "shared", "pause", "job_end", "together", "late"]
 REASONS: Final[tuple[Reason, ...]] = (
@@ -39,6 +40,7 @@ class Excuses:
         for cohort, more in seen.mirrored.found().items():
             gains.setdefault(cohort, []).extend(more)
         self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self._jobs_known)
+        self._episodes = episodes
         self._last, self._by_node = last, dict[NodeKey, list[Episode]]()
         for episode in episodes:
             self._by_node.setdefault(episode.node, []).append(episode)
@@ -52,6 +54,7 @@ class Excuses:
             ("rollout", self._rolled_out),
             ("routine", _one_of(routines(episodes, last, tick))),
             ("shared", seen.shared.shared),
+            ("shared", self._wandered),
             ("pause", lambda one: one.key in short and not seen.dips.seen(one.node)),
             ("job_end", _one_of(ended)),
             ("together", self._lost_together),
@@ -67,6 +70,11 @@ class Excuses:
             return False
         self._reading.doubt(OTHER_WORK)
         return True
+
+    def _wandered(self, episode: Episode) -> bool:
+        first = episode.first
+        slow = first.axis is Axis.OWN and first.kind is Kind.SLOW
+        return slow and not self._live and self._seen.late.wandered(episode, self._episodes)
 
     def _rolled_out(self, episode: Episode) -> bool:
         rollout = self._rollouts.get(episode.node)

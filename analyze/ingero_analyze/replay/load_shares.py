@@ -24,7 +24,9 @@ LEAST: Final = 0.1
 """Share by which a node follows more or less than most, at least; the detector allows for less."""
 
 ERRORS: Final = 5.0
-"""Standard errors of a share that it differs by from that of most."""
+LIKELY: Final = 2.5
+"""Standard errors of a share that it differs by from that of most: of one node at least, and of each one beside it,
+which half of that share is enough for."""
 
 FEWEST_MOVES: Final = 8.0
 """Moves of the common load that tell shares, at least: the effective number of changes, by their squares (Kish)."""
@@ -32,7 +34,7 @@ FEWEST_MOVES: Final = 8.0
 PARTS: Final = 3
 ALIKE: Final = 0.5
 """Parts of a history with equal changes, in each of which a node follows otherwise than most by this share of what it
-does on the whole, at least."""
+does on the whole, at least, less the standard error of that."""
 
 LEFT: Final = 0.7
 """Most that is left of how much its changes differ from those of most."""
@@ -98,9 +100,9 @@ def load_shares(levels: Floats, names: Sequence[NodeKey]) -> LoadShares | None:
     changes = _clearest(load, levels - usual)
     if changes is None:
         return None
-    follows = changes.own_share()
-    if not follows.any():
+    if not changes.own_share(LEAST, ERRORS).any():
         return None
+    follows = changes.own_share(LEAST / 2, LIKELY)
     below, above = (np.where(follows, part.slopes() - 1, 0.0) for part in changes.halves())
     known = load[np.isfinite(load)]
     nodes = {
@@ -133,19 +135,20 @@ class _Changes:
         errors: Floats = MEDIAN_ERROR * spread / np.sqrt(np.maximum(used.sum(axis=0), 1e-300))
         return errors
 
-    def own_share(self) -> Bools:
-        """Which nodes certainly follow otherwise than most, and do so throughout."""
+    def own_share(self, least: float, deviations: float) -> Bools:
+        """Which nodes follow otherwise than most, by so much and so many standard errors at least, and throughout."""
         slopes = self.slopes()
-        other = slopes - 1
-        certain = np.abs(other) > np.maximum(LEAST, ERRORS * self.errors(slopes))
+        other, errors = slopes - 1, self.errors(slopes)
+        certain = np.abs(other) > np.maximum(least, deviations * errors)
         largest = 2 * np.abs(self.common[:, None])
         left = np.minimum(np.abs(self.own - slopes * self.common[:, None]), largest)
         before = np.minimum(np.abs(self.own - self.common[:, None]), largest)
         certain &= np.nansum(left, axis=0) <= LEFT * np.nansum(before, axis=0)
         until = np.cumsum(self.common**2) / np.sum(self.common**2)
         part = np.minimum((PARTS * until).astype(np.int64), PARTS - 1)
+        lowest = ALIKE * np.abs(other) - errors * np.sqrt(PARTS)
         for number in range(PARTS):
-            certain &= (self.some(part == number).slopes() - 1) / np.where(other == 0, 1.0, other) >= ALIKE
+            certain &= (self.some(part == number).slopes() - 1) * np.sign(other) >= lowest
         return certain
 
     def halves(self) -> tuple["_Changes", "_Changes"]:
