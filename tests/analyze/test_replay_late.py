@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ingero_analyze.replay.wandering_loads import from_others, wandered
+from ingero_analyze.replay.wandering_loads import beyond_wandering, from_others
 from ingero_detect.grouped import Floats
 from ingero_fleet.cli import main
 
@@ -102,18 +102,19 @@ def apart(values: Floats) -> tuple[Floats, Floats]:
 def test_a_loss_is_as_the_others_wander_only_if_it_comes_as_slowly(seed: int) -> None:
     values = wandering(seed)
     lowest = int(np.argmin(np.log(values[100:700, 0]))) + 100
-    assert wandered(*apart(values), max(lowest - 60, 40), min(lowest + 60, 800))
+    assert beyond_wandering(*apart(values), max(lowest - 60, 40), min(lowest + 60, 800)) is None
 
-    values[400:, 0] *= 0.75
-    assert not wandered(*apart(values), 400, 800)
-    assert not wandered(*apart(values), 400, 430)
+    values[400:, 0] *= 0.7
+    assert beyond_wandering(*apart(values), 402, 800) == 402
+    assert beyond_wandering(*apart(values), 400, 430) == 400
+    assert beyond_wandering(*apart(values), 150, 800) == 400
 
 
 def test_a_loss_among_few_ticks_or_nodes_is_not_said_to_wander() -> None:
     values = wandering(5)
 
-    assert not wandered(*apart(values[:, :3]), 400, 800)
-    assert not wandered(*apart(values), 3, 800)
+    assert beyond_wandering(*apart(values[:, :3]), 400, 800) == 400
+    assert beyond_wandering(*apart(values), 3, 800) == 3
 
 
 def test_a_drift_among_nodes_that_do_not_wander_stays_accused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Excuses:
             ("rollout", self._rolled_out),
             ("routine", _one_of(routines(episodes, last, tick))),
             ("shared", seen.shared.shared),
-            ("shared", self._wandered),
+            ("shared", lambda one: one.first.since is not None and self.onset(one) is None),
             ("pause", lambda one: one.key in short and not seen.dips.seen(one.node)),
             ("job_end", _one_of(ended)),
             ("together", self._lost_together),
@@ -71,10 +71,13 @@ class Excuses:
         self._reading.doubt(OTHER_WORK)
         return True
 
-    def _wandered(self, episode: Episode) -> bool:
+    def onset(self, episode: Episode) -> float | None:
+        """Since when an accused node was slow, seconds: later than it was accused if its load wandered until then as
+        those of its peers do; `None` if it only did that."""
         first = episode.first
-        slow = first.axis is Axis.OWN and first.kind is Kind.SLOW
-        return slow and not self._live and self._seen.late.wandered(episode, self._episodes)
+        if self._live or first.axis is not Axis.OWN or first.kind is not Kind.SLOW:
+            return first.since
+        return self._seen.late.beyond_wandering(episode, self._episodes)
 
     def _rolled_out(self, episode: Episode) -> bool:
         rollout = self._rollouts.get(episode.node)

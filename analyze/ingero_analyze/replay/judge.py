@@ -151,8 +151,11 @@ class _Run:
                 done.came_up.append((episode, start))
             elif reason := excuses.reason(episode):
                 done.excused[reason].append(episode)
+            elif self._as_recorded:
+                done.episodes.append(episode)
             else:
-                done.episodes.append(episode if self._as_recorded else _begun(episode, seen.grace, seen.presences))
+                episode = _begun(episode, seen.grace, seen.presences)
+                done.episodes.append(_begun_later(episode, excuses.onset(episode), seen.presences, tick))
         if self._slow_hosts:
             done.slow_hosts = self._slow_hosts
             done.of_hosts = [one for one in self._slow_hosts.episodes(episodes) if one.node not in different_work]
@@ -175,3 +178,12 @@ def _begun(episode: Episode, grace: Grace, presences: Presences) -> Episode:
         return episode
     presences.begin_earlier(episode, times[0], len(times))
     return replace(episode, first=replace(episode.first, since=times[0]))
+
+
+def _begun_later(episode: Episode, onset: float | None, presences: Presences, tick: float) -> Episode:
+    """An episode that began with what chance explains, and with a loss at a later onset."""
+    first = episode.first
+    if onset is None or first.since is None or onset <= first.since:
+        return episode
+    presences.begin_earlier(episode, onset, -round((onset - first.since) / tick))
+    return replace(episode, first=replace(first, since=onset, detected=max(onset, first.detected or onset)))

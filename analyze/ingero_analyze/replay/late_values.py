@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
-from ingero_analyze.replay.wandering_loads import from_others, wandered
+from ingero_analyze.replay.wandering_loads import beyond_wandering, from_others
 from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import ACTIVE, Observation
@@ -78,11 +78,12 @@ class LateValues:
         left = np.mean((own - late)[known & inside])
         return bool(lost < 0 and left >= LEFT * lost)
 
-    def wandered(self, episode: Episode, episodes: Iterable[Episode]) -> bool:
-        """Whether a node came to what it lost no faster than its peers wander, outside of their own `episodes`."""
+    def beyond_wandering(self, episode: Episode, episodes: Iterable[Episode]) -> float | None:
+        """Since when a node lost more than its peers wander, outside of their own `episodes`, seconds: its onset, or
+        later; `None` if it only wandered."""
         times, since = np.array(self._times), episode.first.since
         if not len(times) or since is None or episode.node not in self._numbers:
-            return False
+            return since or 0.0
         place = self._numbers[episode.node]
         logs, places = self._of_cohort(int(self._cohort[place]))
         own, peers = logs[:, places == place], np.delete(logs, np.flatnonzero(places == place), axis=1)
@@ -93,7 +94,8 @@ class LateValues:
                 peers[np.ix_(inside, rest == self._numbers[one.node])] = np.nan
         end = np.inf if episode.end is None else episode.end
         onset, stop = np.searchsorted(times, (since, end)).tolist()
-        return wandered(own[:, 0] - row_medians(peers), from_others(peers, LARGE), onset, stop)
+        begins = beyond_wandering(own[:, 0] - row_medians(peers), from_others(peers, LARGE), onset, stop)
+        return since if begins == onset else None if begins is None else float(times[begins])
 
     def _of_cohort(self, cohort: int) -> tuple[Floats, Ints]:
         """By tick and node the logs of the rates of a cohort, and the numbers of its nodes."""

@@ -26,26 +26,30 @@ LONG: Final = 32
 """Ticks over which a loss is compared at least, unless it was shorter: in fewer ticks alone it may hide in noise."""
 
 
-def wandered(own: Floats, peers: Floats, onset: int, stop: int) -> bool:
-    """Whether chance brings about on every scale what a node lost from the tick `onset` to `stop`.
+def beyond_wandering(own: Floats, peers: Floats, onset: int, stop: int) -> int | None:
+    """The tick from which on a node that was accused from the tick `onset` to `stop` lost more than chance explains:
+    the onset if that is near, or if it is not known; `None` if its peers wander as it did, on every scale.
 
     `own`, by tick, and `peers`, by tick and node: log rates from those of the others, NaN where there is none.
     """
     ticks, nodes = peers.shape
-    length, compared = 1, 0
+    length, compared, begins, worst = 1, 0, None, 0.0
     while length <= min(stop - onset, onset) and nodes >= FEWEST_PEERS:
         others, lost = _changes(peers, length), _changes(own[:, None], length)[:, 0]
         known = np.isfinite(others)
-        independent = np.count_nonzero(known) / length
-        near = lost[max(onset - 2 * length, 0) : onset + 1]
-        near = near[np.isfinite(near)]
-        if independent < FEWEST_CHANGES or not len(near):
+        first = max(onset - 2 * length, 0)
+        lost = np.nan_to_num(lost[first : stop - length])
+        if np.count_nonzero(known) < FEWEST_CHANGES * length or not len(lost):
             break
-        spread = _spread(others[known])
-        if near.min() < NormalDist().inv_cdf(MOST_FALSE * length / (ticks * (nodes + 1))) * spread:
-            return False
+        chance = NormalDist().inv_cdf(MOST_FALSE * length / (ticks * (nodes + 1)))
+        least = chance * max(_spread(others[known]), 1e-9)
+        if lost[: onset + 1 - first].min() < least:
+            return onset
+        if lost.min() < max(worst, 1.0) * least:
+            begins, worst = first + int(lost.argmin()) + length, float(lost.min() / least)
         compared, length = length, 2 * length
-    return compared > 0 and 2 * compared >= min(stop - onset, LONG)
+    enough = compared > 0 and 2 * compared >= min(stop - onset, LONG)
+    return begins if begins is not None or enough else onset
 
 
 def _spread(changes: Floats) -> float:
