@@ -79,6 +79,10 @@ ZEROS: Final = (
     "{:,} rows are zero, as all nodes are now and then for a short time where a table was filled with zeros: "
     "they count as no reports"
 )
+FILLED: Final = (
+    "{:,} rows repeat the value before them, as where that is filled in for a missing one, and are not rounded: they "
+    "count as no reports"
+)
 PLACEHOLDERS: Final = (
     "{:,} rows have one and the same number that means nothing, now and then and from the beginning, beside usual "
     "values: they count as no reports"

@@ -26,6 +26,7 @@ from ingero_analyze.replay.own_work import Gain
 from ingero_analyze.replay.reading import (
     COUNTER,
     DIFFERENT,
+    FILLED,
     GROUPS,
     HOSTLESS,
     LONG_STEPS,
@@ -39,7 +40,7 @@ from ingero_analyze.replay.reading import (
 from ingero_analyze.replay.report_intervals import interval_for_most, silence_by_chance, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
-from ingero_analyze.replay.stuck_values import Stuck, stuck_values
+from ingero_analyze.replay.stuck_values import Stuck, filled_values, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
 from ingero_analyze.replay.unit_changes import OtherUnit, in_one_unit
 from ingero_analyze.replay.zero_runs import placeholders, zeros_for_nothing
@@ -434,17 +435,20 @@ class RecordedHistory:
             value, self._other_units = in_one_unit(rows.time, rows.source, value, cohort, self.tick_seconds, of_times)
         rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value))
         missing = zeros_for_nothing(rows.time, rows.source, value, cohort, self.tick_seconds)
-        filled = np.isin(cohort, cohort[rows.source[missing]])
+        with_zeros = np.isin(cohort, cohort[rows.source[missing]])
         if missing.any():
             self.reading.note(ZEROS.format(int(missing.sum())))
             rows, value = rows.cut(~missing), value[~missing]
-        if (missing := placeholders(rows.source, value) & ~filled[rows.source]).any():
+        if (missing := placeholders(rows.source, value) & ~with_zeros[rows.source]).any():
             self.reading.note(PLACEHOLDERS.format(int(missing.sum())))
             rows, value = rows.cut(~missing), value[~missing]
         stuck, runs = stuck_values(rows.time, rows.source, value, cohort)
         if runs:
             rows, value = rows.cut(~stuck), value[~stuck]
             self._stuck = runs
+        if (filled := filled_values(rows.source, value)).any():
+            self.reading.note(FILLED.format(int(filled.sum())))
+            rows, value = rows.cut(~filled), value[~filled]
         slow = np.zeros(len(rows.time), np.bool_)
         if self.reading.measure != "score" and not self.reading.steps:
             slow = slow_steps(rows.time, rows.source, value, cohort)
