@@ -116,6 +116,10 @@ def test_a_loss_among_few_ticks_or_nodes_is_not_said_to_wander() -> None:
     assert beyond_wandering(*apart(values[:, :3]), 400, 800) == 400
     assert beyond_wandering(*apart(values), 3, 800) == 3
 
+    own, others = apart(values)
+    own[300:400] = np.nan
+    assert beyond_wandering(own, others, 404, 800) == 404
+
 
 def test_a_drift_among_nodes_that_do_not_wander_stays_accused(tmp_path: Path) -> None:
     values = rates(6, ())

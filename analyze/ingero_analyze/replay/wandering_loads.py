@@ -20,6 +20,9 @@ MOST_FALSE: Final = 0.001
 FEWEST_CHANGES: Final = 30
 """Independent changes of the peers that tell how much they wander."""
 
+SEEN: Final = 0.8
+"""Share of the changes about its onset that are known at least: a node may have been away before it."""
+
 FURTHEST: Final = 5.0
 
 LONG: Final = 32
@@ -38,12 +41,14 @@ def beyond_wandering(own: Floats, peers: Floats, onset: int, stop: int) -> int |
         others, lost = _changes(peers, length), _changes(own[:, None], length)[:, 0]
         known = np.isfinite(others)
         first = max(onset - 2 * length, 0)
-        lost = np.nan_to_num(lost[first : stop - length])
-        if np.count_nonzero(known) < FEWEST_CHANGES * length or not len(lost):
+        lost, near = lost[first : stop - length], onset + 1 - first
+        seen = np.isfinite(lost[:near])
+        if np.count_nonzero(known) < FEWEST_CHANGES * length or np.count_nonzero(seen) < SEEN * near:
             break
+        lost = np.nan_to_num(lost)
         chance = NormalDist().inv_cdf(MOST_FALSE * length / (ticks * (nodes + 1)))
         least = chance * max(_spread(others[known]), 1e-9)
-        if lost[: onset + 1 - first].min() < least:
+        if lost[:near].min() < least:
             return onset
         if lost.min() < max(worst, 1.0) * least:
             begins, worst = first + int(lost.argmin()) + length, float(lost.min() / least)
