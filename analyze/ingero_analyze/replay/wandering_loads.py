@@ -5,12 +5,12 @@ So what a node lost at its onset, between means over so many ticks before and af
 means of its peers change at other times: on one scale at least a fault is far beyond that.
 """
 
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 
 from ingero_detect.grouped import Floats, row_medians
+from ingero_detect.ranks.student import upper_quantile
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 FEWEST_PEERS: Final = 3
@@ -42,12 +42,12 @@ def beyond_wandering(own: Floats, peers: Floats, onset: int, stop: int) -> int |
         known = np.isfinite(others)
         first = max(onset - 2 * length, 0)
         lost, near = lost[first : stop - length], onset + 1 - first
-        seen = np.isfinite(lost[:near])
-        if np.count_nonzero(known) < FEWEST_CHANGES * length or np.count_nonzero(seen) < SEEN * near:
+        seen, independent = np.isfinite(lost[:near]), np.count_nonzero(known) / length
+        if independent < FEWEST_CHANGES or np.count_nonzero(seen) < SEEN * near:
             break
         lost = np.nan_to_num(lost)
-        chance = NormalDist().inv_cdf(MOST_FALSE * length / (ticks * (nodes + 1)))
-        least = chance * max(_spread(others[known]), 1e-9)
+        deviations = upper_quantile(MOST_FALSE * length / (ticks * (nodes + 1)), independent)
+        least = -deviations * max(_spread(others[known]), 1e-9)
         if lost[:near].min() < least:
             return onset
         if lost.min() < max(worst, 1.0) * least:
