@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from ingero_analyze.replay.recorded_history import NotRegular, RecordedHistory
 from ingero_analyze.replay.report_intervals import interval_for_most, silence_by_chance, slow_steps
-from ingero_analyze.replay.stuck_values import stuck_values
+from ingero_analyze.replay.stuck_values import filled_values, stuck_values
 from ingero_fleet.cli import main
 
 START = 1_767_225_600
@@ -218,3 +218,36 @@ def test_values_that_are_held_between_scrapes_at_a_bound_or_by_a_stopped_node_ar
     for values in (held, bound, stopped):
         time, source = np.tile(np.arange(2400.0), 8), np.repeat(np.arange(8), 2400)
         assert stuck_values(time, source, values.ravel(), NOBODY)[1] == []
+
+
+def test_values_that_are_filled_in_while_all_nodes_move_are_no_reports() -> None:
+    random = np.random.default_rng(8)
+    load = np.cumsum(random.normal(0, 0.02, 400))
+    values = 1000 * np.exp(load[:, None] + random.normal(0, 0.01, (400, 4)))
+    whole = np.rint(values / 40)
+    for tick in range(40, 400, 20):
+        values[tick + 1 : tick + 5, 2] = values[tick, 2]
+    values[200:210, 3] = 500
+    source = np.repeat(np.arange(4), 400)
+
+    filled = filled_values(source, values.T.ravel()).reshape(4, 400)
+
+    assert np.flatnonzero(filled.any(axis=1)).tolist() == [2]
+    assert 60 <= np.count_nonzero(filled) <= 72
+    assert not filled_values(source, whole.T.ravel()).any()
+
+
+def test_a_node_whose_missing_values_are_filled_in_is_judged_by_the_others(tmp_path: Path) -> None:
+    random = np.random.default_rng(9)
+    load = 0.15 * np.sin(np.arange(600) / 12)
+    values = 1000 * np.exp(load[:, None] + random.normal(0, 0.015, (600, 8)))
+    for node in (2, 5):
+        for tick in range(40, 590, 23):
+            values[tick + 1 : tick + 8, node] = values[tick, node]
+
+    def rows() -> Iterable[Row]:
+        return [(START + 10.0 * tick, f"n{node}", value) for (tick, node), value in np.ndenumerate(values)]
+
+    assert accused(judged(tmp_path, "rate", rows())) == set()
+    values[400:, 5] *= 0.75
+    assert accused(judged(tmp_path, "rate", rows())) == {"n5"}

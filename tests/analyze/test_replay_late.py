@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.replay.wandering_loads import beyond_wandering, from_others
 from ingero_detect.grouped import Floats
 from ingero_fleet.cli import main
 
@@ -78,3 +79,57 @@ def test_a_node_that_follows_one_move_late_is_named(tmp_path: Path) -> None:
     values[300:330, LATE] *= np.exp(-0.3)
 
     assert accused(replay(tmp_path, values)) == {f"n{LATE}"}
+
+
+def wandering(seed: int, ticks: int = 800, nodes: int = 12) -> Floats:
+    """Shares of a load that wander by 10 %, each back towards its mean within 200 ticks, under noise of 2 %."""
+    random = np.random.default_rng(seed)
+    logs = np.empty((ticks, nodes))
+    logs[0] = random.normal(size=nodes)
+    for tick in range(1, ticks):
+        logs[tick] = 0.995 * logs[tick - 1] + (1 - 0.995**2) ** 0.5 * random.normal(size=nodes)
+    rates: Floats = 100 * np.exp(0.1 * logs + 0.02 * random.normal(size=(ticks, nodes)))
+    return rates
+
+
+def apart(values: Floats) -> tuple[Floats, Floats]:
+    """What the first node does from the others, and what the others do."""
+    logs = np.log(values)
+    return logs[:, 0] - np.median(logs[:, 1:], axis=1), from_others(logs[:, 1:], 20)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_is_as_the_others_wander_only_if_it_comes_as_slowly(seed: int) -> None:
+    values = wandering(seed)
+    lowest = int(np.argmin(np.log(values[100:700, 0]))) + 100
+    assert beyond_wandering(*apart(values), max(lowest - 60, 40), min(lowest + 60, 800)) is None
+
+    values[400:, 0] *= 0.7
+    assert beyond_wandering(*apart(values), 402, 800) == 402
+    assert beyond_wandering(*apart(values), 400, 430) == 400
+    assert beyond_wandering(*apart(values), 150, 800) == 400
+
+
+def test_a_loss_among_few_ticks_or_nodes_is_not_said_to_wander() -> None:
+    values = wandering(5)
+
+    assert beyond_wandering(*apart(values[:, :3]), 400, 800) == 400
+    assert beyond_wandering(*apart(values), 3, 800) == 3
+
+    own, others = apart(values)
+    own[300:400] = np.nan
+    assert beyond_wandering(own, others, 404, 800) == 404
+
+
+def test_a_drift_among_nodes_that_do_not_wander_stays_accused(tmp_path: Path) -> None:
+    values = rates(6, ())
+    values[200:, SLOW] *= np.exp(-0.4 * np.minimum(1, np.arange(400) / 200))
+
+    assert accused(replay(tmp_path, values)) == {f"n{SLOW}"}
+
+
+def test_nodes_whose_shares_of_a_load_wander_are_not_accused_for_that(tmp_path: Path) -> None:
+    found = replay(tmp_path, wandering(7))
+
+    assert not accused(found)
+    assert found["summary"]["shared"]

@@ -16,6 +16,7 @@ from ingero_analyze.replay.cells import form_of
 from ingero_analyze.replay.cells import numbers as cells_as_numbers
 from ingero_analyze.replay.counters import Increases
 from ingero_analyze.replay.reading import COARSE, COUNTER, POINTS
+from ingero_analyze.replay.zero_runs import placeholders
 from ingero_fleet.cli import main
 
 
@@ -360,3 +361,29 @@ def test_a_node_that_stops_among_zeros_for_missing_values_is_named(tmp_path: Pat
         ("n3", "stopped"),
         ("n6", "stopped"),
     }
+
+
+@pytest.mark.parametrize("placeholder", [0, 1, 0.001])
+def test_what_a_single_node_has_for_missing_values_accuses_nobody(tmp_path: Path, placeholder: float) -> None:
+    rates = filled(4, 0, 1)
+    rates[np.random.default_rng(5).random(400) < 0.1, 6] = placeholder
+    found = replay(written(tmp_path, rows_of_rates(rates)))
+    assert found["episodes"] == []
+    assert any("they count as no reports" in note for note in found["summary"]["notes"])
+
+    rates[250:, 6] = np.minimum(rates[250:, 6], 0.7 * rates[250:, 6] + placeholder)
+    assert [episode["node"] for episode in replay(written(tmp_path, rows_of_rates(rates)))["episodes"]] == ["n6"]
+
+
+def test_zeros_that_a_fault_or_chance_brings_are_no_placeholders() -> None:
+    random = np.random.default_rng(6)
+    usual, nobody = 100 * np.exp(0.02 * random.normal(size=600)), np.zeros(600, np.int64)
+    late, partly = usual.copy(), usual.copy()
+    late[300:] *= random.random(300) > 0.1
+    stops = np.arange(20, 580, 28)
+    partly[stops], partly[stops - 1], partly[stops + 1] = 0, 30, 60
+
+    assert not placeholders(nobody, late).any()
+    assert not placeholders(nobody, partly).any()
+    assert not placeholders(nobody, random.poisson(5, 600).astype(float)).any()
+    assert placeholders(nobody, usual * (random.random(600) > 0.1)).any()

@@ -89,7 +89,7 @@ class Presences:
         return self._ended.get((node, since)) or self._until(node, 0.0)
 
     def begin_earlier(self, episode: Episode, since: float, ticks: int) -> None:
-        """Let an episode begin so many reports earlier."""
+        """Let an episode begin so many reports earlier, later where that is negative."""
         node = episode.node
         more = ticks * self._tick_seconds
         if ended := self._ended.pop((node, episode.first.since or 0.0), None):

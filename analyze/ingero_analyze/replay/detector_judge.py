@@ -91,6 +91,10 @@ class DetectorJudge:
             if slot is not None:
                 yield self.detector.verdict(slot)
 
+    def counted(self) -> bool:
+        """Whether values of a cohort are small numbers of events."""
+        return bool((self.detector.memory.group("counted") > 0.5).any())
+
     def names(self) -> list[NodeKey]:
         """Nodes by slot."""
         return self.detector.memory.names

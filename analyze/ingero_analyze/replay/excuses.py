@@ -12,6 +12,7 @@ from ingero_analyze.replay.routines import routines
 from ingero_analyze.replay.stops import ends_of_jobs, pauses
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.verdicts import Axis, Kind
 
 Reason = Literal["uneven", "other_job", "rollout", "routine", "shared", "pause", "job_end", "together", "late"]
 REASONS: Final[tuple[Reason, ...]] = (
@@ -39,6 +40,7 @@ class Excuses:
         for cohort, more in seen.mirrored.found().items():
             gains.setdefault(cohort, []).extend(more)
         self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self._jobs_known)
+        self._episodes = episodes
         self._last, self._by_node = last, dict[NodeKey, list[Episode]]()
         for episode in episodes:
             self._by_node.setdefault(episode.node, []).append(episode)
@@ -52,6 +54,7 @@ class Excuses:
             ("rollout", self._rolled_out),
             ("routine", _one_of(routines(episodes, last, tick))),
             ("shared", seen.shared.shared),
+            ("shared", lambda one: one.first.since is not None and self.onset(one) is None),
             ("pause", lambda one: one.key in short and not seen.dips.seen(one.node)),
             ("job_end", _one_of(ended)),
             ("together", self._lost_together),
@@ -67,6 +70,14 @@ class Excuses:
             return False
         self._reading.doubt(OTHER_WORK)
         return True
+
+    def onset(self, episode: Episode) -> float | None:
+        """Since when an accused node was slow, seconds: later than it was accused if its load wandered until then as
+        those of its peers do; `None` if it only did that."""
+        first = episode.first
+        if self._live or first.axis is not Axis.OWN or first.kind is not Kind.SLOW:
+            return first.since
+        return self._seen.late.beyond_wandering(episode, self._episodes)
 
     def _rolled_out(self, episode: Episode) -> bool:
         rollout = self._rollouts.get(episode.node)

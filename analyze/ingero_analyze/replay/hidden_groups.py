@@ -5,6 +5,7 @@ A group of faulty nodes loses and recovers. One that does something else also ga
 do by another amount every time; and where several groups changed, each against all others, they do something else.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,16 +64,19 @@ class NodeLevels:
 
     def found(self) -> dict[tuple[int, int], int]:
         """The group of each node in its cohort, by their numbers; only of cohorts that have several."""
-        pairs = self._members.pairs
-        levels = self._levels.table()
         found: dict[tuple[int, int], int] = {}
+        for cohort, nodes, levels in self.of_cohorts():
+            if len(nodes) >= 2 * FEWEST and (group := hidden_groups(levels)).any():
+                found |= {(node, cohort): int(of) for node, of in zip(nodes, group, strict=True)}
+        return found
+
+    def of_cohorts(self) -> Iterator[tuple[int, list[int], Floats]]:
+        """Cohorts of up to `MOST_NODES` nodes, the numbers of these, and their levels by block."""
+        pairs, levels = self._members.pairs, self._levels.table()
         for cohort in np.unique(pairs[:, 1]).tolist() if len(levels) > FIRST else ():
             inside = np.flatnonzero(pairs[:, 1] == cohort)
-            if 2 * FEWEST <= len(inside) <= MOST_NODES:
-                group = hidden_groups(levels[:, inside])
-                if group.any():
-                    found |= {(int(pairs[row, 0]), cohort): int(of) for row, of in zip(inside, group, strict=True)}
-        return found
+            if len(inside) <= MOST_NODES:
+                yield cohort, pairs[inside, 0].tolist(), levels[:, inside]
 
 
 def hidden_groups(levels: Floats) -> Ints:

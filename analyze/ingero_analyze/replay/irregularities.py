@@ -4,8 +4,9 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.stuck_values import filled_in
 from ingero_analyze.replay.unit_changes import FAR
-from ingero_analyze.replay.zero_runs import SEVERAL
+from ingero_analyze.replay.zero_runs import FEWEST_RUNS, SEVERAL
 from ingero_detect.grouped import Floats, Ints
 
 LONG_GAP: Final = 4
@@ -29,7 +30,10 @@ class Irregularities:
 
     def __init__(self) -> None:
         self._tick, self._value = np.zeros(0, np.int64), np.zeros(0)
-        self._gaps, self._repeats, self._changes, self._returns = (np.zeros(0, np.int64) for _ in range(4))
+        self._gaps, self._repeats, self._changes, self._returns, self._same = (
+            np.zeros(0, np.int64) for _ in range(5)
+        )
+        self._least, self._sum = np.zeros(0), np.zeros(0)
         self._reports = self._all_changes = self._jumps = 0
         self._stuck = False
 
@@ -39,15 +43,23 @@ class Irregularities:
         if more > 0:
             self._tick = np.append(self._tick, np.full(more, tick))
             self._value = np.append(self._value, np.full(more, np.nan))
-            self._gaps, self._repeats, self._changes, self._returns = (
+            self._gaps, self._repeats, self._changes, self._returns, self._same = (
                 np.append(each, np.zeros(more, np.int64))
-                for each in (self._gaps, self._repeats, self._changes, self._returns)
+                for each in (self._gaps, self._repeats, self._changes, self._returns, self._same)
+            )
+            self._least, self._sum = (
+                np.append(self._least, np.full(more, np.inf)),
+                np.append(self._sum, np.zeros(more)),
             )
         self._gaps[node] += tick - self._tick[node] >= LONG_GAP
         before = self._value[node]
         same = value == before
         self._repeats[node] = np.where(same & (value > 0), self._repeats[node] + 1, 0)
         self._changes[node] += ~same
+        self._same[node] += same & (value > 0)
+        change = np.nan_to_num(np.abs(value - before))
+        self._sum[node] += change
+        self._least[node] = np.where(change > 0, np.minimum(self._least[node], change), self._least[node])
         self._returns[node] += (before == 0) & (value > 0)
         self._reports, self._all_changes = self._reports + len(node), self._all_changes + int(np.sum(~same))
         self._jumps += _far_apart(value, before)
@@ -58,10 +70,20 @@ class Irregularities:
             self._stuck = bool(changing and (self._changes[node][long] >= REPEATS).any())
 
     def found(self, counted: bool) -> bool:
-        """Whether a node reported at long intervals several times, or repeated a value that usually changes, or
-        values may be of several units, or most nodes were at zero again and again, or one whose work is `counted`."""
+        """Whether a node reported at long intervals several times, or repeated values that usually change, or
+        values may be of several units, or nodes were at zero again and again: most, one whose work is `counted`, or
+        one many times."""
         zeros = int(np.count_nonzero(self._returns >= SEVERAL)) > (0 if counted else len(self._returns) / 2)
-        return self._stuck or zeros or self._jumps >= JUMPS or bool((self._gaps >= SEVERAL_GAPS).any())
+        zeros |= bool((self._returns >= FEWEST_RUNS).any())
+        rows = self._changes + self._same
+        filled = filled_in(self._same, rows, self._least, self._sum / np.maximum(self._changes, 1))
+        return (
+            self._stuck
+            or bool(filled.any())
+            or zeros
+            or self._jumps >= JUMPS
+            or bool((self._gaps >= SEVERAL_GAPS).any())
+        )
 
 
 def _far_apart(value: Floats, before: Floats) -> bool:

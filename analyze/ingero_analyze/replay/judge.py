@@ -1,5 +1,6 @@
 """Runs a history through a rule: the detector that Fleet runs live, or the published one for comparison."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Final, Literal
@@ -11,12 +12,14 @@ from ingero_analyze.replay.drains import drained
 from ingero_analyze.replay.excuses import Excuses
 from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
+from ingero_analyze.replay.load_shares import LoadShares, even
 from ingero_analyze.replay.observers import Observers
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
-from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, MISSING
+from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, MISSING, SHARES
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.result import Judge, Replay, Watch
 from ingero_analyze.replay.slow_hosts import SlowHosts
+from ingero_detect.nodes.cohorts import CohortKey
 from ingero_detect.nodes.episodes import Episode, Episodes, in_order
 from ingero_detect.nodes.parameters import Parameters
 
@@ -49,20 +52,25 @@ def replay(
     if finer := done.history.with_shorter_ticks(done.ticks):
         done = _replay(finer.sorted(), rule, parameters, watch and Watch(watch.most_cells), live)
     again = done.history.with_groups()
+    counted = isinstance(done.judge, DetectorJudge) and done.judge.counted()
+    shares = {} if again or counted else done.history.load_shares()
+    if shares and (again := done.history.again()):
+        again.reading.note(SHARES)
     if most_false is not None and done.episodes and done.judge.node_hours * parameters.budget > most_false:
         parameters = replace(parameters, budget=max(LEAST_BUDGET, most_false / done.judge.node_hours))
         again = again or done.history.again()
-    return _replay(again, rule, parameters, watch and Watch(watch.most_cells), live) if again else done
+    return _replay(again, rule, parameters, watch and Watch(watch.most_cells), live, shares) if again else done
 
 
 def _replay(
-    history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None, live: bool
-) -> Replay:
+    history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None, live: bool,
+    shares: Mapping[CohortKey, LoadShares] | None = None,
+) -> Replay:  # fmt: skip
     moments = history.ticks()
     first = next(moments)
     run = _Run(history, rule, parameters, watch, live)
     for moment in chain((first,), moments):
-        run.note(moment)
+        run.note(replace(moment, seen=even(moment.seen, shares)) if shares else moment)
     return run.result()
 
 
@@ -143,8 +151,11 @@ class _Run:
                 done.came_up.append((episode, start))
             elif reason := excuses.reason(episode):
                 done.excused[reason].append(episode)
+            elif self._as_recorded:
+                done.episodes.append(episode)
             else:
-                done.episodes.append(episode if self._as_recorded else _begun(episode, seen.grace, seen.presences))
+                episode = _begun(episode, seen.grace, seen.presences)
+                done.episodes.append(_begun_later(episode, excuses.onset(episode), seen.presences, tick))
         if self._slow_hosts:
             done.slow_hosts = self._slow_hosts
             done.of_hosts = [one for one in self._slow_hosts.episodes(episodes) if one.node not in different_work]
@@ -167,3 +178,12 @@ def _begun(episode: Episode, grace: Grace, presences: Presences) -> Episode:
         return episode
     presences.begin_earlier(episode, times[0], len(times))
     return replace(episode, first=replace(episode.first, since=times[0]))
+
+
+def _begun_later(episode: Episode, onset: float | None, presences: Presences, tick: float) -> Episode:
+    """An episode that began with what chance explains, and with a loss at a later onset."""
+    first = episode.first
+    if onset is None or first.since is None or onset <= first.since:
+        return episode
+    presences.begin_earlier(episode, onset, -round((onset - first.since) / tick))
+    return replace(episode, first=replace(first, since=onset, detected=max(onset, first.detected or onset)))

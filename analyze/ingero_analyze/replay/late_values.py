@@ -1,5 +1,6 @@
-"""Tells a node whose values follow those of its cohort late, or are averaged, from one that is slow. Pure."""
+"""Tells nodes whose values follow their cohort's late, or averaged, or wander as those do, from slow ones. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -7,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.numbering import NodeNumbers, longer
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_analyze.replay.wandering_loads import beyond_wandering, from_others
+from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import ACTIVE, Observation
 
@@ -75,6 +77,31 @@ class LateValues:
         lost = np.mean((own - common)[known & inside])
         left = np.mean((own - late)[known & inside])
         return bool(lost < 0 and left >= LEFT * lost)
+
+    def beyond_wandering(self, episode: Episode, episodes: Iterable[Episode]) -> float | None:
+        """Since when a node lost more than its peers wander, outside of their own `episodes`, seconds: its onset, or
+        later; `None` if it only wandered."""
+        times, since = np.array(self._times), episode.first.since
+        if not len(times) or since is None or episode.node not in self._numbers:
+            return since or 0.0
+        place = self._numbers[episode.node]
+        logs, places = self._of_cohort(int(self._cohort[place]))
+        own, peers = logs[:, places == place], np.delete(logs, np.flatnonzero(places == place), axis=1)
+        rest = places[places != place]
+        for one in episodes:
+            if one.node in self._numbers and one.first.since is not None:
+                inside = (times >= one.first.since) & (times < (np.inf if one.end is None else one.end))
+                peers[np.ix_(inside, rest == self._numbers[one.node])] = np.nan
+        end = np.inf if episode.end is None else episode.end
+        onset, stop = np.searchsorted(times, (since, end)).tolist()
+        begins = beyond_wandering(own[:, 0] - row_medians(peers), from_others(peers, LARGE), onset, stop)
+        return since if begins == onset else None if begins is None else float(times[begins])
+
+    def _of_cohort(self, cohort: int) -> tuple[Floats, Ints]:
+        """By tick and node the logs of the rates of a cohort, and the numbers of its nodes."""
+        if self._of.number != cohort:
+            self._of = self._read(cohort)
+        return self._of.logs.astype(float), self._of.places
 
     def _own_and_common(self, place: int) -> tuple[Floats, Floats]:
         """By tick the log of the rate of a node, and the median over its peers (over all of a large cohort), both

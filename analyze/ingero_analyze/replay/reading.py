@@ -69,11 +69,23 @@ GROUPS: Final = (
     "groups of nodes change their load apart from the others, as those of several jobs or models of GPU, and no "
     "column tells which: each group is compared by itself"
 )
+SHARES: Final = (
+    "nodes follow the common load by shares of their own, which were taken off before they were compared: values in "
+    "evidence are without them"
+)
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 MISSING: Final = "rows are missing at random: a node counts as silent when it misses more than {} ticks in a row"
 ZEROS: Final = (
     "{:,} rows are zero, as all nodes are now and then for a short time where a table was filled with zeros: "
     "they count as no reports"
+)
+FILLED: Final = (
+    "{:,} rows repeat the value before them, as where that is filled in for a missing one, and are not rounded: they "
+    "count as no reports"
+)
+PLACEHOLDERS: Final = (
+    "{:,} rows have one and the same number that means nothing, now and then and from the beginning, beside usual "
+    "values: they count as no reports"
 )
 STEPS: Final = "times are numbers of steps, and a step counts as a second"
 ZONELESS: Final = "times without a zone are taken as UTC"

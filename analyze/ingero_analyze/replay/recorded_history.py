@@ -19,15 +19,18 @@ from ingero_analyze.replay.gains import Gains
 from ingero_analyze.replay.hidden_groups import NodeLevels
 from ingero_analyze.replay.irregularities import Irregularities
 from ingero_analyze.replay.level_blocks import LevelBlocks
+from ingero_analyze.replay.load_shares import LoadShares, load_shares
 from ingero_analyze.replay.lockstep import Lockstep
 from ingero_analyze.replay.numbering import CohortMembers
 from ingero_analyze.replay.own_work import Gain
 from ingero_analyze.replay.reading import (
     COUNTER,
     DIFFERENT,
+    FILLED,
     GROUPS,
     HOSTLESS,
     LONG_STEPS,
+    PLACEHOLDERS,
     SEVERAL,
     SORTED,
     UNNAMED,
@@ -37,10 +40,10 @@ from ingero_analyze.replay.reading import (
 from ingero_analyze.replay.report_intervals import interval_for_most, silence_by_chance, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
-from ingero_analyze.replay.stuck_values import Stuck, stuck_values
+from ingero_analyze.replay.stuck_values import Stuck, filled_values, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
 from ingero_analyze.replay.unit_changes import OtherUnit, in_one_unit
-from ingero_analyze.replay.zero_runs import zeros_for_nothing
+from ingero_analyze.replay.zero_runs import placeholders, zeros_for_nothing
 from ingero_analyze.table_errors import TableError
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.cohorts import CohortKey, cohort_name
@@ -175,6 +178,15 @@ class RecordedHistory:
         """What was found by number of a cohort, by its cluster and its name in verdicts."""
         cohorts = list(self.subjects.cohorts)
         return {(cohorts[number][0], cohort_name(cohorts[number])): one for number, one in found.items()}
+
+    def load_shares(self) -> dict[CohortKey, LoadShares]:
+        """Cohorts in whose load nodes have shares of their own."""
+        names, cohorts = list(self.subjects.nodes), list(self.subjects.cohorts)
+        found = {
+            cohorts[cohort]: load_shares(levels, [names[node] for node in nodes])
+            for cohort, nodes, levels in self._levels.of_cohorts()
+        }
+        return {cohort: shares for cohort, shares in found.items() if shares}
 
     def rollouts(self) -> dict[NodeKey, Rollout]:
         """By node the change that its cohort made alike, one node after another."""
@@ -422,13 +434,21 @@ class RecordedHistory:
             of_times = self.reading.measure == "step_seconds"
             value, self._other_units = in_one_unit(rows.time, rows.source, value, cohort, self.tick_seconds, of_times)
         rows = replace(rows, value=np.where(rows.state == ACTIVE, value, rows.value))
-        if (missing := zeros_for_nothing(rows.time, rows.source, value, cohort, self.tick_seconds)).any():
+        missing = zeros_for_nothing(rows.time, rows.source, value, cohort, self.tick_seconds)
+        with_zeros = np.isin(cohort, cohort[rows.source[missing]])
+        if missing.any():
             self.reading.note(ZEROS.format(int(missing.sum())))
+            rows, value = rows.cut(~missing), value[~missing]
+        if (missing := placeholders(rows.source, value) & ~with_zeros[rows.source]).any():
+            self.reading.note(PLACEHOLDERS.format(int(missing.sum())))
             rows, value = rows.cut(~missing), value[~missing]
         stuck, runs = stuck_values(rows.time, rows.source, value, cohort)
         if runs:
             rows, value = rows.cut(~stuck), value[~stuck]
             self._stuck = runs
+        if (filled := filled_values(rows.source, value)).any():
+            self.reading.note(FILLED.format(int(filled.sum())))
+            rows, value = rows.cut(~filled), value[~filled]
         slow = np.zeros(len(rows.time), np.bool_)
         if self.reading.measure != "score" and not self.reading.steps:
             slow = slow_steps(rows.time, rows.source, value, cohort)

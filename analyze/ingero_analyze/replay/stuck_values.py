@@ -1,4 +1,5 @@
-"""Finds values that an exporter which hangs repeats, while those of all other nodes change. Pure."""
+"""Finds values that an exporter repeats: one that hangs, while those of all other nodes change, and one that now and
+then fills in the value before where there is none. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +25,14 @@ MOST_DEVIATIONS: Final = 4.0
 LATEST: Final = 5
 """Standard deviations of its last values within which a value is usual: from their median, or from that of the latest
 ones, where all nodes move."""
+
+FEWEST_FILLED: Final = 8
+MOST_FILLED: Final = 0.4
+"""Repetitions of a source that are no chance at least, and at most as a share of its rows: one that has more reports
+at longer intervals."""
+
+BY_CHANCE: Final = 0.2
+"""Share of these that chance brings about at most, where values are rounded as finely as the least change tells."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,40 @@ def stuck_values(time: Floats, source: Ints, value: Floats, cohort: Ints) -> tup
             found[start + 1 : stop] = True
             runs.append(Stuck(int(source[start]), length, float(time[start]), float(time[stop - 1])))
     return found, runs
+
+
+def filled_in(repeats: Ints, rows: Ints, least: Floats, mean: Floats) -> Bools:
+    """By source, whether so many repetitions of its values in so many rows are none of rounding; `least`, `mean`: of
+    the changes of its values."""
+    by_chance = least <= BY_CHANCE * repeats * mean / np.maximum(rows, 1)
+    found: Bools = (repeats >= FEWEST_FILLED) & (repeats <= MOST_FILLED * rows) & by_chance
+    return found
+
+
+def filled_values(source: Ints, value: Floats) -> Bools:
+    """Which rows repeat the usual value before them for a short time, at sources that do so now and then and are not
+    rounded. Rows are sorted by source and time."""
+    change = np.abs(np.diff(value, prepend=np.nan))
+    within = np.diff(source, prepend=-1) == 0
+    same, changed = within & (change == 0) & (value > 0), within & (change > 0)
+    many = int(source.max(initial=-1)) + 1
+    repeats, changes, rows = (np.bincount(source[each], minlength=many) for each in (same, changed, within))
+    least = np.full(many, np.inf)
+    np.minimum.at(least, source[changed], change[changed])
+    mean = np.bincount(source[changed], change[changed], many) / np.maximum(changes, 1)
+    filled = filled_in(repeats, rows, least, mean)
+    found = np.zeros(len(value), np.bool_)
+    if not filled.any():
+        return found
+    edges = np.flatnonzero(np.diff(same, prepend=False, append=False))
+    first = np.searchsorted(source, source)
+    for start, stop in edges.reshape(-1, 2).tolist():
+        begin = max(int(first[start]), start - HISTORY)
+        if not filled[source[start]] or stop - start >= SHORTEST or start - begin < FEWEST:
+            continue
+        before = value[begin : start - 1]
+        found[start:stop] = _usual(float(value[start]), before, before[~same[begin : start - 1]])
+    return found
 
 
 def _usual(value: float, before: Floats, different: Floats) -> bool:

@@ -1,5 +1,6 @@
-"""Finds zeros that stand for missing values, where tables were filled with them. Pure."""
+"""Finds zeros, and other placeholders, that stand for missing values, where tables were filled with them. Pure."""
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,53 @@ MOST_ROWS: Final = 40.0
 
 ALL: Final = 0.9
 """Share of the cohort that is at zero in one tick where all pause together."""
+
+NOTHING: Final = 0.02
+HALF: Final = 0.5
+"""Shares of the median rate of a source: up to the first one it does nothing; what is below the second one, and no
+placeholder, is part of a tick in which it stopped or began."""
+
+PARTIAL: Final = 1 / 8
+"""Such rows for every run of placeholders at most: a source that stops has one of them in a run on average."""
+
+MOST_SHARE: Final = 0.2
+"""Share of the rows of a source that are placeholders, at most."""
+
+FEWEST_RUNS: Final = 8
+PARTS: Final = 3
+"""Runs of placeholders of a source at least, and parts of its history that have a third of their share each."""
+
+CHANCE: Final = 3.0
+"""Standard deviations by which more placeholders follow one another than by chance where they are no stops."""
+
+
+def placeholders(source: Ints, value: Floats) -> Bools:
+    """Which rows of single sources have no value but a placeholder: the same number that means nothing, again and
+    again from the first part of the history to the last, as often after itself as after other values, and hardly
+    anything between it and half of the usual rate.
+
+    Work that stops and begins does so within ticks, which have a part of it then, and a fault begins at some time.
+    Rows are sorted by source and time.
+    """
+    found = np.zeros(len(value), np.bool_)
+    edges = np.flatnonzero(np.diff(source, prepend=-1, append=-1))
+    for start, stop in pairwise(edges.tolist()):
+        own = value[start:stop]
+        known = own[np.isfinite(own)]
+        if not len(known) or (least := known.min()) > NOTHING * (usual := float(np.median(known))):
+            continue
+        here = own == least
+        begins = np.flatnonzero(here & ~np.concatenate(([False], here[:-1])))
+        partial = np.count_nonzero((own > least) & (own < HALF * usual))
+        if len(begins) < FEWEST_RUNS or partial > PARTIAL * len(begins):
+            continue
+        often = np.bincount(PARTS * begins // len(own), minlength=PARTS)
+        many = int(here.sum())
+        share = many / len(own)
+        by_chance = many * share + CHANCE * np.sqrt(many * share * (1 - share)) + 1
+        if share <= MOST_SHARE and often.min() >= len(begins) / PARTS**2 and many - len(begins) <= by_chance:
+            found[start:stop] = here
+    return found
 
 
 def zeros_for_nothing(time: Floats, source: Ints, value: Floats, cohort: Ints, tick: float) -> Bools:
