@@ -87,6 +87,8 @@ class LateValues:
         place = self._numbers[episode.node]
         logs, places = self._of_cohort(int(self._cohort[place]))
         own, peers = logs[:, places == place], np.delete(logs, np.flatnonzero(places == place), axis=1)
+        if peers.shape[1] < FEWEST_PEERS:
+            return since
         rest = places[places != place]
         for one in episodes:
             if one.node in self._numbers and one.first.since is not None:

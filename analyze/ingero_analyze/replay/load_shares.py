@@ -112,7 +112,7 @@ def load_shares(levels: Floats, names: Sequence[NodeKey]) -> LoadShares | None:
 
 
 @dataclass(frozen=True)
-class _Changes:
+class _LoadChanges:
     """Changes from one time to the next: of the common load, and by node; and what the load was between them."""
 
     common: Floats
@@ -151,7 +151,7 @@ class _Changes:
             certain &= (self.some(part == number).slopes() - 1) * np.sign(other) >= lowest
         return certain
 
-    def halves(self) -> tuple["_Changes", "_Changes"]:
+    def halves(self) -> tuple["_LoadChanges", "_LoadChanges"]:
         """The changes below the usual load, and those above it; all, where there are few."""
         below = self.load < 0
         parts = self.some(below), self.some(~below)
@@ -159,12 +159,12 @@ class _Changes:
         first, second = (part if len(part.common) and part.moves() >= least else self for part in parts)
         return first, second
 
-    def some(self, which: Bools) -> "_Changes":
+    def some(self, which: Bools) -> "_LoadChanges":
         """Some of the changes."""
-        return _Changes(self.common[which], self.own[which], self.load[which])
+        return _LoadChanges(self.common[which], self.own[which], self.load[which])
 
 
-def _clearest(load: Floats, own: Floats) -> _Changes | None:
+def _clearest(load: Floats, own: Floats) -> _LoadChanges | None:
     """Changes over as many blocks as show shares best; `None` where there are too few moves."""
     best, least, length = None, np.inf, 1
     while len(load) // length >= FEWEST_MOVES:
@@ -177,7 +177,7 @@ def _clearest(load: Floats, own: Floats) -> _Changes | None:
     return best
 
 
-def _changes(load: Floats, own: Floats, length: int) -> _Changes:
+def _changes(load: Floats, own: Floats, length: int) -> _LoadChanges:
     """Changes between means of so many blocks."""
     many = len(load) // length
     both = np.column_stack((load, own))[: many * length].reshape(many, length, -1)
@@ -187,7 +187,7 @@ def _changes(load: Floats, own: Floats, length: int) -> _Changes:
     change = np.diff(means, axis=0)
     between = (means[1:, 0] + means[:-1, 0]) / 2
     some = (np.abs(change[:, 0]) <= LARGEST) & (change[:, 0] != 0)
-    return _Changes(change[some, 0], change[some, 1:], between[some])
+    return _LoadChanges(change[some, 0], change[some, 1:], between[some])
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:
