@@ -218,13 +218,16 @@ def _excess_over_peers(
     spread = MAD_TO_SIGMA * float(np.median(np.abs(spreads))) if spreads else 0.0
     typical = float(np.median(error))
     chance = 1 + 2 * MAD_NOISE / np.sqrt(max(len(spreads), 1))
-    spread = max(spread, wander) if spread**2 > chance * typical**2 else typical
+    differ = spread**2 > chance * typical**2
+    chips_differ = float(np.sqrt(1 - (typical / spread) ** 2)) if differ else 0.0
+    spread = max(spread, wander) if differ else typical
     usual, count = spread, len(spreads)
     if chips:
         usual = max(usual, float(np.sqrt((count * spread**2 + CHIP_VALUES * chips**2) / (count + CHIP_VALUES))))
     most = MIN_SPREADS * usual
     if chips and tail:
-        most = max(most, _end_of_tail(share[share <= most]))
+        # What errors explain of the differences between ranks is no tail of chips.
+        most = max(most, _end_of_tail(share[share <= most], FURTHER * chips_differ))
     return _Excess(share, error, freedom, spread, most)
 
 
