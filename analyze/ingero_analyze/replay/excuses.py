@@ -40,7 +40,7 @@ class Excuses:
         for cohort, more in seen.mirrored.found().items():
             gains.setdefault(cohort, []).extend(more)
         self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self._jobs_known)
-        self._episodes = episodes
+        self._episodes, self._onsets = episodes, dict[Onset, float | None]()
         self._last, self._by_node = last, dict[NodeKey, list[Episode]]()
         for episode in episodes:
             self._by_node.setdefault(episode.node, []).append(episode)
@@ -77,7 +77,9 @@ class Excuses:
         first = episode.first
         if self._live or first.axis is not Axis.OWN or first.kind is not Kind.SLOW:
             return first.since
-        return self._seen.late.beyond_wandering(episode, self._episodes)
+        if episode.key not in self._onsets:
+            self._onsets[episode.key] = self._seen.late.beyond_wandering(episode, self._episodes)
+        return self._onsets[episode.key]
 
     def _rolled_out(self, episode: Episode) -> bool:
         rollout = self._rollouts.get(episode.node)
