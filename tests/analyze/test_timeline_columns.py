@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ingero_analyze.diagnose.columns import TimelineColumns, kind_of, kind_of_operation, recognised, units_of_times
+from ingero_analyze.diagnose.hidden_waits import waiting_operation
 from ingero_analyze.diagnose.step_times import operation_columns
 from ingero_fleet.cli import main
 
@@ -748,3 +749,11 @@ def test_ranks_that_do_not_wait_are_judged_by_all_that_they_do(tmp_path: Path, l
 
     assert "waits_in" not in found["evidence"]
     assert (found["kind"], found["ranks"]) == (("node", [CULPRIT]) if late else ("none", []))
+
+
+def test_operations_with_names_of_their_own_in_every_step_take_no_memory_with_the_square_of_a_file() -> None:
+    steps, ranks = 20_000, 8
+    step, rank = (values.ravel() for values in np.meshgrid(np.arange(steps), np.arange(ranks), indexing="ij"))
+    names = [f"fwd_{number}" for number in range(steps)]
+
+    assert waiting_operation(rank, step, step, np.full(len(step), 0.1), names) is None

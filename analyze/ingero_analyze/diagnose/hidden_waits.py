@@ -11,10 +11,14 @@ import numpy as np
 
 from ingero_analyze.audit.columns import words_of
 from ingero_detect.grouped import Floats, Ints
+from ingero_detect.ranks.timeline import FEWEST_STEPS
 
-FEWEST_STEPS: Final = 8
 FEWEST_RANKS: Final = 3
-"""Complete steps and ranks from which totals are seen to agree."""
+"""Ranks from which totals are seen to agree."""
+
+MOST_CELLS: Final = 8
+"""Operations of ranks and steps for each one that was recorded, at most: operations with names of their own in every
+step, or many absent ones, show no waits, and would take memory with the square of a file."""
 
 AGREE: Final = 0.5
 """Differences of whole steps between ranks over those of their operations, taken for independent, at most."""
@@ -41,10 +45,12 @@ def waiting_operation(rank: Ints, step: Ints, op: Ints, duration: Floats, names:
     ranks, steps = int(rank.max(initial=-1)) + 1, int(step.max(initial=-1)) + 1
     if len(ops) < 2 or ranks < FEWEST_RANKS:
         return None
+    shape, cells = (len(ops), ranks, steps), len(ops) * ranks * steps
+    if cells > MOST_CELLS * len(rank):
+        return None
     place = (code * ranks + rank) * steps + step
-    shape = (len(ops), ranks, steps)
-    seconds = np.bincount(place, duration, int(np.prod(shape))).astype(np.float64).reshape(shape)
-    there = np.bincount(place, minlength=int(np.prod(shape))).reshape(shape) > 0
+    seconds = np.bincount(place, duration, cells).astype(np.float64).reshape(shape)
+    there = np.bincount(place, minlength=cells).reshape(shape) > 0
     complete = (there.all(axis=1) | ~there.any(axis=1)).all(axis=0) & there.any(axis=(0, 1))
     if complete.sum() < FEWEST_STEPS:
         return None

@@ -74,11 +74,12 @@ def jobs_of(contents: Mapping[str, FileContent], shared: float = SHARED) -> dict
 def are_several(contents: Sequence[FileContent]) -> bool:
     """Whether what a column calls jobs, or runs, are several: two have the same steps of ranks, or none of each
     other's ranks. One run that goes on where another one ended is the same job."""
-    return any(
-        one.is_of_another_job(other, SHARED)
-        or (min(len(one.ranks), len(other.ranks)) >= FEWEST_RANKS and one.ranks.isdisjoint(other.ranks))
-        for one, other in combinations(contents, 2)
-    )
+    groups = {ranks for content in contents if len(ranks := content.ranks) >= FEWEST_RANKS}
+    if any(one.isdisjoint(other) for one, other in combinations(groups, 2)):
+        return True
+    if len(frozenset[object]().union(*(one.cells for one in contents))) == sum(len(one.cells) for one in contents):
+        return False  # No step of a rank is in two: parts of one run, which may be thousands.
+    return any(one.is_of_another_job(other, SHARED) for one, other in combinations(contents, 2))
 
 
 def names_of_jobs(rank_of_file: Mapping[str, str | None]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.numbering import longer
 from ingero_analyze.replay.stuck_values import filled_in
 from ingero_analyze.replay.unit_changes import FAR
 from ingero_analyze.replay.zero_runs import FEWEST_RUNS, SEVERAL
@@ -39,17 +40,13 @@ class Irregularities:
 
     def note(self, tick: int, node: Ints, value: Floats) -> None:
         """Add a tick: the numbers of its nodes and their values."""
-        more = int(node.max(initial=-1)) + 1 - len(self._tick)
-        if more > 0:
-            self._tick = np.append(self._tick, np.full(more, tick))
-            self._value = np.append(self._value, np.full(more, np.nan))
+        many = max(int(node.max(initial=-1)) + 1, len(self._tick))
+        if many > len(self._tick):
+            self._tick, self._value = longer(self._tick, many, tick), longer(self._value, many, np.nan)
+            self._least, self._sum = longer(self._least, many, np.inf), longer(self._sum, many, 0.0)
             self._gaps, self._repeats, self._changes, self._returns, self._same = (
-                np.append(each, np.zeros(more, np.int64))
+                longer(each, many, 0)
                 for each in (self._gaps, self._repeats, self._changes, self._returns, self._same)
-            )
-            self._least, self._sum = (
-                np.append(self._least, np.full(more, np.inf)),
-                np.append(self._sum, np.zeros(more)),
             )
         self._gaps[node] += tick - self._tick[node] >= LONG_GAP
         before = self._value[node]

@@ -85,7 +85,8 @@ class LateValues:
         if not len(times) or since is None or episode.node not in self._numbers:
             return since or 0.0
         place = self._numbers[episode.node]
-        logs, places = self._of_cohort(int(self._cohort[place]))
+        rates = self._of_cohort(int(self._cohort[place]))
+        logs, places = rates.logs.astype(float), rates.places
         own, peers = logs[:, places == place], np.delete(logs, np.flatnonzero(places == place), axis=1)
         if peers.shape[1] < FEWEST_PEERS:
             return since
@@ -99,23 +100,21 @@ class LateValues:
         begins = beyond_wandering(own[:, 0] - row_medians(peers), from_others(peers, LARGE), onset, stop)
         return since if begins == onset else None if begins is None else float(times[begins])
 
-    def _of_cohort(self, cohort: int) -> tuple[Floats, Ints]:
-        """By tick and node the logs of the rates of a cohort, and the numbers of its nodes."""
+    def _of_cohort(self, cohort: int) -> "_RatesOfCohort":
+        """The rates of a cohort; those of the latest one are kept."""
         if self._of.number != cohort:
             self._of = self._read(cohort)
-        return self._of.logs.astype(float), self._of.places
+        return self._of
 
     def _own_and_common(self, place: int) -> tuple[Floats, Floats]:
         """By tick the log of the rate of a node, and the median over its peers (over all of a large cohort), both
         from what is usual; NaN where there is none."""
-        cohort = int(self._cohort[place])
-        if self._of.number != cohort:
-            self._of = self._read(cohort)
-        column = int(np.searchsorted(self._of.places, place))
-        own = self._of.logs[:, column].astype(float)
-        if len(self._of.places) > LARGE:
-            return own, self._of.common
-        return own, _median(np.delete(self._of.logs, column, axis=1))
+        rates = self._of_cohort(int(self._cohort[place]))
+        column = int(np.searchsorted(rates.places, place))
+        own = rates.logs[:, column].astype(float)
+        if len(rates.places) > LARGE:
+            return own, rates.common
+        return own, _median(np.delete(rates.logs, column, axis=1))
 
     def _read(self, cohort: int) -> "_RatesOfCohort":
         places = np.flatnonzero(self._cohort == cohort)

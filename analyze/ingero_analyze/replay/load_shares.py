@@ -195,6 +195,4 @@ def _weighted_median(values: Floats, weights: Floats) -> float:
     known = np.isfinite(values)
     if not known.any():
         return 1.0
-    order = np.argsort(values[known])
-    sums = np.cumsum(weights[known][order])
-    return float(values[known][order][np.searchsorted(sums, sums[-1] / 2)])
+    return float(np.quantile(values[known], 0.5, weights=weights[known], method="inverted_cdf"))

@@ -97,11 +97,11 @@ def late_together(late: Floats, period: float) -> Diagnosis | None:
     stretch = variance_inflation_of_others(values)
     among = frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch)
     mean = np.nanmean(values - median_by_step(values), axis=1)
-    for (often, cost), most in ((far, MOST_TOGETHER), (among, MAX_STRAGGLER_SHARE)):
+    for (often, cost), most, may_last in ((far, MOST_TOGETHER, False), (among, MAX_STRAGGLER_SHARE, True)):
         late_ones = often & (cost > SMALLEST_EFFECT)
-        if not 2 <= late_ones.sum() <= most * len(values) or (
-            most == MOST_TOGETHER and _lastingly(values, late_ones)
-        ):
+        if not 2 <= late_ones.sum() <= most * len(values):
+            continue
+        if not may_last and _lastingly(values, late_ones):
             continue
         others = mean[~late_ones]
         spread = MAD_TO_SIGMA * float(np.median(np.abs(others - np.median(others))))
