@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.diagnose.counted_steps import counted_steps
 from ingero_analyze.diagnose.sources import Problems
-from ingero_analyze.diagnose.timeline_files import counted_steps
 from ingero_analyze.diagnose.timeline_reader import read_timeline
 from ingero_fleet.cli import main
 

@@ -12,9 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from ingero_detect.ranks.calm_compute import data_peers
-from ingero_detect.ranks.diagnosis import diagnose, without_usual_chips
+from ingero_detect.ranks.diagnosis import diagnose
 from ingero_detect.ranks.imbalance import Cause, Diagnosis
 from ingero_detect.ranks.last_arrival import min_last_count
+from ingero_detect.ranks.late_waits import without_usual_chips
 from ingero_detect.ranks.rank_outliers import (
     CHIP_SPREAD,
     moderated_errors,

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.diagnose.timeline_files import numbered
+from ingero_analyze.diagnose.counted_steps import numbered
 from ingero_detect.grouped import Bools, Floats, Ints
 
 BETWEEN_UNITS: Final = 3.0

@@ -12,18 +12,36 @@ import numpy.typing as npt
 from ingero_analyze.audit.columns import SECONDS as SECONDS_OF
 from ingero_analyze.audit.columns import words_of
 from ingero_analyze.diagnose.columns import RECORD
+from ingero_analyze.diagnose.counted_steps import counted_steps, numbered, occurrence
 from ingero_analyze.diagnose.hidden_waits import HIDDEN_WAITS, waiting_operation
+from ingero_analyze.diagnose.recorded_stages import sends_of, stages_of
 from ingero_analyze.diagnose.step_times import NOT_COMPUTING, REST
 from ingero_analyze.diagnose.untold_stages import doubted_as_stage, stage_width
-from ingero_detect.grouped import Bools, Floats, Ints, connected, extremes
+from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.ranks.diagnosis import diagnose
 from ingero_detect.ranks.imbalance import Cause, Diagnosis
-from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, step_period
+from ingero_detect.ranks.timeline import Timeline, step_period
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
 WORK: Final = "work"
 SIZE: Final = "size"
+
+_CHORES: Final = re.compile(
+    r"\b(?:(?:save|write|upload|dump)\w*|checkpoint\w*|ckpt|snapshot|log|logs|logging|logger|print|tensorboard|wandb|"
+    r"mlflow|metrics|eval|evaluate|evaluation|validate|validation)\b"
+)
+"""What few ranks do for all in some steps."""
+
+_TO_ALL: Final = re.compile(r"\ball ?to ?all\w*|\ba2a\b")
+_OF_EXPERTS: Final = re.compile(r"\b(?:experts?|moe|ffn moe|grouped ?gemm|group gemm)\b")
+_OF_ALL_WORK: Final = re.compile(
+    r"(?:forward|fwd|backward|bwd|compute|computation|comp|calc)(?: (?:pass|compute|time))?"
+)
+"""Exchanges that route tokens to experts, compute of these, and compute of whatever ranks do."""
+
+_PAUSES: Final = re.compile(r"\b(?:gc|garbage collect\w*)\b")
+"""What is no work of a rank."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +87,7 @@ def assemble(
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
     width: int | None = None
-    sends = _sends(columns["op"], list(vocabulary["op"]), collective)
+    sends = sends_of(columns["op"], list(vocabulary["op"]), collective)
     if not stages:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
         width = stage_width(rank, sends) if (columns["group"][sends] < 0).any() else None
@@ -267,14 +285,6 @@ def _instances(rank: Ints, step: Ints, columns: dict[str, Any], collective: npt.
     return np.where(collective, numbered(*keys), -1)
 
 
-def numbered(*keys: Ints) -> Ints:
-    """One number for every combination of keys, in their order; -1 is a value like others."""
-    found = np.zeros(len(keys[0]), np.int64)
-    for key in keys:
-        found = np.unique(found * (int(key.max(initial=-1)) + 2) + key + 1, return_inverse=True)[1].astype(np.int64)
-    return found
-
-
 def _work_of(rank: Ints, step: Ints, columns: dict[str, Any], ops: list[str], collective: Bools) -> Floats | None:
     """The work of operations as the file tells it; else of compute the size of what its rank exchanges with all in
     the step, as far as that is known: that is what is routed to its experts."""
@@ -308,248 +318,6 @@ def _routed(op: Ints, ops: list[str], collective: Bools, work: Floats | None) ->
     return ~collective if len(np.unique(op[~collective])) == 1 else of_all
 
 
-_BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
-
-_CHORES: Final = re.compile(
-    r"\b(?:(?:save|write|upload|dump)\w*|checkpoint\w*|ckpt|snapshot|log|logs|logging|logger|print|tensorboard|wandb|"
-    r"mlflow|metrics|eval|evaluate|evaluation|validate|validation)\b"
-)
-"""What few ranks do for all in some steps."""
-
-_TO_ALL: Final = re.compile(r"\ball ?to ?all\w*|\ba2a\b")
-_OF_EXPERTS: Final = re.compile(r"\b(?:experts?|moe|ffn moe|grouped ?gemm|group gemm)\b")
-_OF_ALL_WORK: Final = re.compile(
-    r"(?:forward|fwd|backward|bwd|compute|computation|comp|calc)(?: (?:pass|compute|time))?"
-)
-"""Exchanges that route tokens to experts, compute of these, and compute of whatever ranks do."""
-
-_PAUSES: Final = re.compile(r"\b(?:gc|garbage collect\w*)\b")
-"""What is no work of a rank."""
-
-SMALLEST_RING: Final = 3
-RING_SPREAD: Final = 0.02
-"""Ranks that a ring of sends has at least, and by which share some may have more sends than others."""
-
-
-FEWEST_REPEATED: Final = 3
-"""How often a rank does what ends steps, at least, in a recording of few steps."""
-
-MOST_UNEVEN: Final = 1.25
-"""Rows of compute of one rank over those of another from which a row of one is no row of the other."""
-
-MOST_PARTS: Final = 64
-REPEATED: Final = 0.9
-"""Parts of a step at most, and which share of them must repeat."""
-
-
-OFTENER: Final = 1.5
-"""How many times as often as in another group a rank does something in one with another rhythm."""
-
-
-def occurrence(*keys: Ints, start: Floats) -> Ints:
-    """For every row, how many rows with the same keys came before it on its rank's own clock."""
-    order = np.lexsort((np.arange(len(start)), start, *reversed(keys)))
-    same = np.ones(len(order), np.bool_)
-    same[:1] = False
-    for key in keys:
-        same[1:] &= key[order][1:] == key[order][:-1]
-    place = np.arange(len(order))
-    first = np.maximum.accumulate(np.where(same, 0, place))
-    found = np.empty(len(order), np.int64)
-    found[order] = place - first
-    return found
-
-
-def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools) -> Ints:
-    """Number the steps of a timeline without steps.
-
-    A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
-    n-th time that a rank performs an operation is step n, or all is one step where some ranks have far more rows of
-    compute than others, which are then no parts of a step that compare. Groups of other sizes make other operations,
-    and so do those in which a rank does something far less often than in others. In a recording of few steps only the
-    layers of a step are many: where the groups that meet often enough do not connect all ranks, or nothing else ends
-    steps, an operation may end steps that all ranks do only a few times.
-    """
-    groups = np.where(collective, group, -1)
-    joined = _often_connected(rank, groups)
-    op = numbered(op, _group_sizes(rank, groups))
-    op = numbered(op, _rhythms(rank, op, groups))
-    order = np.lexsort((np.arange(len(start)), start, rank))
-    own, name, computes = rank[order], op[order], ~collective[order]
-    # Several in a row, such as the buckets of one gradient or the layers of a model, end one step. Collectives that
-    # run beside computing change nothing in the order of what is computed.
-    ends = _ends_of_runs(own, name)
-    ends[computes] = _ends_of_runs(own[computes], name[computes])
-    fewest = (FEWEST_STEPS, FEWEST_REPEATED) if joined else (FEWEST_REPEATED,)
-    tried = (_last_of_step(own, name, ends, ~computes, least) for least in fewest)
-    last = next((op for op in tried if op is not None), None)
-    if last is None:
-        of_rank = np.bincount(rank[~collective], minlength=int(rank.max()) + 1)
-        if of_rank.max() > MOST_UNEVEN * of_rank.min() > 0:
-            return np.zeros(len(start), np.int64)
-        return occurrence(rank, op, np.where(collective, group, -1), start=start)
-    ends &= name == last
-    before: Ints = np.cumsum(ends) - ends
-    first = np.searchsorted(own, np.arange(int(own[-1]) + 1))
-    part = before - before[first][own]
-    if not joined:
-        part = _with_rest(own, part)
-    found = np.empty(len(start), np.int64)
-    found[order] = part // _parts_of_step(own, part)
-    return found
-
-
-def _with_rest(rank: Ints, part: Ints) -> Ints:
-    """Parts of a few steps; what follows the last end belongs to the last part, if it is less than half of it."""
-    ranks, parts = int(rank.max()) + 1, int(part.max()) + 1
-    rows = np.median(np.bincount(rank * parts + part, minlength=ranks * parts).reshape(ranks, parts), axis=0)
-    return np.minimum(part, parts - 2) if parts > 2 and 2 * rows[-1] < np.median(rows[:-1]) else part
-
-
-def _often_connected(rank: Ints, group: Ints) -> bool:
-    """Whether groups in which each of their ranks has as many rows as steps are needed connect all ranks.
-
-    So they seem to where groups are not known.
-    """
-    if (group < 0).all():
-        return True
-    pairs, rows = np.unique(np.stack([group, rank]), axis=1, return_counts=True)
-    often = pairs[:, (rows >= FEWEST_STEPS) & (pairs[0] >= 0)]
-    return len(np.unique(connected(often, int(rank.max()) + 1))) == 1
-
-
-def _group_sizes(rank: Ints, group: Ints) -> Ints:
-    """By row, how many ranks its group has; 0 where none is known."""
-    pairs = np.unique(np.stack([group, rank]), axis=1)
-    sizes = np.bincount(pairs[0] + 1, minlength=int(group.max(initial=-1)) + 2)
-    sizes[0] = 0
-    return sizes[group + 1].astype(np.int64)
-
-
-def _rhythms(rank: Ints, op: Ints, group: Ints) -> Ints:
-    """By row, in how many groups of other rhythms its rank does the same less often; 0 where no group is known.
-
-    A tensor and a data group may have the same size, and differ by how often they meet.
-    """
-    triples, row, times = np.unique(np.stack([op, rank, group]), axis=1, return_inverse=True, return_counts=True)
-    order = np.lexsort((times, triples[1], triples[0]))
-    others = (np.diff(triples[:2, order], axis=1) != 0).any(axis=0)
-    oftener = np.append(False, ~others & (times[order][1:] > OFTENER * times[order][:-1]))
-    before = np.cumsum(oftener)
-    first = np.maximum.accumulate(np.where(np.append(True, others), before - oftener, 0))
-    found = np.empty(len(order), np.int64)
-    found[order] = before - first
-    return found[row.ravel()]
-
-
-def _parts_of_step(rank: Ints, part: Ints) -> int:
-    """How many parts repeat together: computing may divide the run of operations that ends a step.
-
-    The parts of most ranks have the same numbers of rows again after so many.
-    """
-    ranks, parts = int(rank.max()) + 1, int(part.max()) + 1
-    rows = np.bincount(rank * parts + part, minlength=ranks * parts).reshape(ranks, parts)
-    usual = np.median(rows, axis=0)[1:-1]
-    for count in range(1, min(MOST_PARTS, parts // FEWEST_STEPS) + 1):
-        if (usual[count:] == usual[:-count]).mean() >= REPEATED:
-            return count
-    return 1
-
-
-def _ends_of_runs(rank: Ints, op: Ints) -> Bools:
-    """By row, whether the next one is of another operation or rank."""
-    return np.append((op[1:] != op[:-1]) | (rank[1:] != rank[:-1]), True)[: len(op)]
-
-
-def _last_of_step(rank: Ints, op: Ints, ends: Bools, collective: Bools, least_often: int) -> int | None:
-    """The operation that ends steps, for rows in order; `None` where every one is done about as often as any other.
-
-    It is done `least_often` times or more. Of several, a collective, and the one that is done for the first time
-    after the others.
-    """
-    ranks = int(rank.max()) + 1
-    pairs, begins, times = np.unique(op * ranks + rank, return_index=True, return_counts=True)
-    runs = np.bincount(np.searchsorted(pairs, (op * ranks + rank)[ends]), minlength=len(pairs))
-    ops, first = np.unique(pairs // ranks, return_index=True)
-    fewest, most = np.minimum.reduceat(runs, first), np.maximum.reduceat(runs, first)
-    by_all = np.diff(np.append(first, len(pairs))) == ranks
-    regular = by_all & (fewest >= least_often) & (most - fewest <= 0.1 * most)
-    if not regular.any():
-        return None
-    latest = np.maximum.reduceat(begins - np.searchsorted(rank, np.arange(ranks))[pairs % ranks], first)
-    joins = np.isin(ops, op[collective])
-    least = most[regular].min()
-    last = int(np.lexsort((latest, joins, regular & (most <= 1.1 * least)))[-1])
-    return int(ops[last]) if times.max() >= OFTENER * most[last] else None
-
-
-def _across_stages(pairs: Ints, sending: Ints) -> Ints:
-    """Groups with two members that send to each other; each column of both tables is a group and one of its ranks.
-
-    A group that all ranks send in does not tell who sends to whom.
-    """
-    width = int(max(pairs[1].max(initial=0), sending[1].max(initial=0))) + 1
-    senders = [sending[1][sending[0] == one] for one in np.unique(sending[0]).tolist()]
-    found = []
-    for one in np.unique(pairs[0]).tolist():
-        inside = np.zeros(width, np.bool_)
-        inside[pairs[1][pairs[0] == one]] = True
-        if any(len(ranks) < width and inside[ranks].sum() >= 2 for ranks in senders):
-            found.append(one)
-    return np.array(found, np.int64)
-
-
-def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: Bools) -> Ints:
-    """Pipeline stages by row, from which ranks communicate; -1 without a pipeline. Numbered by first rank.
-
-    Stages exchange tensors by sends and receives. All other operations connect ranks of one stage, and so do sends in
-    a ring (of a long sequence's attention), except operations in which ranks take part that also send to each other
-    from stage to stage, such as a norm over the whole job. A ring of two looks like two stages, but several of them
-    have nothing else in common.
-    """
-    unknown = np.full(len(rank), -1, np.int64)
-    sends = _sends(op, names, collective)
-    if not sends.any() or (group[sends] < 0).any():
-        return unknown
-    between = sends & ~np.isin(op, _ring_operations(rank[sends], op[sends], group[sends]))
-    inside = collective & ~between & (group >= 0)
-    ranks = int(rank.max()) + 1
-    pairs = np.unique(np.stack([group[inside], rank[inside]]), axis=1)
-    sending = np.unique([group[between], rank[between]], axis=1)
-    across = np.isin(pairs[0], _across_stages(pairs, sending))
-    stage = connected(pairs[:, ~across], ranks)
-    if not between.any() or len(np.unique(stage)) < 2:
-        return unknown
-    # Replicas of a pipeline sum gradients stage by stage. Those that only meet as a whole are no pipelines.
-    replica = connected(np.concatenate([pairs[:, ~across], sending], axis=1), ranks)
-    met = replica[pairs[1, across]]
-    if any(len(np.unique(met[pairs[0, across] == one])) > 1 for one in np.unique(pairs[0, across]).tolist()):
-        return unknown
-    return stage[rank]
-
-
-def _sends(op: Ints, names: list[str], collective: Bools) -> Bools:
-    """Rows of sends and receives, by their names."""
-    return np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
-
-
 def _called(op: Ints, names: list[str], words: re.Pattern[str]) -> Bools:
     """Rows whose operation has one of these words in its name."""
     return np.array([bool(words.search(words_of(name))) for name in names], np.bool_)[op]
-
-
-def _ring_operations(rank: Ints, op: Ints, group: Ints) -> Ints:
-    """Sends that go round: all ranks that they connect, three or more each, have equally many.
-
-    The first and the last stage of a pipeline have fewer than those in between. Two ranks look like two stages.
-    """
-    found = []
-    for one in np.unique(op).tolist():
-        rows = op == one
-        ranks, index, times = np.unique(rank[rows], return_inverse=True, return_counts=True)
-        ring = connected(np.stack([group[rows], index]), len(ranks))
-        size, first = np.bincount(ring), np.unique(ring)
-        fewest, most = extremes(times, ring, len(ranks))
-        if (size[first] >= SMALLEST_RING).all() and (most[first] <= (1 + RING_SPREAD) * fewest[first]).all():
-            found.append(one)
-    return np.array(found, np.int64)

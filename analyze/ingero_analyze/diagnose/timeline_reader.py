@@ -12,6 +12,7 @@ import numpy as np
 from ingero_analyze.diagnose import deepspeed_timers, elastic_events, loop_logs, rank_timers
 from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
 from ingero_analyze.diagnose.columns import RECORD, SECONDS_OF, units_of_times
+from ingero_analyze.diagnose.counted_steps import counted_steps, numbered
 from ingero_analyze.diagnose.decimal_commas import with_points
 from ingero_analyze.diagnose.missing_starts import with_starts
 from ingero_analyze.diagnose.mixed_units import other_units
@@ -24,9 +25,7 @@ from ingero_analyze.diagnose.timeline_files import (
     REQUIRED,
     RecordedTimeline,
     assemble,
-    counted_steps,
     in_likely_unit,
-    numbered,
     ordered,
     plain_name,
 )

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.diagnose.timeline_files import numbered, occurrence
+from ingero_analyze.diagnose.counted_steps import numbered, occurrence
 from ingero_detect.grouped import Bools, Floats, Ints, extremes
 
 Columns = dict[str, npt.NDArray[Any]]
