@@ -20,6 +20,8 @@ FILE: Final = "file"
 """Stands for the column of the node where each file is one."""
 
 ROLES: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", "state", "metric", *LABELS)
+WORK: Final = "work"
+"""The role of the work of a row whose time is judged, which is known by its name only beside such a time."""
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": (
@@ -127,6 +129,16 @@ _WORK: Final = (
     r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
     r"requests?|queries|frames|items|records|(?:cuda )?(?:ops?|operations?)|(?:kernel )?launch(?:es)?|kernels?|work)"
 )
+_WORK_OF_ROW: Final = re.compile(
+    r"work(?: units| size)?"
+    r"|(?:(?:n|num|number of|total|batch|step|prompt|input|output|generated) )?(?:tokens|samples)"
+    r"(?: (?:per|in|this) (?:step|batch|iter|iteration))?"
+    r"|(?:(?:prompt|input|output) )?token count"
+    r"|(?:(?:avg|average|mean|max|total|padded) )?(?:seq|sequence|context|input|prompt|output) ?(?:len|length)"
+    r"|(?:(?:global|local|micro) )?batch ?size|bs"
+)
+"""What a row did, by its name beside a time."""
+
 _PARTS: Final = r"per (?:gpu|device|chip|node|replica)"
 _COUNTED: Final = r"(?:tok|toks|tokens|samples|images|imgs|words|sequences|seqs|examples|requests|queries)"
 """Work that is counted in a second where this follows its name, as in tokens_s; step_s is the time of a step."""
@@ -266,6 +278,12 @@ class Columns:
         roles = {name: columns for name, columns in self.roles.items() if name != role}
         return replace(self, roles=roles, ignored=(*self.ignored, *self.roles.get(role, ())))
 
+    def with_work(self, names: Sequence[str]) -> "Columns":
+        """The same with some of its columns of work; the others are ignored."""
+        roles = {role: columns for role, columns in self.roles.items() if role != WORK}
+        ignored = (*self.ignored, *(one for one in self.roles.get(WORK, ()) if one not in names))
+        return replace(self, roles={**roles, WORK: tuple(names)} if names else roles, ignored=ignored)
+
     @property
     def value(self) -> str:
         """The column of the value, or the first one of two whose product is that."""
@@ -321,6 +339,13 @@ def recognised(
     if len(measures) > 1:
         raise ValueError(f"exactly one of the columns {', '.join(MEASURES)} is needed; {_found(measures)}")
     used = {name for columns in roles.values() for name in columns} | {RECORDED}
+    if WORK not in chosen and measures[0] == "step_seconds" and not recorded:
+        roles |= _work_of(names, used)
+        used |= {*roles.get(WORK, ())}
+    if WORK in roles and measures[0] != "step_seconds":
+        raise ValueError(
+            f"work explains the time of a step, and the value is {measures[0]}: leave out --column work="
+        )
     doubled = [name for name in used if names.count(name) > 1]
     if doubled:
         raise ValueError(f"the column {min(doubled)} is there twice")
@@ -329,6 +354,13 @@ def recognised(
         roles, measures[0], unit_of(measured_by or roles[measures[0]][0]) or 1.0, per_second,
         tuple(name for name in names if name and name not in used), recorded, steps,
     )  # fmt: skip
+
+
+def _work_of(names: Sequence[str], used: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Columns that may hold the work of each row, such as tokens or a length; nothing where there are none."""
+    free = [name for name in names if name not in used and names.count(name) == 1]
+    found = tuple(name for name in free if _WORK_OF_ROW.fullmatch(words_of(_leaf(name))))
+    return {WORK: found} if found else {}
 
 
 def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorded: bool) -> dict[str, list[str]]:

@@ -29,11 +29,11 @@ def _settings(file: Path | None, flags: dict[str, Any]) -> tuple[Parameters, tup
 
 def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
     """Columns by the role that was chosen for them; none where a role is given without a column."""
-    from ingero_analyze.replay.columns import LABELS, ROLES
+    from ingero_analyze.replay.columns import LABELS, ROLES, WORK
 
     found: dict[str, list[str]] = {}
-    once = [role for role in ROLES if role not in LABELS]
-    for role, name in chosen_columns(given, ROLES, once=once, empty=True):
+    once = [role for role in (*ROLES, WORK) if role not in LABELS]
+    for role, name in chosen_columns(given, (*ROLES, WORK), once=once, empty=True):
         found.setdefault(role, []).extend([name] if name else [])
     return found
 
@@ -126,14 +126,17 @@ def command(
     from ingero_analyze.replay import plot as plots
     from ingero_analyze.replay.recorded_history import RecordedHistory
     from ingero_analyze.replay.result import Watch
+    from ingero_analyze.replay.rows import learnt_work
     from ingero_analyze.terminal import output
 
     chosen = _columns(column)
     with progress_over_files("replay", files, "judging", quiet) as advance:
         parameters, labels = _settings(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
+        learns = rule == "ingero" and not file
         history = RecordedHistory(
-            files, parameters.tick_seconds, advance, chosen, labels, metric, wide, bool(tick or file)
-        )
+            files, parameters.tick_seconds, advance, chosen, labels, metric, wide, bool(tick or file),
+            work=learnt_work(files, chosen, labels, metric, wide) if learns else (),
+        )  # fmt: skip
         done = judge.replay(
             history, rule, parameters, Watch() if plot else None, live=bool(file),
             most_false=judge.MOST_FALSE if budget is None else None,

@@ -73,6 +73,9 @@ SHARES: Final = (
     "nodes follow the common load by shares of their own, which were taken off before they were compared: values in "
     "evidence are without them"
 )
+EQUAL_WORK: Final = (
+    "times follow the work in {}, and are judged as if all rows had done the usual work: evidence has those times"
+)
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 MISSING: Final = "rows are missing at random: a node counts as silent when it misses more than {} ticks in a row"
 ZEROS: Final = (

@@ -15,6 +15,7 @@ from ingero_analyze.replay.columns import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls, evened
 from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts
+from ingero_analyze.replay.equal_work import WorkColumn
 from ingero_analyze.replay.gains import Gains
 from ingero_analyze.replay.hidden_groups import NodeLevels
 from ingero_analyze.replay.irregularities import Irregularities
@@ -116,13 +117,15 @@ class RecordedHistory:
         tick_given: bool = False,
         in_order: bool = True,
         groups: HiddenGroups | None = None,
+        work: Sequence[WorkColumn] = (),
     ) -> None:
         self.files = list(files)
         self.tick_seconds = tick_seconds
         self._given = (self.files, tick_seconds, progress, chosen, labels, metric, wide, tick_given)
+        self._equal_work = work
         self._in_order = in_order and "-" not in files
         self._progress = progress
-        self._reader = RowReader(self.files, chosen or {}, labels, metric, wide, groups)
+        self._reader = RowReader(self.files, chosen or {}, labels, metric, wide, groups, work)
         if groups:
             self.reading.note(GROUPS)
         self._started, self._tick_given, self._phase = False, tick_given, 0.0
@@ -210,13 +213,13 @@ class RecordedHistory:
 
     def sorted(self) -> "RecordedHistory":
         """The same files, all of which are read and sorted by time before the first tick."""
-        return RecordedHistory(*self._given, in_order=False)
+        return RecordedHistory(*self._given, in_order=False, work=self._equal_work)
 
     def again(self) -> "RecordedHistory | None":
         """The same files, to be read again the same way; `None` for a recording and for standard input."""
         if self.reading.recorded or "-" in self.files:
             return None
-        return RecordedHistory(*self._given, in_order=self._in_order)
+        return RecordedHistory(*self._given, in_order=self._in_order, work=self._equal_work)
 
     def with_shorter_ticks(self, ticks: int) -> "RecordedHistory | None":
         """The same files, read again with shorter ticks, if there were few of those that nobody has asked for; `None`
@@ -227,7 +230,9 @@ class RecordedHistory:
         if tick is None:
             return None
         files, _, progress, chosen, labels, metric, wide, _ = self._given
-        return RecordedHistory(files, tick, progress, chosen, labels, metric, wide, True, in_order=self._in_order)
+        return RecordedHistory(
+            files, tick, progress, chosen, labels, metric, wide, True, in_order=self._in_order, work=self._equal_work
+        )
 
     def with_groups(self) -> "RecordedHistory | None":
         """The same files, read again the same way, with a cohort for each group of nodes that no column tells;
@@ -235,7 +240,9 @@ class RecordedHistory:
         found = {} if self.reading.recorded or "-" in self.files else self._levels.found()
         nodes, cohorts = list(self.subjects.nodes), list(self.subjects.cohorts)
         groups = {(nodes[node], cohorts[cohort]): group for (node, cohort), group in found.items()}
-        return RecordedHistory(*self._given, in_order=self._in_order, groups=groups) if groups else None
+        if not groups:
+            return None
+        return RecordedHistory(*self._given, in_order=self._in_order, groups=groups, work=self._equal_work)
 
     def ticks(self) -> Iterator[RecordedTick]:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""

@@ -16,6 +16,7 @@ from ingero_analyze.replay.cells import NO_VALUE, Cells, Form, coarseness, form_
 from ingero_analyze.replay.columns import (
     FILE,
     MEASURES,
+    WORK,
     Columns,
     MetricOpenError,
     WideOpenError,
@@ -29,6 +30,7 @@ from ingero_analyze.replay.columns import (
     time_of,
     unit_of,
 )
+from ingero_analyze.replay.equal_work import WorkColumn, WorkExamples
 from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import (
     COARSE,
@@ -36,6 +38,7 @@ from ingero_analyze.replay.reading import (
     COARSEST,
     COARSEST_TIMES,
     DAYLESS,
+    EQUAL_WORK,
     MISNAMED,
     POINTS,
     ZONELESS,
@@ -143,13 +146,16 @@ class RowReader:
 
     def __init__(
         self, files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str], metric: str | None,
-        wide: str | None, groups: HiddenGroups | None = None,
+        wide: str | None, groups: HiddenGroups | None = None, work: Sequence[WorkColumn] = (), learning: bool = False,
     ) -> None:  # fmt: skip
         self.reading = Reading()
         self.subjects = Subjects(files, groups)
         self._files, self._short = list(files), short_names(files)
         self.chosen, self._labels, self._metric, self._wide = chosen, labels, metric, wide
         self._texts: dict[str, dict[str, int]] = {}
+        self._work, self._learning = tuple(work), learning
+        self.work_columns: tuple[str, ...] = ()
+        """Those of the file that is read, while it is learnt which of them explains times."""
 
     def read(self, file: str, progress: Callable[[int], None]) -> Iterator[tuple[TableBatch, BatchRows, Ints]]:
         """The rows of a file that can be used, by batch, and their places in it.
@@ -187,7 +193,12 @@ class RowReader:
     def begin(self, file: str, batch: TableBatch, columns: Columns) -> tuple[Columns, MetricColumn | None]:
         """Note how a file is read, as its first rows show it: its columns, and which rows are of which metric."""
         columns = self._with_known_states(batch, columns)
+        self.work_columns = columns.roles.get(WORK, ())
+        if not self._learning:
+            columns = columns.with_work([one.name for one in self._work])
         self.reading.begin(file, columns)
+        if self._work:
+            self.reading.note(EQUAL_WORK.format(listed(columns.roles[WORK], len(self._work))))
         if product := columns.roles[columns.measure][1:]:
             self.reading.note(f"the rate is {columns.value} times {product[0]}: how much a chip works in all")
         self.subjects.numbers_of_gpus = is_gpu_of_host(columns.roles["node"][0])
@@ -291,6 +302,8 @@ class RowReader:
         if measure != "counter" and coarseness(cells.values, whole=measure == "step_seconds") > COARSEST:
             self.reading.doubt(COARSE)
         value = cells.values * columns.seconds if measure == "step_seconds" else cells.values
+        for work in self._work:
+            value = value / work.of_usual(_numbers_of(batch, work.name))
         check.refuse(cells.wrong, name, lambda index: f"{_shown(batch.columns[name][index])} is not a number")
         if measure == "step_seconds":
             check.refuse(value <= 0, name, lambda index: f"{value[index]:g} is not positive")
@@ -360,6 +373,32 @@ class RowReader:
         words = self._texts.setdefault(name, {})
         codes = batch.codes(name, words)
         return codes, list(words)
+
+
+def learnt_work(
+    files: Sequence[str], chosen: Mapping[str, Sequence[str]], labels: Sequence[str], metric: str | None,
+    wide: str | None,
+) -> tuple[WorkColumn, ...]:  # fmt: skip
+    """How long different amounts of work take; nothing where no column tells work, or explains times, or the files
+    cannot be read, or not twice."""
+    if "-" in files:
+        return ()
+    reader = RowReader(files, chosen, labels, metric, wide, learning=True)
+    examples: WorkExamples | None = None
+    columns: tuple[str, ...] = ()
+    try:
+        for file in files:
+            for batch, rows, kept in reader.read(file, lambda _: None):
+                columns = columns if examples else reader.work_columns
+                if not columns or not set(columns) <= {*reader.work_columns}:
+                    return ()
+                examples = examples or WorkExamples(columns)
+                work = np.stack([_numbers_of(batch, name)[kept] for name in columns])
+                known = np.isfinite(rows.value) & (rows.value > 0)
+                examples.add(rows.time[known], rows.source[known], 1 / rows.value[known], work[:, known])
+    except TableError:
+        return ()
+    return examples.explaining() if examples else ()
 
 
 class _FileTable:
@@ -479,6 +518,11 @@ def _cells(batch: TableBatch, name: str, parse: Callable[[Any], Cells]) -> Cells
         return parse(batch.columns[name])
     except ValueError as error:
         raise TableError(batch.file, str(error), column=name) from None
+
+
+def _numbers_of(batch: TableBatch, name: str) -> Floats:
+    """The numbers of a column; NaN where there is none."""
+    return _cells(batch, name, lambda column: numbers(column, form_of(column))).values
 
 
 def _shown(cell: Any) -> str:

@@ -11,15 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Bools, Floats, Ints, extremes, grouped_median
+from ingero_detect.duration_curve import duration_curve
+from ingero_detect.grouped import Floats, Ints, extremes
 from ingero_detect.ranks.timeline import Timeline, most_common_by_rank, sum_by_rank_and_step
-
-ROWS_OF_A_KNOT: Final = 24
-"""Operations whose medians are one point of the learnt curve."""
-
-MOST_KNOTS: Final = 16
-
-REFINEMENTS: Final = 2
 
 FEWEST_ROWS: Final = 48
 """Operations of one name and stage from which a curve is learnt. The work of each of them must be known."""
@@ -72,33 +66,11 @@ def work_differs(line: Timeline) -> bool:
 def _scale(line: Timeline, rows: Ints, work: Floats) -> Floats:
     """By operation, the expected duration on an equal share of the step's work over that on its own work."""
     work, duration, rank = work[rows], line.duration[rows], line.rank[rows]
-    expected = _expected(work, duration)
-    for _ in range(REFINEMENTS):
-        # Without this, a slow rank among few others raises the curve where its work lies.
-        _, ratio = grouped_median(duration / np.maximum(expected, 1e-12), rank, line.ranks)
-        expected = _expected(work, duration / np.maximum(ratio[rank] / np.nanmedian(ratio), 1e-12))
+    expected = duration_curve(work, duration, rank, line.ranks).at(work)
     step = line.step[rows]
     count = np.bincount(step, minlength=line.steps)
     total = np.bincount(step, expected, line.steps)
     return np.asarray(total[step] / count[step] / np.maximum(expected, 1e-12))
-
-
-def _expected(work: Floats, duration: Floats) -> Floats:
-    """The duration that is usual for each amount of work: medians of neighbours, with straight lines in between."""
-    order = np.argsort(work, kind="stable")
-    parts = np.array_split(order, min(max(len(work) // ROWS_OF_A_KNOT, 1), MOST_KNOTS))
-    x = np.array([np.median(work[part]) for part in parts])
-    y = np.array([np.median(duration[part]) for part in parts])
-    distinct: Bools = np.append(True, np.diff(x) > 1e-9 * x[1:])
-    x, y = x[distinct], y[distinct]
-    if len(x) == 1:
-        return np.full(len(work), y[0])
-    work = np.clip(work, 0.25 * x[0], 4 * x[-1])
-    found = np.interp(work, x, y)
-    for outside, end, beside in ((work < x[0], 0, 1), (work > x[-1], -1, -2)):
-        slope = (y[beside] - y[end]) / (x[beside] - x[end])
-        found[outside] = y[end] + slope * (work[outside] - x[end])
-    return np.asarray(np.maximum(found, 0.5 * y.min()))
 
 
 def _passed_on(line: Timeline, saved: Floats) -> Floats:
