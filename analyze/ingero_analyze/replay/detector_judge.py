@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.common_levels import CommonLevels
 from ingero_analyze.replay.recorded_history import RecordedTick
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.column_store import ColumnStore
@@ -69,6 +70,8 @@ class DetectorJudge:
         self.digest = ""
         self.states = RecordedStates()
         self.jobs: dict[tuple[str, ...], JobSlow] = {}
+        self.levels: CommonLevels | None = None
+        """Tells whether jobs were slow by more than chance, where that is asked."""
 
     @property
     def node_hours(self) -> float:
@@ -82,6 +85,8 @@ class DetectorJudge:
         self.states.compare(outcome.digest, self.detector.memory)
         for job in outcome.jobs:
             self.jobs.setdefault((*job.cohort, str(job.since)), job)
+        if self.levels is not None:
+            self.levels.note(moment.now, self.detector.memory)
         return outcome.edges
 
     def open_verdicts(self, nodes: list[NodeKey]) -> Iterator[Verdict]:
@@ -110,6 +115,7 @@ class DetectorJudge:
     def summary(self) -> dict[str, Any]:
         """Budget, estimates, parameters, digest, jobs that slowed down as a whole."""
         estimates = self.detector.estimates()
+        jobs = self.jobs.values() if self.levels is None else self.levels.proven(self.jobs.values())
         rate = max(estimates["own_tail"], estimates["mirror"])
         return {
             "budget": self.detector.parameters.budget,
@@ -121,7 +127,7 @@ class DetectorJudge:
             "small_cohorts": self._small_cohorts(),
             "job_slow": [
                 {"cohort": "/".join(filter(None, job.cohort)), "since": job.since, "severity": round(job.severity, 4)}
-                for job in self.jobs.values()
+                for job in jobs
             ],
         }
 

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Final, Literal
 
 from ingero_analyze.replay.columns import is_level
+from ingero_analyze.replay.common_levels import CommonLevels
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.detector_judge import DetectorJudge, RecordedStates
 from ingero_analyze.replay.drains import drained
@@ -103,6 +104,7 @@ class _Run:
         judge = DetectorJudge(parameters, history.reading.mergeable, counts)
         judge.states = RecordedStates.read(history.files)
         if not self._as_recorded:
+            judge.levels = CommonLevels()
             self._first_work = FirstWork(parameters.warmup, history.tick_seconds)
             self._slow_hosts = SlowHosts(
                 judge.detector.parameters, history.reading.mergeable, history.subjects.host_of, self._seen.silences,
