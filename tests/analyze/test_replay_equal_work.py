@@ -134,6 +134,9 @@ def test_the_column_may_be_chosen_or_left_out(tmp_path: Path) -> None:
 
     assert replay(file, "--column", "work=n")["summary"]["columns"]["used"]["work"] == ["n"]
 
+    shuffled = written(tmp_path, seconds, {"n": np.random.default_rng(70).permuted(tokens, axis=0)})
+    assert any("do not follow" in note for note in replay(shuffled, "--column", "work=n")["summary"]["notes"])
+
     named = written(tmp_path, seconds, {"tokens": tokens})
     assert "work" not in replay(named, "--column", "work=")["summary"]["columns"]["used"]
 

@@ -76,6 +76,7 @@ SHARES: Final = (
 EQUAL_WORK: Final = (
     "times follow the work in {}, and are judged as if all rows had done the usual work: evidence has those times"
 )
+NO_WORK: Final = "times do not follow the work in {}, and are judged as they are"
 LONG_STEPS: Final = "a row that ends a step of several ticks stands for all of them"
 MISSING: Final = "rows are missing at random: a node counts as silent when it misses more than {} ticks in a row"
 ZEROS: Final = (

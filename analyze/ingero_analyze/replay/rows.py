@@ -40,6 +40,7 @@ from ingero_analyze.replay.reading import (
     DAYLESS,
     EQUAL_WORK,
     MISNAMED,
+    NO_WORK,
     POINTS,
     ZONELESS,
     Reading,
@@ -197,6 +198,8 @@ class RowReader:
         if not self._learning:
             columns = columns.with_work([one.name for one in self._work])
         self.reading.begin(file, columns)
+        if not self._work and not self._learning and self.work_columns and self.chosen.get(WORK):
+            self.reading.note(NO_WORK.format(listed(self.work_columns, len(self.work_columns))))
         if self._work:
             self.reading.note(EQUAL_WORK.format(listed(columns.roles[WORK], len(self._work))))
         if product := columns.roles[columns.measure][1:]:
