@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Final
 
 from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
+from ingero_analyze.replay.work_names import columns_of_work
 from ingero_fleet.recording import PARTS, RECORDED
 
 MEASURES: Final = ("score", "rate", "step_seconds", "counter")
@@ -129,16 +130,6 @@ _WORK: Final = (
     r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
     r"requests?|queries|frames|items|records|(?:cuda )?(?:ops?|operations?)|(?:kernel )?launch(?:es)?|kernels?|work)"
 )
-_WORK_OF_ROW: Final = re.compile(
-    r"work(?: units| size)?"
-    r"|(?:(?:n|num|number of|total|batch|step|prompt|input|output|generated) )?(?:tokens|samples)"
-    r"(?: (?:per|in|this) (?:step|batch|iter|iteration))?"
-    r"|(?:(?:prompt|input|output) )?token count"
-    r"|(?:(?:avg|average|mean|max|total|padded) )?(?:seq|sequence|context|input|prompt|output) ?(?:len|length)"
-    r"|(?:(?:global|local|micro) )?batch ?size|bs"
-)
-"""What a row did, by its name beside a time."""
-
 _PARTS: Final = r"per (?:gpu|device|chip|node|replica)"
 _COUNTED: Final = r"(?:tok|toks|tokens|samples|images|imgs|words|sequences|seqs|examples|requests|queries)"
 """Work that is counted in a second where this follows its name, as in tokens_s; step_s is the time of a step."""
@@ -358,9 +349,8 @@ def recognised(
 
 def _work_of(names: Sequence[str], used: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Columns that may hold the work of each row, such as tokens or a length; nothing where there are none."""
-    free = [name for name in names if name not in used and names.count(name) == 1]
-    found = tuple(name for name in free if _WORK_OF_ROW.fullmatch(words_of(_leaf(name))))
-    return {WORK: found} if found else {}
+    found = columns_of_work([name for name in names if name not in used and names.count(name) == 1])
+    return {WORK: tuple(found)} if found else {}
 
 
 def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorded: bool) -> dict[str, list[str]]:
