@@ -70,10 +70,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "local_rank": ("local rank", "gpu", "gpu id", "gpu index", "device", "device id"),
     "work": (
         "work", "tokens", "num tokens", "n tokens", "token count", "total tokens", "seqlen", "seq len",
-        "sequence length", "seq length", "max seq len", "avg seq len", "mean seq len", "batch tokens", "step tokens",
-        "tokens per step", "tokens per batch", "input tokens", "prompt tokens", "expert tokens", "routed tokens",
-        "tokens routed", "num tokens routed", "received tokens", "tokens received", "recv tokens", "tokens recv",
-        "local tokens", "tokens per rank", "processed tokens", "tokens processed",
+        "sequence length", "seq length", "avg seq len", "mean seq len", "step tokens", "input tokens",
+        "prompt tokens", "expert tokens", "routed tokens", "tokens routed", "num tokens routed", "received tokens",
+        "tokens received", "recv tokens", "tokens recv", "local tokens", "tokens per rank", "processed tokens",
+        "tokens processed",
     ),
     "size": (
         "size", "bytes", "size bytes", "nbytes", "num bytes", "message size", "message bytes", "msg size",
