@@ -46,9 +46,12 @@ def duration_curve(work: Floats, duration: Floats, who: Ints, many: int) -> Dura
 
 
 def _medians(work: Floats, duration: Floats) -> DurationCurve:
-    """Medians of examples with about the same work."""
+    """Medians of examples with about the same work; those with equal work are in one of them."""
     order = np.argsort(work, kind="stable")
-    parts = np.array_split(order, min(max(len(work) // ROWS_OF_A_KNOT, 1), MOST_KNOTS))
+    ordered = work[order]
+    count = min(max(len(work) // ROWS_OF_A_KNOT, 1), MOST_KNOTS)
+    begins = np.searchsorted(ordered, ordered[np.arange(1, count) * len(work) // count])
+    parts = [part for part in np.split(order, np.unique(begins)) if len(part)]
     x = np.array([np.median(work[part]) for part in parts])
     y = np.array([np.median(duration[part]) for part in parts])
     distinct: Bools = np.append(True, np.diff(x) > 1e-9 * x[1:])

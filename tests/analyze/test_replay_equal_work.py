@@ -91,7 +91,7 @@ def test_columns_that_explain_more_together_are_both_used(tmp_path: Path) -> Non
     random = np.random.default_rng(11)
     batch, length = random.choice([8.0, 16.0, 32.0], (500, 5)), random.choice([512.0, 1024.0, 2048.0], (500, 5))
     seconds = (0.05 + batch * length / 20_000) * np.exp(0.02 * random.normal(size=batch.shape))
-    seconds[250:, 2] *= 1.2
+    seconds[250:, 2] *= 1.12
 
     found = replay(written(tmp_path, seconds, {"batch_size": batch, "seq_len": length, "samples": batch[::-1]}))
 

@@ -7,7 +7,7 @@ differ at one time, as it would where all wait in every step for the one with mo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -28,6 +28,9 @@ DIFFERENT: Final = 0.05
 LEFT: Final = 0.8
 """Most that is left of how the times of a node vary."""
 
+REFITTED: Final = 3
+"""Rounds in which columns that explain times together are learnt again."""
+
 NO_MORE: Final = 1.1
 ROUNDING: Final = 0.002
 """How many times as much nodes may differ at one time, and what they may differ by anyway, log units."""
@@ -43,6 +46,12 @@ class WorkColumn:
     name: str
     curve: DurationCurve
     usual: float
+
+    @classmethod
+    def of(cls, name: str, curve: DurationCurve, work: Floats) -> Self:
+        """The column of this work."""
+        usual = np.median(work[np.isfinite(work) & (work > 0)], keepdims=True)
+        return cls(name, curve, float(curve.at(usual)[0]))
 
     def of_usual(self, work: Floats) -> Floats:
         """The time of work, over that of the usual work; NaN where it is not known."""
@@ -81,15 +90,13 @@ class WorkExamples:
         order = np.lexsort((time, source))
         _, source = np.unique(source[order], return_inverse=True)
         _, moment = np.unique(time[order], return_inverse=True)
-        rows = _Rows(source, moment, np.log(seconds[order]), work[:, order])
-        found: list[WorkColumn] = []
+        rows = all_rows = _Rows(source, moment, np.log(seconds[order]), work[:, order])
+        found: dict[int, WorkColumn] = {}
         while best := rows.best():
             number, curve = best
-            known = rows.work[number]
-            usual = float(curve.at(np.array([np.nanmedian(np.where(known > 0, known, np.nan))]))[0])
-            found.append(WorkColumn(self._columns[number], curve, usual))
-            rows = rows.without(number, found[-1])
-        return tuple(found)
+            found[number] = WorkColumn.of(self._columns[number], curve, rows.work[number])
+            rows = rows.without(number, found[number])
+        return tuple(all_rows.together(found).values())
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,20 @@ class _Rows:
         work = self.work[:, known]
         work[number] = np.nan
         return _Rows(self.source[known], self.moment[known], self.logs[known] - np.log(factor[known]), work)
+
+    def together(self, columns: dict[int, WorkColumn]) -> dict[int, WorkColumn]:
+        """Columns by number, each learnt again from the times that the others leave (backfitting): where another
+        column has two values, the median time of some work is that of either."""
+        columns = dict(columns)
+        for number in REFITTED * list(columns) if len(columns) > 1 else ():
+            rows = self
+            for other in columns.keys() - {number}:
+                rows = rows.without(other, columns[other])
+            known = np.isfinite(rows.work[number]) & (rows.work[number] > 0)
+            work, source = rows.work[number][known], rows.source[known]
+            curve = duration_curve(work, np.exp(rows.logs[known]), source, int(source.max()) + 1)
+            columns[number] = WorkColumn.of(columns[number].name, curve, work)
+        return columns
 
     def _explained(self, number: int) -> tuple[float, DurationCurve] | None:
         """Which share of how times vary work leaves, and how long it takes; `None` if it explains too little."""
