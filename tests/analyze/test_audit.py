@@ -32,6 +32,20 @@ def test_a_slow_chip_is_named_with_its_evidence(tmp_path: Path) -> None:
     assert found["summary"]["unknown_columns"] == ["Driver"]
 
 
+def test_a_single_value_far_too_low_is_measured_again_and_neither_named_nor_cleared(tmp_path: Path) -> None:
+    ledger = tmp_path / "lemons.jsonl"
+    answer(written(tmp_path, results({(4, 2): 0.3})), "--ledger", ledger)
+    file = written(tmp_path, results({(4, 2): 1.2}, runs=1))
+    found = answer(file, "--ledger", ledger)
+
+    (one,) = found["measure_again"]
+    assert (one["name"], one["node"], found["findings"]) == ("node-4/2", "node-4", [])
+    assert one["loss"] == pytest.approx(0.7, abs=0.02)
+    assert one["evidence"]["clock"]["state"] == "low"
+    assert found["summary"]["ledger"]["cleared"] == []
+    assert "measure again" in run(file).stdout
+
+
 def test_a_healthy_fleet_names_nobody(tmp_path: Path) -> None:
     done = run(written(tmp_path, results({})))
 

@@ -669,6 +669,19 @@ def test_an_implausibly_fast_chip_is_left_out_and_reported() -> None:
     assert [number for number, _ in result.populations[0].implausible] == [2]
 
 
+def test_one_value_of_less_than_half_the_speed_is_measured_again_and_hides_no_slow_chip() -> None:
+    effect = spread(200)
+    effect[[7, 60, 130]] += (0.2, 0.25, 0.65)
+    effect[20] += 1.2
+    effect[80:88] += 1.0
+
+    result = audit([population(effect, 1)])
+
+    assert named(result) == {("chip", 7), ("chip", 60), ("chip", 130)}
+    assert [(str(one.level), one.number) for one in result.populations[0].doubtful] == [("node", 10), ("chip", 20)]
+    assert named(audit([population(effect, 2)])) == {("chip", chip) for chip in (7, 20, 60, 130)} | {("node", 10)}
+
+
 @pytest.mark.parametrize("faster", [0.2, 0.3, 0.37])
 def test_one_chip_that_is_far_too_fast_hides_no_slow_ones_in_one_run(faster: float) -> None:
     effect = spread(200)
