@@ -866,6 +866,12 @@ def test_units_in_headers_are_split_off(column: str, name: str, unit: str) -> No
     assert split_unit(column) == (name, unit)
 
 
+def test_a_remark_in_brackets_behind_a_rate_is_no_unit() -> None:
+    column = "GEMM GFLOPS (FP16)"
+    assert recognised(["Hostname", "GPU Index", column], {})[0]["value"] == column
+    assert split_unit(column) == ("gemm", "gflops")
+
+
 def test_a_rate_at_the_end_of_a_name_is_its_unit() -> None:
     names = ("gemm_gflops", "GB/s", "Perf (ms)", "tokens per s", "value")
     assert [unit_in_name(name) for name in names] == ["gflops", "gb s", "ms", "", ""]

@@ -132,7 +132,7 @@ class Measurements:
 
     def _table(self, file: str, place: FilePlace, advance: Callable[[int], None]) -> Rows:
         """A file as a table with a row for each result."""
-        read = read_rows(file, advance, partial(_rows_of_text, place=place), is_value)
+        read = read_rows(file, advance, partial(_rows_of_text, file=file, place=place), is_value)
         read, note = of_single_values(*read, self._named)
         self.columns.notes |= {note} - {""}
         columns, rows = of_single_members(*unpivoted(*read, self._named), self._named)
@@ -277,9 +277,9 @@ class Measurements:
         }  # fmt: skip
 
 
-def _rows_of_text(text: str, place: FilePlace) -> Rows | None:
+def _rows_of_text(text: str, file: str, place: FilePlace) -> Rows | None:
     """The rows of a log of a benchmark, or of a column alone in a file of one GPU; None for any other text."""
-    if (found := rows_of_log(text, place.node, place.gpu)) is not None or not place.gpu:
+    if (found := rows_of_log(text, place.node, place.gpu, file)) is not None or not place.gpu:
         return found
     header, *lines = [line.strip() for line in text.splitlines()]
     if not is_value(header) or not all(NUMBER.fullmatch(line) for line in lines if line):
