@@ -108,6 +108,17 @@ def test_a_chip_slow_in_one_of_two_runs_is_not_named() -> None:
     assert named(audit([given])) == set()
 
 
+@pytest.mark.parametrize("runs", [2, 3])
+def test_runs_in_which_whole_nodes_are_slow_hide_no_slow_chip_and_name_no_node(runs: int) -> None:
+    given = population(spread(200), runs=runs)
+    slow = [5, 43, 44, 122]
+    given.slowness[np.isin(given.unit, slow)] += 0.15
+    for node, run in ((3, 0), (5, 0), (9, 1), (20, 1)):
+        given.slowness[(given.unit // 8 == node) & (given.run == run)] += 0.2
+
+    assert named(audit([given])) == {("chip", chip) for chip in slow}
+
+
 @pytest.mark.parametrize(("bad", "runs"), [(1, 2), (2, 4), (5, 10)])
 @pytest.mark.parametrize("labelled", [True, False])
 def test_a_node_slow_in_half_of_its_runs_is_not_named(bad: int, runs: int, labelled: bool) -> None:

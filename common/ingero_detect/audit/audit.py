@@ -8,7 +8,7 @@ share one false-discovery rate (Benjamini and Hochberg 1995).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -29,6 +29,7 @@ from ingero_detect.audit.chip_effects import UnitEffects, unit_effects
 from ingero_detect.audit.chip_levels import chip_levels, in_whole_nodes
 from ingero_detect.audit.level_changes import LevelChange, level_changes, stale
 from ingero_detect.audit.node_kinds import KIND_MEMBERS, KIND_SHARE
+from ingero_detect.audit.node_runs import lost_in_runs
 from ingero_detect.audit.place_levels import place_levels
 from ingero_detect.audit.wrong_values import DoubtfulUnit, doubtful, doubtful_units, too_fast
 from ingero_detect.discoveries import adjusted_chances
@@ -207,7 +208,11 @@ class _Judged:
             if population.of_nodes:
                 above_chips = [(AuditLevel.GROUP, nodes, None)]
             for level, count, above in above_chips:
-                tier = parents_of(self.tiers[-1], level, count, np.full(count, -1) if above is None else above)
+                by_run = self.tiers[-1].by_run
+                if self.tiers[-1] is chips:
+                    by_run = replace(by_run, values=by_run.values + self._of_node_runs)
+                parents = np.full(count, -1) if above is None else above
+                tier = parents_of(self.tiers[-1], by_run, level, count, parents)
                 if not tier.judged.any():
                     break
                 if not tier.tested and tier.judged.sum() > 1:
@@ -231,9 +236,20 @@ class _Judged:
         if fit.runs:
             self._changes = self._changes_of_chips(fdr, smallest)
             kept = ~stale(self._changes, unit, run)
-            fit = fit if kept.all() else unit_effects(slowness[kept], unit[kept], run[kept], units)
-        self.fit = fit
-        return fit
+            slowness, unit, run = slowness[kept], unit[kept], run[kept]
+            fit = fit if kept.all() else unit_effects(slowness, unit, run, units)
+        self.fit, self._of_node_runs = fit, np.zeros(len(fit.by_run.values))
+        if fit.runs:
+            self._without_node_runs(slowness, unit, run)
+        return self.fit
+
+    def _without_node_runs(self, slowness: Floats, unit: Ints, run: Ints) -> None:
+        """Fit the chips without what whole nodes lose in single runs, which is kept for the nodes."""
+        lost = lost_in_runs(self.fit.by_run, self.population.node)
+        if lost.any():
+            slowness = slowness.copy()
+            slowness[self.fit.used] -= lost
+            self.fit, self._of_node_runs = unit_effects(slowness, unit, run, len(self.population.node)), lost
 
     def _of_places(self, fit: UnitEffects) -> Floats:
         """By chip, how much slower those at its place in the node are; 0 where levels of chips tell them apart."""
