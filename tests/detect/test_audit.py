@@ -12,7 +12,7 @@ from ingero_detect.audit.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.audit.chip_levels import two_levels
 from ingero_detect.audit.place_levels import place_levels
 from ingero_detect.discoveries import adjusted_chances
-from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, normal_upper_tail, outlier_chances
+from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, Sum, normal_upper_tail, outlier_chances
 from ingero_testing.audit_fleets import BAD_VALUES, CHIP_SPREADS, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
@@ -62,6 +62,17 @@ def test_healthy_chips_on_a_long_slow_side_are_seldom_named_and_lemons_are(chips
     assert sum(bool(audit([healthy.draw(random)[0]]).findings) for _ in range(12)) <= 2
     assert np.mean(shares) <= 0.1
     assert np.mean(found) >= 0.95
+
+
+def test_the_sum_of_lognormal_chips_and_noise_has_its_tail() -> None:
+    random = np.random.default_rng(6)
+    chips = np.exp(0.75 * random.normal(size=400_000))
+    values = np.sqrt(0.85) * (chips - chips.mean()) / chips.std() + np.sqrt(0.15) * random.normal(size=len(chips))
+    places = np.array([-1.0, 0.0, 1.0, 3.0, 6.0])
+
+    share = (values > places[:, None]).mean(axis=1)
+
+    assert Sum(np.inf, 0.85, 0.75).upper_tail(places) == pytest.approx(share, rel=0.08)
 
 
 @pytest.mark.parametrize("noise", BAD_VALUES)
