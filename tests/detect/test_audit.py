@@ -716,6 +716,15 @@ def test_one_chip_that_is_far_too_fast_hides_no_slow_ones_in_one_run(faster: flo
     assert [number for number, _ in result.populations[0].implausible] == [20]
 
 
+def test_a_chip_that_is_faster_by_one_step_of_rounded_values_is_judged() -> None:
+    values = np.log(np.where(np.arange(64) == 9, 59.0, 60.0))
+    node = np.arange(64) // 8
+    given = Population("", values, np.arange(64), np.zeros(64, np.int64), node, np.full(8, -1), 1 / 120)
+
+    assert audit([given]).populations[0].implausible == ()
+    assert [one for one, _ in audit([replace(given, rounding=0.0)]).populations[0].implausible] == [9]
+
+
 def test_several_fast_chips_show_what_one_run_can_do() -> None:
     effect = spread(200)
     effect[7] += 0.2

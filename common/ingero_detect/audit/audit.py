@@ -165,7 +165,7 @@ class _Judged:
         fit = self._fit(fdr, smallest)
         usable = np.isfinite(fit.effect) & (fit.count > 0)
         centre = float(np.median(fit.effect[usable])) if usable.any() else 0.0
-        implausible = too_fast(fit.effect, usable, fit.count)
+        implausible = too_fast(fit.effect, usable, fit.count, population.rounding)
         usable &= ~implausible
         doubted = doubtful(fit.effect, usable, fit.count)
         usable &= ~doubted

@@ -34,22 +34,22 @@ class DoubtfulUnit:
     members: tuple[int, ...]
 
 
-def too_fast(effect: Floats, usable: Bools, count: Ints) -> Bools:
-    """The units that are left out as too fast. `count`: values by unit."""
+def too_fast(effect: Floats, usable: Bools, count: Ints, rounding: float) -> Bools:
+    """The units that are left out as too fast. `count`: values by unit; `rounding`: half of their step."""
     if not usable.any():
         return usable.copy()
     found: Bools = usable & (np.median(effect[usable]) - effect > IMPLAUSIBLE_SPEED)
     found &= bool(found.sum() < KIND_SHARE * usable.sum())
     rest = usable & ~found
     if rest.sum() >= FEWEST_UNITS and np.median(count[rest]) < 2:
-        found |= _far_fast(effect, rest)
+        found |= _far_fast(effect, rest, max(rounding, SMALLEST_SPREAD))
     return found
 
 
-def _far_fast(effect: Floats, usable: Bools) -> Bools:
+def _far_fast(effect: Floats, usable: Bools, smallest: float) -> Bools:
     """The few units that are far faster than all others, which are at most half as far from the median."""
     order = np.flatnonzero(usable)[np.argsort(effect[usable])]
-    median, spread = float(np.median(effect[usable])), max(robust_spread(effect[usable]), SMALLEST_SPREAD)
+    median, spread = float(np.median(effect[usable])), max(robust_spread(effect[usable]), smallest)
     gain = median - effect[order]
     found = np.zeros(len(effect), np.bool_)
     for many in range(max(1, int(FAST_SHARE * len(order))), 0, -1):
