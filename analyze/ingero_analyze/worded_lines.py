@@ -50,8 +50,8 @@ _LAUNCHER: Final = re.compile(
     r"|(?P<host>(?!(?:epoch|step|iter|iteration|batch|rank|gpu|device|run)\d(?!\S*: (?i:gpu)\b))"
     r"[A-Za-z][\w.-]*\d[\w.-]*): "
 )
-"""What torchrun, mpirun, srun and pdsh put before each line of a process, or of a host. This may be called gpu12 where a
-GPU follows."""
+"""What torchrun, mpirun, srun and pdsh put before each line of a process, or of a host. This may be called gpu12
+where a GPU follows."""
 
 _PLACE: Final = re.compile(
     r"(?:epoch:? ?\[(?P<epoch>\d+)\]\s*)?\[\s*(?P<step>\d+)(?:/\s*(?P<of>\d+))?\]", re.IGNORECASE
