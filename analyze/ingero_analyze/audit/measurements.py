@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -35,6 +35,7 @@ from ingero_analyze.audit.contents import (
 from ingero_analyze.audit.file_nodes import FilePlace
 from ingero_analyze.audit.inputs import AuditInput
 from ingero_analyze.audit.joint_rows import of_single_members
+from ingero_analyze.audit.merged_cells import with_node_above
 from ingero_analyze.audit.populations import PopulationBuilder
 from ingero_analyze.audit.quantities import MISSING, quantity_of
 from ingero_analyze.audit.result_columns import KINDS, NUMBER, PHYSICAL, ResultColumns
@@ -114,7 +115,10 @@ class Measurements:
         lower = self.options.lower
         self._directions = Directions(None if self.options.values else lower, lower, on_top_of_100(values, first))
         used, before = 0, self.problems.count
-        for line, row in chain(first, rows):
+        every: Iterator[tuple[int, Row]] = chain(first, rows)
+        if {"node", "gpu"} <= roles.keys() and roles["node"] != NODE_OF_FILE:
+            every = with_node_above(every, roles["node"], roles["gpu"])
+        for line, row in every:
             if row and roles.get("node") == NODE_OF_FILE:
                 row |= {NODE_OF_FILE: place.node, GPU_OF_FILE: place.gpu}
             self.rows += 1
