@@ -96,8 +96,8 @@ OF_CHIPS: Final = Prior(
     (
         *((Sum(math.inf, share), 0.03) for share in (0.25, 0.45, 0.65, 0.8, 0.95)),
         *((Sum(freedom, 0.6), 0.03) for freedom in (3.0, 4.0)),
-        (Sum(math.inf, 0.85, 0.75), 0.0015),
-        (Sum(math.inf, 0.93, 1.0), 0.002),
+        (Sum(math.inf, 0.85, 0.75), 0.0005),
+        (Sum(math.inf, 0.93, 1.0), 0.0015),
     ),
     outliers_from=4.0,
     tail=0.3,

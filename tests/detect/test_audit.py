@@ -10,6 +10,7 @@ from ingero_detect.audit.audit import AuditResult, Population, audit
 from ingero_detect.audit.audit_tiers import AuditLevel
 from ingero_detect.audit.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.audit.chip_levels import two_levels
+from ingero_detect.audit.node_runs import lost_in_runs
 from ingero_detect.audit.place_levels import place_levels
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, Sum, normal_upper_tail, outlier_chances
@@ -128,6 +129,14 @@ def test_runs_in_which_whole_nodes_are_slow_hide_no_slow_chip_and_name_no_node(r
         given.slowness[(given.unit // 8 == node) & (given.run == run)] += 0.2
 
     assert named(audit([given])) == {("chip", chip) for chip in slow}
+
+
+def test_chance_makes_no_run_of_a_node_slow() -> None:
+    random = np.random.default_rng(8)
+    fleets = [SimulatedFleet(chips=100, runs=runs).draw(random)[0] for runs in (2, 5) for _ in range(20)]
+    fits = [unit_effects(one.slowness, one.unit, one.run, len(one.node)) for one in fleets]
+
+    assert not any(lost_in_runs(fit.by_run, one.node, fit.noise).any() for one, fit in zip(fleets, fits, strict=True))
 
 
 @pytest.mark.parametrize(("bad", "runs"), [(1, 2), (2, 4), (5, 10)])

@@ -245,7 +245,7 @@ class _Judged:
 
     def _without_node_runs(self, slowness: Floats, unit: Ints, run: Ints) -> None:
         """Fit the chips without what whole nodes lose in single runs, which is kept for the nodes."""
-        lost = lost_in_runs(self.fit.by_run, self.population.node)
+        lost = lost_in_runs(self.fit.by_run, self.population.node, self.fit.noise)
         if lost.any():
             slowness = slowness.copy()
             slowness[self.fit.used] -= lost

@@ -11,12 +11,16 @@ from ingero_detect.grouped import Floats, Ints, grouped_median
 EVIDENT: Final = 5.0
 """Spreads of the runs of nodes from which one is slow: chance makes one in a million."""
 
+NOISE: Final = float(np.sqrt(np.pi))
+"""Standard deviation of the median of differences of two values, times the root of their number, by their noise."""
 
-def lost_in_runs(found: RunValues, node: Ints) -> Floats:
+
+def lost_in_runs(found: RunValues, node: Ints, noise: float) -> Floats:
     """By value, by how much the run of its node is slower than most of the node's runs; 0 where it is not evidently.
 
     A value is compared with the lower median of its chip, so nothing is taken from a node that is slow in most runs.
-    Nodes tell with four chips or more that have several values. `node`: by chip, -1 where it is not known.
+    Nodes tell with four chips or more that have several values. `node`: by chip, -1 where it is not known; `noise`:
+    of a value, NaN if that is not known.
     """
     none = np.zeros(len(found.values))
     telling = (found.run >= 0) & (node[found.of] >= 0) & (found.count[found.of] > 1)
@@ -31,7 +35,9 @@ def lost_in_runs(found: RunValues, node: Ints) -> Floats:
     enough = count >= FEWEST_SIBLINGS
     if not enough.any():
         return none
-    evident = enough & (lost > EVIDENT * max(robust_spread(lost[enough]), SMALLEST_SPREAD))
+    deviate = lost * np.sqrt(count)
+    spread = max(robust_spread(deviate[enough]), NOISE * float(np.nan_to_num(noise)), SMALLEST_SPREAD)
+    evident = enough & (deviate > EVIDENT * spread)
     at = np.minimum(np.searchsorted(present, pair), len(present) - 1)
     known = (present[at] == pair) & (found.run >= 0) & (node[found.of] >= 0)
     return np.where(known & evident[at], lost[at], none)
