@@ -90,8 +90,11 @@ def _cells_of(line: str) -> Row:
         rest = line[time.end() :]
         begin = rest.find("{")
         held = object_of(rest[begin:].encode()) if begin >= 0 and rest.rstrip().endswith("}") else None
-        rest = _LEVEL.sub("", rest, 1)
+        bare, placed = without_launcher(_LEVEL.sub("", rest, 1))
+        rest = bare if "host" in placed else _LEVEL.sub("", rest, 1)
         row = held or (not row and values_of(rest)) or {**dict(_ENTRY.findall(rest)), **row}
+        if row and "host" in placed and _HOSTS.isdisjoint(row):
+            row["host"] = placed["host"]
         if row and _TIMES.isdisjoint(row):
             row["timestamp"] = time[1].replace(",", ".").replace("_", " ")
     elif not row:

@@ -47,9 +47,11 @@ _COLOURS: Final = re.compile(r"\x1b\[[\d;]*m")
 
 _LAUNCHER: Final = re.compile(
     r"\[(?:[a-z]+|\d+,)(?P<rank>\d+)\](?:<\w+>)?: ?|\s*(?P<task>\d{1,6}): (?=\s*[A-Za-z_\[])"
-    r"|(?P<host>(?!(?:epoch|step|iter|iteration|batch|rank|gpu|device|run)\d)[A-Za-z][\w.-]*\d[\w.-]*): "
+    r"|(?P<host>(?!(?:epoch|step|iter|iteration|batch|rank|gpu|device|run)\d(?!\S*: (?i:gpu)\b))"
+    r"[A-Za-z][\w.-]*\d[\w.-]*): "
 )
-"""What torchrun, mpirun, srun and pdsh put before each line of a process, or of a host."""
+"""What torchrun, mpirun, srun and pdsh put before each line of a process, or of a host. This may be called gpu12
+where a GPU follows."""
 
 _PLACE: Final = re.compile(
     r"(?:epoch:? ?\[(?P<epoch>\d+)\]\s*)?\[\s*(?P<step>\d+)(?:/\s*(?P<of>\d+))?\]", re.IGNORECASE

@@ -42,11 +42,13 @@ class Sum:
     """Values that differ in some way, and normal ones beside them, such as chips and noise. `share`: of the variance.
 
     Infinite `freedom`: exponential values, larger ones are further apart (exponentially modified normal; Grushka
-    1972), which comes near to any long slow side. Otherwise Student's t. The mean is 0, the variance 1.
+    1972), which comes near to most long slow sides; with `sigma` lognormal ones, whose tail is longer. Otherwise
+    Student's t. The mean is 0, the variance 1.
     """
 
     freedom: float
     share: float
+    sigma: float = 0.0
     long_tailed: ClassVar[bool] = True
 
     @cached_property
@@ -54,7 +56,11 @@ class Sum:
         """Logarithms of the density and of the upper tail, and the lower tail, at `_PLACES`."""
         wide, narrow, step = math.sqrt(self.share), math.sqrt(1 - self.share), _PLACES[1] - _PLACES[0]
         x, reach = _PLACES / wide, math.ceil(8 * narrow / step)
-        if math.isinf(self.freedom):
+        if self.sigma:
+            mean = math.exp(self.sigma**2 / 2)
+            logs = np.log(np.maximum(mean * (1 + x * math.sqrt(math.expm1(self.sigma**2))), 1e-12))
+            own = np.exp(-((logs / self.sigma) ** 2) / 2 - logs)
+        elif math.isinf(self.freedom):
             own = np.where(x >= -1, np.exp(-1 - np.maximum(x, -1)), 0.0)
         else:
             own = (1 + x * x / (self.freedom - 2)) ** (-(self.freedom + 1) / 2)
@@ -62,7 +68,7 @@ class Sum:
         density = np.maximum(np.convolve(own, noise, mode="same"), 1e-290)
         density /= density.sum() * step
         upper = np.cumsum(density[::-1])[::-1] * step - 0.5 * step * density
-        return np.log(density), np.log(upper), 1 - upper
+        return np.log(density), np.log(np.maximum(upper, 1e-300)), 1 - upper
 
     def value(self, deviate: float) -> float:
         """The value that corresponds to a standard normal deviate."""
@@ -90,12 +96,15 @@ OF_CHIPS: Final = Prior(
     (
         *((Sum(math.inf, share), 0.03) for share in (0.25, 0.45, 0.65, 0.8, 0.95)),
         *((Sum(freedom, 0.6), 0.03) for freedom in (3.0, 4.0)),
+        (Sum(math.inf, 0.85, 0.75), 0.0005),
+        (Sum(math.inf, 0.93, 1.0), 0.0015),
     ),
     outliers_from=4.0,
     tail=0.3,
 )
 """Chips that differ in a skewed or heavy-tailed way, and noise. What is nearer than outliers is healthy (the zero
-assumption; Efron 2004): otherwise a long slow side of healthy chips passes for outliers."""
+assumption; Efron 2004): otherwise a long slow side of healthy chips passes for outliers. Lognormal ones are rare:
+whoever expects them oftener finds fewer slow chips among exponential ones, which look the same in the bulk."""
 
 OF_AVERAGES: Final = Prior(
     MOSTLY_NORMAL,
@@ -107,7 +116,7 @@ OF_SINGLE_VALUES: Final = Prior(
     ((math.inf, 0.75), (15.0, 0.05), (8.0, 0.05), (5.0, 0.05), (3.0, 0.05), (2.0, 0.05)),
     ((-0.4, 0.04), (-0.15, 0.08), (0.0, 0.7), (0.15, 0.03), (0.3, 0.05), (0.45, 0.05), (0.6, 0.05)),
     OF_CHIPS.outliers,
-    tuple((one, 0.045) for one, _ in OF_CHIPS.sums),
+    tuple((one, 1.5 * likely) for one, likely in OF_CHIPS.sums),
     outliers_from=3.5,
     tail=0.3,
 )

@@ -32,6 +32,20 @@ def test_a_slow_chip_is_named_with_its_evidence(tmp_path: Path) -> None:
     assert found["summary"]["unknown_columns"] == ["Driver"]
 
 
+def test_a_single_value_far_too_low_is_measured_again_and_neither_named_nor_cleared(tmp_path: Path) -> None:
+    ledger = tmp_path / "lemons.jsonl"
+    answer(written(tmp_path, results({(4, 2): 0.3})), "--ledger", ledger)
+    file = written(tmp_path, results({(4, 2): 1.2}, runs=1))
+    found = answer(file, "--ledger", ledger)
+
+    (one,) = found["measure_again"]
+    assert (one["name"], one["node"], found["findings"]) == ("node-4/2", "node-4", [])
+    assert one["loss"] == pytest.approx(0.7, abs=0.02)
+    assert one["evidence"]["clock"]["state"] == "low"
+    assert found["summary"]["ledger"]["cleared"] == []
+    assert "measure again" in run(file).stdout
+
+
 def test_a_healthy_fleet_names_nobody(tmp_path: Path) -> None:
     done = run(written(tmp_path, results({})))
 
@@ -850,6 +864,12 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_units_in_headers_are_split_off(column: str, name: str, unit: str) -> None:
     assert split_unit(column) == (name, unit)
+
+
+def test_a_remark_in_brackets_behind_a_rate_is_no_unit() -> None:
+    column = "GEMM GFLOPS (FP16)"
+    assert recognised(["Hostname", "GPU Index", column], {})[0]["value"] == column
+    assert split_unit(column) == ("gemm", "gflops")
 
 
 def test_a_rate_at_the_end_of_a_name_is_its_unit() -> None:

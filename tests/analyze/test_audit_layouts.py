@@ -16,6 +16,7 @@ from ingero_analyze.audit.chips import Coded, places
 from ingero_analyze.audit.columns import parameters_of, recognised
 from ingero_analyze.audit.joint_rows import nodes_of, of_single_members
 from ingero_analyze.audit.measurements import Measurements, ReadingOptions
+from ingero_analyze.audit.merged_cells import with_node_above
 from ingero_analyze.audit.value_lists import of_single_values
 from ingero_analyze.audit.wide import unpivoted
 from ingero_detect.audit.audit import audit
@@ -586,3 +587,26 @@ def test_a_list_of_gpus_beside_the_value_is_no_list_of_values() -> None:
     (columns, rows), note = of_single_values(list(row), iter([(1, row)]), ())
 
     assert (columns, list(rows), note) == (list(row), [(1, row)], "")
+
+
+def test_a_node_that_is_said_once_is_that_of_the_gpus_below_it(tmp_path: Path) -> None:
+    lines = ["node,gpu,run,ms"]
+    for node, gpu, run_of, value in short({(4, 2): 0.3}):
+        lines.append(f"{node if gpu == '0' else ''},{gpu},{run_of},{value:.2f}")
+
+    found = answer(written(tmp_path, lines))
+
+    assert [one["name"] for one in found["findings"]] == ["node-4/2"]
+    (population,) = found["summary"]["populations"]
+    assert (population["chips"], population["nodes"]) == (96, 12)
+
+
+def test_a_node_is_not_that_of_the_row_above_where_gpus_do_not_go_on() -> None:
+    rows: list[tuple[int, dict[str, str]]] = [
+        (number, {"node": node, "gpu": gpu})
+        for number, (node, gpu) in enumerate(
+            [("n1", "6"), ("", "7"), ("", "0"), ("", "1"), ("n2", "GPU-8a"), ("", "1")]
+        )
+    ]
+
+    assert [row["node"] for _, row in with_node_above(rows, "node", "gpu")] == ["n1", "n1", "", "", "n2", ""]

@@ -143,6 +143,12 @@ def test_a_column_of_labels_does_not_make_a_table_one_of_pairs(tmp_path: Path) -
     [
         ("2026-01-31 10:00:00 INFO trainer: step: 3, tokens/s: 12.5", {"step": "3", "tokens/s": "12.5"}),
         ("[2026-01-31 10:00:00] [rank3] loss: 2.5; node=n1", {"loss": "2.5", "node": "n1"}),
+        (
+            "[2026-01-31 10:00:00] n17: GPU 3: 812.5 TFLOPS, 71 C",
+            {"host": "n17", "GPU": "3", "TFLOPS": "812.5", "temperature": "71"},
+        ),
+        ("2026-01-31 10:00:00 gpu17: GPU 3: 812.5 TFLOPS", {"host": "gpu17", "GPU": "3", "TFLOPS": "812.5"}),
+        ("2026-01-31 10:00:00 gpu17: step 3, loss 2.5", {"step": "3", "loss": "2.5"}),
         ('2026-01-31 10:00:00 {"a": {"b": 1}}', {"a.b": "1"}),
         ("2026-01-31 10:00:00 {'a': '\\d', 'b': True}", {"a": "\\d", "b": "true"}),
         ("2026-01-31 10:00:00 the disk is slow", {}),

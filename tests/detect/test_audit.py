@@ -10,9 +10,10 @@ from ingero_detect.audit.audit import AuditResult, Population, audit
 from ingero_detect.audit.audit_tiers import AuditLevel
 from ingero_detect.audit.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.audit.chip_levels import two_levels
+from ingero_detect.audit.node_runs import lost_in_runs
 from ingero_detect.audit.place_levels import place_levels
 from ingero_detect.discoveries import adjusted_chances
-from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, normal_upper_tail, outlier_chances
+from ingero_detect.healthy_spread import OF_CHIPS, OF_FEW_JOBS, Sum, normal_upper_tail, outlier_chances
 from ingero_testing.audit_fleets import BAD_VALUES, CHIP_SPREADS, NOISES, SINGLE_RUN_NOISES, SimulatedFleet
 
 FLEET = SimulatedFleet(chips=160, runs=8)
@@ -64,6 +65,17 @@ def test_healthy_chips_on_a_long_slow_side_are_seldom_named_and_lemons_are(chips
     assert np.mean(found) >= 0.95
 
 
+def test_the_sum_of_lognormal_chips_and_noise_has_its_tail() -> None:
+    random = np.random.default_rng(6)
+    chips = np.exp(0.75 * random.normal(size=400_000))
+    values = np.sqrt(0.85) * (chips - chips.mean()) / chips.std() + np.sqrt(0.15) * random.normal(size=len(chips))
+    places = np.array([-1.0, 0.0, 1.0, 3.0, 6.0])
+
+    share = (values > places[:, None]).mean(axis=1)
+
+    assert Sum(np.inf, 0.85, 0.75).upper_tail(places) == pytest.approx(share, rel=0.08)
+
+
 @pytest.mark.parametrize("noise", BAD_VALUES)
 def test_single_bad_values_name_somebody_in_few_healthy_fleets(noise: str) -> None:
     random = np.random.default_rng(11)
@@ -106,6 +118,25 @@ def test_a_chip_slow_in_one_of_two_runs_is_not_named() -> None:
     given.slowness[(given.unit == 9) & (given.run == 1)] += 0.5
 
     assert named(audit([given])) == set()
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+def test_runs_in_which_whole_nodes_are_slow_hide_no_slow_chip_and_name_no_node(runs: int) -> None:
+    given = population(spread(200), runs=runs)
+    slow = [5, 43, 44, 122]
+    given.slowness[np.isin(given.unit, slow)] += 0.15
+    for node, run in ((3, 0), (5, 0), (9, 1), (20, 1)):
+        given.slowness[(given.unit // 8 == node) & (given.run == run)] += 0.2
+
+    assert named(audit([given])) == {("chip", chip) for chip in slow}
+
+
+def test_chance_makes_no_run_of_a_node_slow() -> None:
+    random = np.random.default_rng(8)
+    fleets = [SimulatedFleet(chips=100, runs=runs).draw(random)[0] for runs in (2, 5) for _ in range(20)]
+    fits = [unit_effects(one.slowness, one.unit, one.run, len(one.node)) for one in fleets]
+
+    assert not any(lost_in_runs(fit.by_run, one.node, fit.noise).any() for one, fit in zip(fleets, fits, strict=True))
 
 
 @pytest.mark.parametrize(("bad", "runs"), [(1, 2), (2, 4), (5, 10)])
@@ -669,6 +700,19 @@ def test_an_implausibly_fast_chip_is_left_out_and_reported() -> None:
     assert [number for number, _ in result.populations[0].implausible] == [2]
 
 
+def test_one_value_of_less_than_half_the_speed_is_measured_again_and_hides_no_slow_chip() -> None:
+    effect = spread(200)
+    effect[[7, 60, 130]] += (0.2, 0.25, 0.65)
+    effect[20] += 1.2
+    effect[80:88] += 1.0
+
+    result = audit([population(effect, 1)])
+
+    assert named(result) == {("chip", 7), ("chip", 60), ("chip", 130)}
+    assert [(str(one.level), one.number) for one in result.populations[0].doubtful] == [("node", 10), ("chip", 20)]
+    assert named(audit([population(effect, 2)])) == {("chip", chip) for chip in (7, 20, 60, 130)} | {("node", 10)}
+
+
 @pytest.mark.parametrize("faster", [0.2, 0.3, 0.37])
 def test_one_chip_that_is_far_too_fast_hides_no_slow_ones_in_one_run(faster: float) -> None:
     effect = spread(200)
@@ -679,6 +723,15 @@ def test_one_chip_that_is_far_too_fast_hides_no_slow_ones_in_one_run(faster: flo
 
     assert named(result) == {("chip", 7), ("chip", 60), ("chip", 130)}
     assert [number for number, _ in result.populations[0].implausible] == [20]
+
+
+def test_a_chip_that_is_faster_by_one_step_of_rounded_values_is_judged() -> None:
+    values = np.log(np.where(np.arange(64) == 9, 59.0, 60.0))
+    node = np.arange(64) // 8
+    given = Population("", values, np.arange(64), np.zeros(64, np.int64), node, np.full(8, -1), 1 / 120)
+
+    assert audit([given]).populations[0].implausible == ()
+    assert [one for one, _ in audit([replace(given, rounding=0.0)]).populations[0].implausible] == [9]
 
 
 def test_several_fast_chips_show_what_one_run_can_do() -> None:

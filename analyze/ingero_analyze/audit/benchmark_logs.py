@@ -40,15 +40,18 @@ _RUNNING: Final = re.compile(r"Running (\w+)\.")
 _DEVICE: Final = re.compile(r"Device (\d+): (.*?)(?: \([\w:.]+\))?:?\s*")
 
 
-def rows_of_log(text: str, node: str, gpu: str = "") -> Rows | None:
+def rows_of_log(text: str, node: str, gpu: str = "", file: str = "") -> Rows | None:
     """Columns and rows of what a benchmark printed, with line numbers; None for any other text.
 
     `node`, `gpu`: those of results whose place the log does not tell. A log of a single GPU may give it any number.
+    Runs of several nodes are others in every `file`: what began at the same line of two files is not one job.
     """
     read = _reader_of(text[:LOOKED_AT])
     if read is None:
         return None
     rows = read(_lines_of(text))
+    if read is _nccl_tests:
+        rows = [(number, row | {"run": f"{file}:{row['run']}"} if "run" in row else row) for number, row in rows]
     place = {"node": node}
     if gpu and len({row.get("gpu", "") for _, row in rows}) == 1:
         place["gpu"] = gpu

@@ -265,9 +265,18 @@ def words_of(text: str) -> str:
 
 
 @lru_cache(KEPT)
+def _of_rate(column: str) -> str:
+    """The name of a rate without what is in brackets behind it and no unit, such as a type of data."""
+    bracketed = _BRACKETS.search(column)
+    rest = _BRACKETS.sub(" ", column)
+    is_remark = bracketed and unit_of(bracketed.group(1)) is None and MEASURED.fullmatch(words_of(rest))
+    return rest if is_remark else column
+
+
+@lru_cache(KEPT)
 def split_unit(column: str) -> tuple[str, str]:
     """The name of a column and its unit, which may be in brackets or its last word; `min` only behind a time."""
-    column = _LAST_PERCENT.sub(" percent", column)
+    column = _LAST_PERCENT.sub(" percent", _of_rate(column))
     bracketed = _BRACKETS.search(column)
     if bracketed:
         return words_of(_BRACKETS.sub(" ", column)), words_of(bracketed.group(1))
@@ -368,7 +377,11 @@ def _several(columns: Sequence[str]) -> str:
 
 def is_value(column: str) -> bool:
     """Whether a column has the name of a value."""
-    return _rank(column, "value") is not None or bool(MEASURED.fullmatch(words_of(column))) or _is_duration(column)
+    return (
+        _rank(column, "value") is not None
+        or bool(MEASURED.fullmatch(words_of(_of_rate(column))))
+        or _is_duration(column)
+    )
 
 
 def _fitting(role: str, columns: Sequence[str]) -> list[str]:
@@ -382,7 +395,7 @@ def _fitting(role: str, columns: Sequence[str]) -> list[str]:
     best: dict[int, str] = {}
     for column in fitting:
         best.setdefault(ranks[column][1], column)
-    rates = [column for column in columns if column not in fitting and MEASURED.fullmatch(words_of(column))]
+    rates = [column for column in columns if column not in fitting and MEASURED.fullmatch(words_of(_of_rate(column)))]
     return [*best.values(), *rates]
 
 

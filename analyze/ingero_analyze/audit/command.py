@@ -238,7 +238,7 @@ def _record(
 ) -> dict[str, Any]:
     """Say of every finding what the ledger knows, and add this audit to it, once."""
     from ingero_analyze.audit.ledger import append, audit_line
-    from ingero_analyze.audit.report import identities
+    from ingero_analyze.audit.report import identities, in_doubt
 
     for one in answer["findings"]:
         one["ledger"] = known.story(f"{one['kind']} {one['name']}")
@@ -248,7 +248,7 @@ def _record(
         for given, found in zip(inputs, answer["summary"]["populations"], strict=True)
         if not found["refused"]
         for name in identities(given)
-    }
+    } - in_doubt(answer, inputs)
     cleared = known.cleared_by(judged, losses)
     new = measured.digest not in known.digests
     if new:

@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -35,6 +35,7 @@ from ingero_analyze.audit.contents import (
 from ingero_analyze.audit.file_nodes import FilePlace
 from ingero_analyze.audit.inputs import AuditInput
 from ingero_analyze.audit.joint_rows import of_single_members
+from ingero_analyze.audit.merged_cells import with_node_above
 from ingero_analyze.audit.populations import PopulationBuilder
 from ingero_analyze.audit.quantities import MISSING, quantity_of
 from ingero_analyze.audit.result_columns import KINDS, NUMBER, PHYSICAL, ResultColumns
@@ -114,7 +115,10 @@ class Measurements:
         lower = self.options.lower
         self._directions = Directions(None if self.options.values else lower, lower, on_top_of_100(values, first))
         used, before = 0, self.problems.count
-        for line, row in chain(first, rows):
+        every: Iterator[tuple[int, Row]] = chain(first, rows)
+        if {"node", "gpu"} <= roles.keys() and roles["node"] != NODE_OF_FILE:
+            every = with_node_above(every, roles["node"], roles["gpu"])
+        for line, row in every:
             if row and roles.get("node") == NODE_OF_FILE:
                 row |= {NODE_OF_FILE: place.node, GPU_OF_FILE: place.gpu}
             self.rows += 1
@@ -132,7 +136,7 @@ class Measurements:
 
     def _table(self, file: str, place: FilePlace, advance: Callable[[int], None]) -> Rows:
         """A file as a table with a row for each result."""
-        read = read_rows(file, advance, partial(_rows_of_text, place=place), is_value)
+        read = read_rows(file, advance, partial(_rows_of_text, file=file, place=place), is_value)
         read, note = of_single_values(*read, self._named)
         self.columns.notes |= {note} - {""}
         columns, rows = of_single_members(*unpivoted(*read, self._named), self._named)
@@ -277,9 +281,9 @@ class Measurements:
         }  # fmt: skip
 
 
-def _rows_of_text(text: str, place: FilePlace) -> Rows | None:
+def _rows_of_text(text: str, file: str, place: FilePlace) -> Rows | None:
     """The rows of a log of a benchmark, or of a column alone in a file of one GPU; None for any other text."""
-    if (found := rows_of_log(text, place.node, place.gpu)) is not None or not place.gpu:
+    if (found := rows_of_log(text, place.node, place.gpu, file)) is not None or not place.gpu:
         return found
     header, *lines = [line.strip() for line in text.splitlines()]
     if not is_value(header) or not all(NUMBER.fullmatch(line) for line in lines if line):

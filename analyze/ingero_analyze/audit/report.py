@@ -15,6 +15,7 @@ from ingero_analyze.audit.labels import in_common
 from ingero_analyze.terminal import listed, plain, print_rows
 from ingero_detect.audit.audit import AuditResult, PopulationResult, SlowUnit
 from ingero_detect.audit.audit_tiers import FEWEST_PARENTS, AuditLevel
+from ingero_detect.audit.wrong_values import DoubtfulUnit
 from ingero_detect.grouped import Ints
 
 MOST_ROWS: Final = 200
@@ -23,6 +24,11 @@ MOST_ROWS: Final = 200
 SINGLE: Final = (
     "one run a chip: noise and chip cannot be separated. A finding assumes that healthy chips have one distribution, "
     "which all values show, and losses of at most 1.25 times the largest gain; repeat the run before acting"
+)
+
+AGAIN: Final = (
+    "one value, of less than half the usual speed, is an error of the measurement as often as a broken chip, so they "
+    "are not judged: measure them again; those that are as slow twice are named"
 )
 
 ALONE: Final = (
@@ -47,6 +53,14 @@ def identities(given: AuditInput) -> list[str]:
     return [f"{kind} {name}" for kind, names in kinds for name in names]
 
 
+def in_doubt(answer: Mapping[str, Any], inputs: Sequence[AuditInput]) -> set[str]:
+    """The identities that have to be measured again: neither named nor cleared."""
+    again = answer["measure_again"]
+    kinds = {given.by for given in inputs}
+    found = {f"{kind} {chip}" for one in again for kind in kinds for chip in one["chips"]}
+    return found.union(f"{one['kind']} {one['name']}" for one in again)
+
+
 def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_loss: float) -> dict[str, Any]:
     """Findings and populations; the ledger's and the reader's parts are added by the command."""
     named = [
@@ -66,7 +80,13 @@ def to_json(result: AuditResult, inputs: Sequence[AuditInput], fdr: float, min_l
         population["notes"] += _in_common(mine, inputs[number])
     summary = {"fdr": fdr, "min_loss": min_loss, "findings": len(findings), "hypotheses": result.hypotheses,
                "populations": populations}  # fmt: skip
-    return {"findings": findings, "summary": summary}
+    again = [
+        _about(one, given, named[number])
+        for number, (found, given) in enumerate(zip(result.populations, inputs, strict=True))
+        for one in found.doubtful
+    ]
+    again.sort(key=lambda one: -one["loss"])
+    return {"findings": findings, "measure_again": again, "summary": summary}
 
 
 def _concern_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -76,30 +96,40 @@ def _concern_each_other(one: Mapping[str, Any], other: Mapping[str, Any]) -> boo
     return of_node or not set(one["chips"]).isdisjoint(other["chips"])
 
 
-def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
+def _about(one: SlowUnit | DoubtfulUnit, given: AuditInput, named: Any) -> dict[str, Any]:
+    """What it is, where, how slow and why, of a finding and of what has to be measured again."""
     members = np.array(one.members, np.int64)
     healthy = np.setdiff1d(np.arange(len(given.chips)), named)
     evidence = compared(given.physical, members, _at_its_place(one, given, healthy))
-    name = identity(one, given)
-    seen = given.seen[one.number] if one.level is AuditLevel.CHIP else ()
-    node, slot = seen[-1] if seen else ("", "")
-    of_nodes = one.level is AuditLevel.GROUP and not given.population.of_nodes
-    below = AuditLevel.NODE if of_nodes else AuditLevel.CHIP
+    kind, _, name = _named(one.level, one.number, given).partition(" ")
+    node, slot = _places(one, given)[-1]
     return {
-        "kind": name.partition(" ")[0], "name": name.partition(" ")[2],
-        "node": node or None, "slot": slot or None, "before": ["/".join(filter(None, place)) for place in seen[:-1]],
-        "population": given.population.name, "loss": round(one.loss, 4),
-        "loss_low": round(one.loss_low, 4), "loss_high": round(one.loss_high, 4),
-        "p_value": float(f"{one.chance:.3g}"), "adjusted_p_value": float(f"{one.adjusted:.3g}"),
-        "chips": [given.chips[number] for number in one.members], "measurements": one.measurements,
-        "slow": [_named(below, number, given) for number in one.slow],
-        "members": one.judged, "slow_share": None if one.chronic is None else round(one.chronic, 3),
-        "slow_since": None if one.since is None else given.runs[one.since],
+        "kind": kind, "name": name, "node": node or None, "slot": slot or None, "population": given.population.name,
+        "loss": round(one.loss, 4), "chips": [given.chips[number] for number in one.members],
         "cause": likely_cause(says(evidence)), "evidence": evidence,
     }  # fmt: skip
 
 
-def _at_its_place(one: SlowUnit, given: AuditInput, healthy: Ints) -> Ints:
+def _places(one: SlowUnit | DoubtfulUnit, given: AuditInput) -> Sequence[tuple[str, str]]:
+    """The nodes of a chip with the places in them where it was, the last one last."""
+    seen = given.seen[one.number] if one.level is AuditLevel.CHIP else ()
+    return seen or (("", ""),)
+
+
+def _finding(one: SlowUnit, given: AuditInput, named: Any) -> dict[str, Any]:
+    of_nodes = one.level is AuditLevel.GROUP and not given.population.of_nodes
+    below = AuditLevel.NODE if of_nodes else AuditLevel.CHIP
+    return _about(one, given, named) | {
+        "before": ["/".join(filter(None, place)) for place in _places(one, given)[:-1]],
+        "loss_low": round(one.loss_low, 4), "loss_high": round(one.loss_high, 4),
+        "p_value": float(f"{one.chance:.3g}"), "adjusted_p_value": float(f"{one.adjusted:.3g}"),
+        "measurements": one.measurements, "slow": [_named(below, number, given) for number in one.slow],
+        "members": one.judged, "slow_share": None if one.chronic is None else round(one.chronic, 3),
+        "slow_since": None if one.since is None else given.runs[one.since],
+    }  # fmt: skip
+
+
+def _at_its_place(one: SlowUnit | DoubtfulUnit, given: AuditInput, healthy: Ints) -> Ints:
     """Healthy chips of the number that a chip has in its node, if they are enough: some places are always hot."""
     place = given.population.place
     if one.level is not AuditLevel.CHIP or place is None or place[one.number] < 0:
@@ -225,8 +255,10 @@ def _few_single(count: Ints, of: str) -> list[str]:
 
 
 def print_table(answer: Mapping[str, Any], console: Console) -> None:
-    """The findings, then what was judged and what was not."""
-    findings = answer["findings"]
+    """What has to be measured again and the findings, then what was judged and what was not."""
+    findings, again = answer["findings"], answer["measure_again"]
+    if again:
+        _print_again(again, console)
     if findings:
         stories = any("ledger" in one for one in findings)
         numbers, rows = ("loss", "95 %", "slow in", "p"), []
@@ -246,7 +278,7 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
             console.print(f"and {len(findings) - MOST_ROWS} more; --json has them all")
     judged = any(not found["refused"] for found in answer["summary"]["populations"])
     if not findings and judged:
-        console.print("[bold]no chip and no node is slower than its like[/]")
+        console.print(f"[bold]no {'other ' if again else ''}chip and no node is slower than its like[/]")
     populations = answer["summary"]["populations"]
     often = Counter(note for found in populations for note in found["notes"])
     for found in populations:
@@ -259,13 +291,27 @@ def print_table(answer: Mapping[str, Any], console: Console) -> None:
             console.print(plain(f"{times} of {len(populations)} populations: {note}"), style="dim")
 
 
+def _print_again(again: Sequence[Mapping[str, Any]], console: Console) -> None:
+    rows = [
+        (
+            plain(f"{one['kind']} {one['name']}"), plain(", ".join(filter(None, (_where(one), one["population"])))),
+            _percent(one["loss"]), plain(one["cause"]),
+        )
+        for one in again[:MOST_ROWS]
+    ]  # fmt: skip
+    print_rows(console, ("measure again", "on", "loss", "evidence"), rows, ("loss",))
+    console.print(AGAIN)
+    if len(again) > MOST_ROWS:
+        console.print(f"and {len(again) - MOST_ROWS} more; --json has them all")
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
 def _where(one: Mapping[str, Any]) -> str:
     where = "/".join(filter(None, (one["node"], one["slot"])))
-    return f"{where} (before: {', '.join(one['before'])})" if one["before"] else where
+    return f"{where} (before: {', '.join(one['before'])})" if one.get("before") else where
 
 
 def _causes(findings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ share one false-discovery rate (Benjamini and Hochberg 1995).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -29,19 +29,12 @@ from ingero_detect.audit.chip_effects import UnitEffects, unit_effects
 from ingero_detect.audit.chip_levels import chip_levels, in_whole_nodes
 from ingero_detect.audit.level_changes import LevelChange, level_changes, stale
 from ingero_detect.audit.node_kinds import KIND_MEMBERS, KIND_SHARE
+from ingero_detect.audit.node_runs import lost_in_runs
 from ingero_detect.audit.place_levels import place_levels
+from ingero_detect.audit.wrong_values import DoubtfulUnit, doubtful, doubtful_units, too_fast
 from ingero_detect.discoveries import adjusted_chances
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.healthy_spread import Shape
-
-IMPLAUSIBLE_SPEED: Final = np.log(1.5)
-"""A unit faster than this is an error of the measurement or of the model's name; it is left out, unless many are."""
-
-FAR_FAST: Final = 10.0
-"""With one value per chip, spreads by which one is too fast if no other is half as far: an error as well."""
-
-FAST_SHARE: Final = 0.01
-"""Most of the chips that are left out as too fast for this reason; one at least."""
 
 LEAST_SHARE: Final = 0.2
 """Least part of the false-discovery rate that a level has, however few nodes there are (weights: Genovese 2006)."""
@@ -149,6 +142,8 @@ class PopulationResult:
     """Chips at a level of their own, if there are two: the fewer ones."""
     places: tuple[tuple[int, float], ...] = ()
     """Places in the nodes whose chips differ from most: number and loss. Chips are compared with those at theirs."""
+    doubtful: tuple[DoubtfulUnit, ...] = ()
+    """Chips and nodes whose only value is so slow that it may be wrong: not judged, and to be measured again."""
 
 
 @dataclass(frozen=True)
@@ -158,19 +153,6 @@ class AuditResult:
     findings: tuple[SlowUnit, ...]
     populations: tuple[PopulationResult, ...]
     hypotheses: int
-
-
-def _too_fast(effect: Floats, usable: Bools) -> Bools:
-    """The few units that are far faster than all others, which are at most half as far from the median."""
-    order = np.flatnonzero(usable)[np.argsort(effect[usable])]
-    median, spread = float(np.median(effect[usable])), max(robust_spread(effect[usable]), SMALLEST_SPREAD)
-    gain = median - effect[order]
-    found = np.zeros(len(effect), np.bool_)
-    for many in range(max(1, int(FAST_SHARE * len(order))), 0, -1):
-        if gain[many - 1] > max(FAR_FAST * spread, 2 * gain[many]):
-            found[order[:many]] = True
-            break
-    return found
 
 
 class _Judged:
@@ -183,12 +165,11 @@ class _Judged:
         fit = self._fit(fdr, smallest)
         usable = np.isfinite(fit.effect) & (fit.count > 0)
         centre = float(np.median(fit.effect[usable])) if usable.any() else 0.0
-        implausible = usable & (centre - fit.effect > IMPLAUSIBLE_SPEED)
-        implausible &= bool(implausible.sum() < KIND_SHARE * usable.sum())
+        implausible = too_fast(fit.effect, usable, fit.count, population.rounding)
         usable &= ~implausible
-        if usable.sum() >= FEWEST_UNITS and np.median(fit.count[usable]) < 2:
-            implausible |= _too_fast(fit.effect, usable)
-            usable &= ~implausible
+        doubted = doubtful(fit.effect, usable, fit.count)
+        usable &= ~doubted
+        self._doubtful = doubtful_units(doubted, fit.effect, centre, usable, population.node)
         self.centre, self.tiers, self.refused = centre, list[Tier](), ""
         self.usable, notes = usable, []
         self._levels, self._many = chip_levels(fit.effect, usable & False, population.node, 0.0), (0, 0, 0.0)
@@ -227,7 +208,11 @@ class _Judged:
             if population.of_nodes:
                 above_chips = [(AuditLevel.GROUP, nodes, None)]
             for level, count, above in above_chips:
-                tier = parents_of(self.tiers[-1], level, count, np.full(count, -1) if above is None else above)
+                by_run = self.tiers[-1].by_run
+                if self.tiers[-1] is chips:
+                    by_run = replace(by_run, values=by_run.values + self._of_node_runs)
+                parents = np.full(count, -1) if above is None else above
+                tier = parents_of(self.tiers[-1], by_run, level, count, parents)
                 if not tier.judged.any():
                     break
                 if not tier.tested and tier.judged.sum() > 1:
@@ -251,9 +236,20 @@ class _Judged:
         if fit.runs:
             self._changes = self._changes_of_chips(fdr, smallest)
             kept = ~stale(self._changes, unit, run)
-            fit = fit if kept.all() else unit_effects(slowness[kept], unit[kept], run[kept], units)
-        self.fit = fit
-        return fit
+            slowness, unit, run = slowness[kept], unit[kept], run[kept]
+            fit = fit if kept.all() else unit_effects(slowness, unit, run, units)
+        self.fit, self._of_node_runs = fit, np.zeros(len(fit.by_run.values))
+        if fit.runs:
+            self._without_node_runs(slowness, unit, run)
+        return self.fit
+
+    def _without_node_runs(self, slowness: Floats, unit: Ints, run: Ints) -> None:
+        """Fit the chips without what whole nodes lose in single runs, which is kept for the nodes."""
+        lost = lost_in_runs(self.fit.by_run, self.population.node, self.fit.noise)
+        if lost.any():
+            slowness = slowness.copy()
+            slowness[self.fit.used] -= lost
+            self.fit, self._of_node_runs = unit_effects(slowness, unit, run, len(self.population.node)), lost
 
     def _of_places(self, fit: UnitEffects) -> Floats:
         """By chip, how much slower those at its place in the node are; 0 where levels of chips tell them apart."""
@@ -403,6 +399,7 @@ class _Judged:
                 (place, float(-np.expm1(-self._places[place])))
                 for place in np.flatnonzero(np.abs(self._places) >= smallest).tolist()
             ),
+            self._doubtful,
         )  # fmt: skip
 
     def _of_many(self, smallest: float) -> tuple[str, ...]:

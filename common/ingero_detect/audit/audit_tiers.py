@@ -307,13 +307,16 @@ def _usual_value(by_run: RunValues, judged: Bools) -> float:
     return float(np.nanmedian(medians)) if np.isfinite(medians).any() else 0.0
 
 
-def parents_of(tier: Tier, level: AuditLevel, parents: int, above: Ints) -> Tier:
-    """The next level: a parent's effect is the mean of its members without the slowest, less than half of them."""
+def parents_of(tier: Tier, by_run: RunValues, level: AuditLevel, parents: int, above: Ints) -> Tier:
+    """The next level: a parent's effect is the mean of its members without the slowest, less than half of them.
+
+    `by_run`: values of the members, with what all of a parent lose in single runs.
+    """
     centre = float(np.median(tier.effect[tier.judged]))
     within = tier.spread_within
     within = robust_spread(tier.effect[tier.judged]) if np.isnan(within) else within
     effect, error, loss, least = (np.zeros(parents) for _ in range(4))
-    by_run = tier.by_run.of_parents(np.where(tier.judged, tier.parent, -1), parents)
+    by_run = by_run.of_parents(np.where(tier.judged, tier.parent, -1), parents)
     judged = np.zeros(parents, np.bool_)
     for number in range(parents):
         members = np.flatnonzero(tier.judged & (tier.parent == number))

@@ -82,7 +82,7 @@ class UnitEffects:
     effects of runs, 0 if these were not removed. `apart`: measurements of runs that connect too few units, left out.
     `by_run`: every measurement that is used, without the effect of its run. `own`: how much units scatter that do so
     more than the others; their errors have its freedom. `of_jobs`: the units of a run have one value, that of a job;
-    `partners_vary`: most of them meet no other one often.
+    `partners_vary`: most of them meet no other one often. `used`: which of the measurements given `by_run` has.
     """
 
     effect: Floats
@@ -95,6 +95,7 @@ class UnitEffects:
     apart: int
     by_run: RunValues
     own: OwnNoise
+    used: Bools
     of_jobs: bool = False
     partners_vary: bool = False
 
@@ -140,7 +141,7 @@ def unit_effects(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEff
     by_run = RunValues(y - of_run[j], i, run[used], count)
     chronic = _chronic(effect, by_run)
     spread = float(MAD_TO_SIGMA * np.median(np.abs(of_run - np.median(of_run)))) if runs else 0.0
-    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run, own)
+    return UnitEffects(effect, error, count, chronic, noise, spread, runs, int((~used).sum()), by_run, own, used)
 
 
 def _of_jobs(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects:
@@ -158,7 +159,7 @@ def _of_jobs(slowness: Floats, unit: Ints, run: Ints, units: int) -> UnitEffects
     by_run = RunValues(slowness, unit, run, count)
     own = OwnNoise(np.zeros(units), np.full(units, np.inf), np.zeros(units, np.bool_))
     return UnitEffects(
-        effect, error, count, _chronic(effect, by_run), noise, 0.0, 0, 0, by_run, own, True, vary
+        effect, error, count, _chronic(effect, by_run), noise, 0.0, 0, 0, by_run, own, kept, True, vary
     )  # fmt: skip
 
 
