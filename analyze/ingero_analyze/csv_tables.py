@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any, Final
 
 from ingero_analyze.json_tables import Row
@@ -62,11 +62,15 @@ def read_csv(file: str, text: str, points: bool) -> tuple[list[str], Iterator[tu
 
 def with_levels(names: Sequence[str], below: str, delimiter: str) -> tuple[list[str], int]:
     """Names of columns, and how many lines below the first one belong to them: names of two levels in two lines, as
-    pandas writes them, are `('one', 'other')`, and a line behind these may name the index alone."""
+    pandas writes them, are `('one', 'other')`, and a line behind these may name the index alone. Those of consoles of
+    CloudWatch and Cloud Monitoring are in one of several lines."""
     try:
-        rows = list(islice(csv.reader(io.StringIO(below, newline=""), delimiter=delimiter), 2))
+        rows = list(islice(csv.reader(io.StringIO(below, newline=""), delimiter=delimiter), MOST_TITLES))
     except csv.Error:
         return list(names), 0
+    if names[:1] in (["Label"], ["TimeSeries ID"]):
+        return _of_console([list(names), *rows])
+    rows = rows[:2]
     lines = [[cell.strip() for cell in row] for row in rows if len(row) == len(names) > 2]
     if len(lines) < 2 or not all(names[1:]) or not all(lines[0][1:]) or any(map(_is_number, lines[0][1:])):
         return list(names), 0
@@ -75,6 +79,15 @@ def with_levels(names: Sequence[str], below: str, delimiter: str) -> tuple[list[
     if not (index or names[0] == lines[0][0] == "") or len(set(merged)) < len(merged):
         return list(names), 0
     return merged, 2 if index else 1
+
+
+def _of_console(lines: Sequence[Sequence[str]]) -> tuple[list[str], int]:
+    """Names of columns from the lines above the first time, each of which says something of all series: a name, else
+    the first thing in which all differ."""
+    above = list(takewhile(lambda cells: not (":" in "".join(cells[:1]) and any(map(_is_number, cells[1:]))), lines))
+    differ = [cells for cells in above if len(set(cells[1:])) == len(cells) - 1 == len(lines[0]) - 1]
+    named = [cells for cells in differ if cells[0].lower().endswith("name")]
+    return ["time", *(named or differ or above)[0][1:]], len(above) - 1
 
 
 def _is_number(text: str) -> bool:

@@ -35,8 +35,11 @@ _HOST: Final = re.compile(
 _HOSTS: Final = frozenset(("node", "host", "hostname", "node_name", "nodename", "server", "machine", "instance"))
 _TIMES: Final = frozenset(("time", "ts", "timestamp", "@timestamp"))
 
-_LINES: Final = ("line", "log", "message", "msg", "MESSAGE")
+LINES: Final = ("line", "Line", "log", "message", "msg", "MESSAGE")
 """Names of the cell of an object that holds a line of a log."""
+
+_AGAIN: Final = "tsNs"
+"""The time again, beside `Time`, of a line of a log that Grafana writes."""
 
 _LEVEL: Final = re.compile(r"\W*(?:(?:DEBUG|INFO|WARN(?:ING)?|ERROR|NOTICE)\b\W*)?", re.IGNORECASE)
 
@@ -121,18 +124,18 @@ def rows_of(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int,
 def rows_of_objects(first: bytes, stream: LineStream, fail: Fail) -> Iterator[tuple[int, Row]]:
     """The rows of JSON, with the cells of a line of a log that an object holds, as of Loki and of containers."""
     for number, row in json_rows(first, stream, fail):
-        text = next((row[name] for name in _LINES if name in row), "")
-        yield number, _with_line(row, text) if text else row
+        yield number, with_line(row)
 
 
-def _with_line(row: Row, text: str) -> Row:
+def with_line(row: Row) -> Row:
     """An object with the cells of its line, but no time of this where it has one; the object itself if there is
     none."""
+    text = next((row[name] for name in LINES if name in row), "")
     cells = object_of(text.encode()) if text.startswith("{") else row_of(text)
     if not cells:
         return row
-    timed = not _TIMES.isdisjoint(row)
-    own = {name: cell for name, cell in row.items() if name not in _LINES}
+    timed = not _TIMES.isdisjoint(name.lower() for name in row)
+    own = {name: cell for name, cell in row.items() if name not in (*LINES, _AGAIN)}
     return {**{name: cell for name, cell in cells.items() if not (timed and name in _TIMES)}, **own}
 
 

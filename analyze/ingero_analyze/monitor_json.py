@@ -5,7 +5,7 @@ https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_GetMetricDa
 Graphite: https://graphite.readthedocs.io/en/latest/render_api.html (format=json). OpenTSDB:
 https://opentsdb.net/docs/build/html/api_http/query/index.html. Cloud Monitoring of Google:
 https://cloud.google.com/monitoring/api/ref_v3/rest/v3/projects.timeSeries/list. Elasticsearch:
-https://www.elastic.co/guide/en/elasticsearch/reference/current/search-search.html. Grafana:
+https://www.elastic.co/guide/en/elasticsearch/reference/current/search-search.html (hits, and aggregations). Grafana:
 https://grafana.com/docs/grafana/latest/developers/http_api/data_source/ (frames of a query), and what its inspector
 of a panel saves. Azure Monitor: https://learn.microsoft.com/en-us/rest/api/monitor/metrics/list. Dynatrace:
 https://docs.dynatrace.com/docs/dynatrace-api/environment-api/metric-v2/get-data-points. New Relic:
@@ -114,6 +114,31 @@ def _elasticsearch(whole: Any) -> Iterator[Row]:
         yield dict(one["_source"])
 
 
+def _elasticsearch_buckets(whole: Any) -> Iterator[Row]:
+    """A row for each innermost bucket: the time of its date histogram, and its terms, of which one alone, or that
+    called so, is the node."""
+    rows = list(_of_buckets(whole["aggregations"], {}))
+    terms = list(dict.fromkeys(name for _, around in rows for name in around if name != "time"))
+    for values, around in rows:
+        yield {"node" if len(terms) == 1 else name: key for name, key in around.items() if name != "time"} | {
+            "time": around["time"], **values,
+        }  # fmt: skip
+
+
+def _of_buckets(aggregations: Row, around: Row) -> Iterator[tuple[Row, Row]]:
+    """By innermost bucket the values of its metrics, and the keys of it and of those around it."""
+    named = {name: found for name, found in aggregations.items() if isinstance(found, dict)}
+    values = {name: found["value"] for name, found in named.items() if "value" in found}
+    nested = {name: found["buckets"] for name, found in named.items() if "buckets" in found}
+    if values and not nested:
+        yield values, around
+    for name, buckets in nested.items():
+        for bucket in buckets:
+            key, dated = bucket["key"], "key_as_string" in bucket and isinstance(bucket["key"], int)
+            keys = key if isinstance(key, dict) else {"time" if dated else name: key}
+            yield from _of_buckets(bucket, around | keys)
+
+
 def _grafana(whole: Any) -> Iterator[Row]:
     frames = (
         whole
@@ -202,5 +227,5 @@ def _labels(labels: list[str]) -> list[Mapping[str, str]]:
 
 _SERVICES: Final = (
     _datadog, _datadog_2, _cloudwatch, _cloudwatch_statistics, _graphite, _opentsdb, _google, _elasticsearch,
-    _grafana, _grafana_panel, _azure, _dynatrace, _newrelic, _netdata, _zabbix,
+    _elasticsearch_buckets, _grafana, _grafana_panel, _azure, _dynatrace, _newrelic, _netdata, _zabbix,
 )  # fmt: skip

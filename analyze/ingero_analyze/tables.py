@@ -5,7 +5,7 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -446,7 +446,7 @@ def _csv(
         raise TableError(file, csv_tables.NO_TABLE)
     lines = text.splitlines(keepends=True)
     names, more = csv_tables.with_levels(
-        _names(file, header, delimiter), "".join(lines[before + 1 : before + 3]), delimiter
+        _names(file, header, delimiter), "".join(lines[before + 1 : before + 1 + csv_tables.MOST_TITLES]), delimiter
     )
     before += more
     below = "".join(lines[before + 1 :])
@@ -525,10 +525,18 @@ def _names(file: str, header: str, delimiter: str) -> list[str]:
 
 
 def _column_of_series(names: Sequence[str], text: str, delimiter: str) -> str | None:
-    """The column whose cells name a series of Prometheus with its labels, as Grafana writes rows of series."""
+    """The column whose cells name a series of Prometheus, or a line of a log, with its labels, as Grafana writes rows
+    of these."""
     first = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True), [])
-    found = [name for name, cell in zip(names, first, strict=False) if exposition.labels_of(cell)]
+    found = [name for name, cell in zip(names, first, strict=False) if _labels_of(cell, names)]
     return found[0] if len(found) == 1 else None
+
+
+def _labels_of(cell: str, names: Container[str]) -> Row | None:
+    """The labels of a series, or a JSON object of those of a line of a log, if cells with such `names` hold that;
+    `None` for anything else."""
+    logged = cell.startswith("{") and any(name in names for name in log_lines.LINES)
+    return exposition.labels_of(cell) or (json_tables.object_of(cell.encode()) if logged else None)
 
 
 def _irregular(
@@ -539,8 +547,8 @@ def _irregular(
     columns, rows = csv_tables.read_csv(file, data.decode("utf-8-sig", "replace"), points=False)
     for line, row in rows:
         if row:
-            labels = None if series is None else exposition.labels_of(row.get(series, ""))
-            yield line, {**row, **labels} if labels else row
+            labels = None if series is None else _labels_of(row.get(series, ""), row)
+            yield line, log_lines.with_line({**row, **labels}) if labels else row
         else:
             fail(f"more values than the {len(columns)} columns", line)
 
@@ -613,6 +621,15 @@ def _no_parquet(file: str, error: Exception) -> Exception:
     return TableError(file, f"not a Parquet file, or damaged: {str(error)[:200]}")
 
 
+def _flat(table: Any) -> Any:
+    """A table of Arrow with the fields of structures as columns, such as `resource.host`."""
+    from pyarrow import types
+
+    while any(types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return table
+
+
 def _parquet(file: str, choose: Choose, skip: Skip | None) -> Iterator[TableBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -620,13 +637,14 @@ def _parquet(file: str, choose: Choose, skip: Skip | None) -> Iterator[TableBatc
 
     try:
         source = parquet.ParquetFile(file)
-        wanted = list(_chosen(file, source.schema_arrow.names, choose))
+        wanted = list(_chosen(file, _flat(source.schema_arrow.empty_table()).column_names, choose))
         row, size = 1, Path(file).stat().st_size
         total = max(1, source.metadata.num_rows)
         for found in source.iter_batches(BATCH_ROWS, columns=wanted):
+            flat = _flat(pa.Table.from_batches([found]))
             columns = {}
             for name in wanted:
-                column = found.column(found.schema.get_field_index(name))
+                column = flat.column(flat.schema.get_field_index(name)).chunk(0)
                 coded = pa.types.is_dictionary(column.type)
                 columns[name] = pc.cast(column, column.type.value_type) if coded else column
             done = row - 1 + found.num_rows

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from pyarrow import parquet as pq
 
 from ingero_fleet.cli import main
 
@@ -393,6 +395,63 @@ def test_series_that_tensorboard_writes_as_json_are_read(tmp_path: Path) -> None
     assert named(tmp_path) == ("run-gpu-2-tag-throughput", 60)
 
 
+def test_lines_that_grafana_saves_of_loki_are_read(tmp_path: Path) -> None:
+    rows = (
+        (json.dumps({"app": "train", "pod": node}), 1000 * time, f"step={time} rate={rate}", 10**9 * time)
+        for time, node, rate in reports()
+    )
+
+    assert named(written(tmp_path, table(("labels", "Time", "Line", "tsNs"), rows))) == ("gpu-2", 60)
+
+
+def test_lines_that_logcli_prints_as_objects_are_read(tmp_path: Path) -> None:
+    rows = (
+        {"labels": {"pod": node}, "line": f"step={time} rate={rate}", "timestamp": iso(time)}
+        for time, node, rate in reports()
+    )
+
+    assert named(written(tmp_path, "\n".join(map(json.dumps, rows)), "logs.jsonl")) == ("gpu-2", 60)
+
+
+CONSOLES = {
+    "cloudwatch": (
+        [["Label", *NODES], ["Id", *(f"m{number}" for number in range(6))], ["Statistic", *["Average"] * 6]],
+        "%Y/%m/%d %H:%M:%S",
+    ),
+    "google": (
+        [
+            ["TimeSeries ID", *(f"vm {number}" for number in range(6))],
+            ["zone", *["a"] * 6],
+            ["instance_name", *NODES],
+        ],
+        "%a %b %d %Y %H:%M:%S GMT+0000 (Coordinated Universal Time)",
+    ),
+}
+"""Lines above the first time, and how times are written."""
+
+
+@pytest.mark.parametrize("console", sorted(CONSOLES))
+def test_what_consoles_of_clouds_save_of_a_chart_is_read(tmp_path: Path, console: str) -> None:
+    above, form = CONSOLES[console]
+    times = [datetime.fromtimestamp(START + 30 * tick, UTC).strftime(form) for tick in range(120)]
+    text = table(
+        above[0], iter([*above[1:], *([time, *row] for time, row in zip(times, RATES.tolist(), strict=True))])
+    )
+
+    assert named(written(tmp_path, text), "--wide", "rate") == ("gpu-2", 60)
+
+
+def test_fields_of_structures_in_parquet_are_columns(tmp_path: Path) -> None:
+    rows = [
+        {"time": time, "resource": {"host": node, "zone": "a"}, "train": {"throughput": rate}}
+        for time, node, rate in reports()
+    ]
+    path = tmp_path / "history.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+    assert named(path) == ("gpu-2", 60)
+
+
 TICKS = range(120)
 ISO = [iso(START + 30 * tick).replace(" ", "T") + "Z" for tick in TICKS]
 MILLISECONDS = [1000 * (START + 30 * tick) for tick in TICKS]
@@ -456,6 +515,42 @@ ANSWERS: dict[str, Any] = {
         }
         for number, node in enumerate(NODES)
     ],
+    "elasticsearch-nodes-in-times": {
+        "aggregations": {
+            "times": {
+                "buckets": [
+                    {
+                        "key_as_string": ISO[tick], "key": MILLISECONDS[tick],
+                        "per_host": {
+                            "buckets": [
+                                {"key": node, "doc_count": 3, "throughput": {"value": float(RATES[tick, number])}}
+                                for number, node in enumerate(NODES)
+                            ]
+                        },
+                    }
+                    for tick in TICKS
+                ]
+            }
+        }
+    },
+    "elasticsearch-times-in-nodes": {
+        "aggregations": {
+            "pods": {
+                "buckets": [
+                    {
+                        "key": node,
+                        "times": {
+                            "buckets": [
+                                {"key_as_string": ISO[tick], "key": MILLISECONDS[tick], "throughput": {"value": rate}}
+                                for tick, rate in enumerate(of_node(number))
+                            ]
+                        },
+                    }
+                    for number, node in enumerate(NODES)
+                ]
+            }
+        }
+    },
     "netdata": {"labels": ["time", *NODES], "data": [[START + 30 * tick, *RATES[tick].tolist()] for tick in TICKS]},
     "influx": {
         "results": [

@@ -88,6 +88,33 @@ def test_racks_that_become_slow_one_after_another_are_no_jobs() -> None:
     assert len(set(hidden_groups(levels))) == 3
 
 
+def days(shift: float) -> Rates:
+    """Levels of 16 nodes in three days of 100 blocks; the days of the last six begin later by a share of a day."""
+    later = np.where(np.arange(16) < 10, 0.0, shift)
+    load = 0.3 * np.cos(2 * np.pi * (np.arange(300)[:, None] / 100 - later))
+    return np.asarray(load + 0.01 * np.random.default_rng(3).normal(size=(300, 16)))
+
+
+@pytest.mark.parametrize(("shift", "groups"), [(0.0, 1), (0.2, 2), (0.5, 2)])
+def test_nodes_whose_days_begin_later_are_a_group(shift: float, groups: int) -> None:
+    levels = days(shift)
+    levels[140:, 3] -= 0.7
+
+    group = hidden_groups(levels)
+    assert len(set(group)) == groups
+    assert len(set(group[:10])) == len(set(group[10:])) == 1
+
+
+@pytest.mark.parametrize("duty", [0.3, 0.5, 0.7])
+def test_a_rack_that_fails_again_and_again_is_no_group(duty: float) -> None:
+    levels = days(0.0)
+    levels[np.arange(300) % 50 >= 50 * (1 - duty), 12:] -= 0.3
+    assert not hidden_groups(levels).any()
+
+    levels[150:, 12:] -= 0.2
+    assert not hidden_groups(levels).any()
+
+
 def chores(times: int, nodes: int = 12, depth: float = 0.75) -> Rates:
     """One node after another does less for ten ticks, again every 120 ticks."""
     rates = healthy()

@@ -334,6 +334,14 @@ def test_classes_of_hardware_in_one_cohort_are_not_stragglers() -> None:
     assert play(rates).accused() == []
 
 
+def test_a_node_of_slower_hardware_that_is_well_again_is_cleared() -> None:
+    rates = healthy(300, 12)
+    rates[:, :4] *= 0.5
+    rates[100:140, 0] *= 0.4
+
+    assert play(rates).whats("n0") == ["accused", "recovering", "cleared"]
+
+
 def test_when_a_large_part_is_slow_the_slow_ones_are_named_and_nobody_else() -> None:
     fleets = [healthy(400, 20), healthy(400, 20)]
     for rates, slow in zip(fleets, (10, 12), strict=True):

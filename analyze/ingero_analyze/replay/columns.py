@@ -515,7 +515,8 @@ def _later_times(names: Sequence[str]) -> list[str]:
 
 def _later_nodes(names: Sequence[str], gpus: Sequence[str]) -> list[str]:
     """What stands for the node where there is none: a pod, worker or run, else a GPU or rank."""
-    found = ([name for name in names if words_of(name) in known] for known in _LATER_NODES)
+    ways = (words_of, lambda name: words_of(_leaf(name)))
+    found = ([name for name in names if way(name) in known] for way in ways for known in _LATER_NODES)
     return next(filter(None, (*found, list(gpus))), [])
 
 

@@ -2,11 +2,13 @@
 tells. Pure.
 
 A group of faulty nodes loses and recovers. One that does something else also gains on the others, or follows what all
-do by another amount every time; and where several groups changed, each against all others, they do something else.
+do by another amount every time, or takes turns with the others at being ahead; and where several groups changed, each
+against all others, they do something else.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -34,6 +36,9 @@ SPREADS: Final = 4.0
 
 LASTING: Final = 4
 """Blocks that a gain or loss lasts, one after another: longer than nodes need to come up."""
+
+FEWEST_TURNS: Final = 3
+"""Times that the lead changes where groups take turns, both ways in either half of the history: two whole cycles."""
 
 FEWEST_MOVES: Final = 4
 """Common moves, down or up, that groups follow by different amounts, as those of two pauses."""
@@ -109,7 +114,7 @@ def _split(levels: Floats) -> Bools | None:
     if min(np.count_nonzero(side), np.count_nonzero(~side)) < FEWEST:
         return None
     two = _Two.of(apart, side)
-    own_work = two.gain_and_lose() or two.follow_differently(common)
+    own_work = two.gain_and_lose() or two.follow_differently(common) or two.take_turns(apart, side)
     return side if two.apart() and own_work else None
 
 
@@ -190,12 +195,14 @@ class _Two:
     clear: Bools
 
     @classmethod
-    def of(cls, apart: Floats, side: Bools) -> "_Two":
-        """From the distances of all nodes from the common level, by block, and the side of each."""
+    def of(cls, apart: Floats, side: Bools, first: float | None = None) -> "_Two":
+        """From the distances of all nodes from the common level, by block, and the side of each; `first`: another
+        lead to compare with than that at first."""
         one, other = (row_medians(apart[:, part]) for part in (side, ~side))
         difference = one - other
         together = difference[np.isfinite(difference)][:FIRST]
-        first = float(np.median(together)) if len(together) else 0.0
+        if first is None:
+            first = float(np.median(together)) if len(together) else 0.0
         own, its = (
             np.where(side, of_one[:, None], of_other[:, None])
             for of_one, of_other in ((one, other), (other + first, one - first))
@@ -237,6 +244,18 @@ class _Two:
         change = np.where(known, difference - self.first, 0.0)
         return all(_lasts(known & self.clear & (way > self._least)) for way in (change, -change))
 
+    def take_turns(self, apart: Floats, side: Bools) -> bool:
+        """Whether each of them was ahead of the other again and again, by more than usual, as where their days begin
+        at different times. A group that fails again and again is mostly at its best, or at its worst."""
+        usual = float(np.nanquantile(self._difference, 0.5, method="inverted_cdf"))
+        two = _Two.of(apart, side, usual)
+        change = np.nan_to_num(two._difference - usual)
+        ahead, behind = (_spells(two.clear & (way > two._least)) for way in (change, -change))
+        turns = sorted([(start, 1) for start in ahead] + [(start, -1) for start in behind])
+        throughout = {(2 * start >= len(change), way) for start, way in turns}
+        often = sum(way != before for (_, way), (_, before) in pairwise(turns))
+        return often >= FEWEST_TURNS and len(throughout) == 4
+
     def follow_differently(self, common: Floats) -> bool:
         """Whether they followed most moves of all by different amounts."""
         first, second = (_moves(level + common) for level in (self.one, self.other))
@@ -263,7 +282,13 @@ def _single(size: Floats, least: float) -> Ints:
 
 
 def _lasts(blocks: Bools) -> bool:
-    return bool(np.convolve(blocks, np.ones(LASTING, np.int64)).max(initial=0) >= LASTING)
+    return bool(_spells(blocks))
+
+
+def _spells(blocks: Bools) -> list[int]:
+    """Where those begin that last."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], blocks, [False])).astype(np.int8)))
+    return [start for start, stop in edges.reshape(-1, 2).tolist() if stop - start >= LASTING]
 
 
 def _nearest(levels: Floats, group: Ints, known: Bools) -> Ints:

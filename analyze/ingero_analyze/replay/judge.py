@@ -52,10 +52,12 @@ def replay(
         return done
     if finer := done.history.with_shorter_ticks(done.ticks):
         done = _replay(finer.sorted(), rule, parameters, watch and Watch(watch.most_cells), live)
-    again = done.history.with_groups()
+    groups = done.history.groups()
+    timetables = done.history.timetables_of({episode.node for episode in done.episodes})
+    again = done.history.again(groups, timetables) if groups or timetables else None
     counted = isinstance(done.judge, DetectorJudge) and done.judge.counted()
-    shares = {} if again or counted else done.history.load_shares()
-    if shares and (again := done.history.again()):
+    shares = {} if groups or counted else done.history.load_shares()
+    if shares and (again := again or done.history.again()):
         again.reading.note(SHARES)
     if most_false is not None and done.episodes and done.judge.node_hours * parameters.budget > most_false:
         parameters = replace(parameters, budget=max(LEAST_BUDGET, most_false / done.judge.node_hours))
@@ -166,11 +168,10 @@ class _Run:
 
 
 def _with_silence_by_chance(parameters: Parameters, history: RecordedHistory) -> Parameters:
-    """The parameters, with silence that is longer than rows missing at random explain."""
-    if history.silent_by_chance <= parameters.silent_ticks:
-        return parameters
-    history.reading.note(MISSING.format(history.silent_by_chance))
-    return replace(parameters, silent_ticks=history.silent_by_chance)
+    """The parameters, with silence that is longer than rows missing at random, or left out, explain."""
+    if history.silent_by_chance > parameters.silent_ticks:
+        history.reading.note(MISSING.format(history.silent_by_chance))
+    return replace(parameters, silent_ticks=max(parameters.silent_ticks, history.silent_by_chance, history.left_out))
 
 
 def _begun(episode: Episode, grace: Grace, presences: Presences) -> Episode:

@@ -1,7 +1,7 @@
 """Streams a recorded history as ticks of the detector: rows in, one observation per tick out."""
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, TypeVar
@@ -43,6 +43,7 @@ from ingero_analyze.replay.rollouts import Rollout, Rollouts
 from ingero_analyze.replay.rows import BatchRows, RowReader
 from ingero_analyze.replay.stuck_values import Stuck, filled_values, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
+from ingero_analyze.replay.timetables import TickValues, Timetable
 from ingero_analyze.replay.unit_changes import OtherUnit, in_one_unit
 from ingero_analyze.replay.zero_runs import placeholders, zeros_for_nothing
 from ingero_analyze.table_errors import TableError
@@ -118,6 +119,7 @@ class RecordedHistory:
         in_order: bool = True,
         groups: HiddenGroups | None = None,
         work: Sequence[WorkColumn] = (),
+        timetables: Mapping[NodeKey, Timetable] | None = None,
     ) -> None:
         self.files = list(files)
         self.tick_seconds = tick_seconds
@@ -146,6 +148,12 @@ class RecordedHistory:
         self._blocks, self._levels = LevelBlocks(self._members), NodeLevels(self._members)
         self._work, self._gains = DifferentWork(self._members), Gains(self._members)
         self._rollouts = Rollouts(self._members)
+        self._values = TickValues()
+        self.timetables = timetables or {}
+        """Nodes that lose work on a timetable; their rows at these times count as no reports."""
+        self.left_out = max((table.longest for table in self.timetables.values()), default=0)
+        """Ticks in a row, at most, in which such rows are."""
+        self._planned = {node: frozenset(table.ticks().tolist()) for node, table in self.timetables.items()}
 
     @property
     def reading(self) -> Reading:
@@ -191,6 +199,12 @@ class RecordedHistory:
         }
         return {cohort: shares for cohort, shares in found.items() if shares}
 
+    def timetables_of(self, accused: Collection[NodeKey]) -> dict[NodeKey, Timetable]:
+        """By node the timetable on which it loses work, of cohorts in which one of the accused nodes has one."""
+        names = list(self.subjects.nodes)
+        found = self._values.timetables({self.subjects.nodes[node] for node in accused})
+        return {names[node]: table for node, table in found.items()}
+
     def rollouts(self) -> dict[NodeKey, Rollout]:
         """By node the change that its cohort made alike, one node after another."""
         names = list(self.subjects.nodes)
@@ -215,11 +229,15 @@ class RecordedHistory:
         """The same files, all of which are read and sorted by time before the first tick."""
         return RecordedHistory(*self._given, in_order=False, work=self._equal_work)
 
-    def again(self) -> "RecordedHistory | None":
+    def again(
+        self, groups: HiddenGroups | None = None, timetables: Mapping[NodeKey, Timetable] | None = None
+    ) -> "RecordedHistory | None":
         """The same files, to be read again the same way; `None` for a recording and for standard input."""
         if self.reading.recorded or "-" in self.files:
             return None
-        return RecordedHistory(*self._given, in_order=self._in_order, work=self._equal_work)
+        return RecordedHistory(
+            *self._given, in_order=self._in_order, groups=groups, work=self._equal_work, timetables=timetables
+        )
 
     def with_shorter_ticks(self, ticks: int) -> "RecordedHistory | None":
         """The same files, read again with shorter ticks, if there were few of those that nobody has asked for; `None`
@@ -234,15 +252,11 @@ class RecordedHistory:
             files, tick, progress, chosen, labels, metric, wide, True, in_order=self._in_order, work=self._equal_work
         )
 
-    def with_groups(self) -> "RecordedHistory | None":
-        """The same files, read again the same way, with a cohort for each group of nodes that no column tells;
-        `None` if there are none, in a recording, and of standard input."""
+    def groups(self) -> HiddenGroups:
+        """Groups of nodes that no column tells, by node and cohort; none in a recording, and of standard input."""
         found = {} if self.reading.recorded or "-" in self.files else self._levels.found()
         nodes, cohorts = list(self.subjects.nodes), list(self.subjects.cohorts)
-        groups = {(nodes[node], cohorts[cohort]): group for (node, cohort), group in found.items()}
-        if not groups:
-            return None
-        return RecordedHistory(*self._given, in_order=self._in_order, groups=groups, work=self._equal_work)
+        return {(nodes[node], cohorts[cohort]): group for (node, cohort), group in found.items()}
 
     def ticks(self) -> Iterator[RecordedTick]:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""
@@ -372,6 +386,10 @@ class RecordedHistory:
         if self.reading.measure in ("rate", "step_seconds"):
             self.lockstep.note(node, cohort, value)
         self._irregularities.note(tick, node, value)
+        self._values.note(tick, node[state == ACTIVE], cohort[state == ACTIVE], value[state == ACTIVE])
+        if self._planned:
+            kept = ~np.isin(node, [self.subjects.nodes[one] for one, ticks in self._planned.items() if tick in ticks])
+            node, cohort, state, value = node[kept], cohort[kept], state[kept], value[kept]
         self._drifts = self._drifts or Drifts(self.tick_seconds, self._members)
         working = state == ACTIVE
         worked = self._members.tick(node[working], cohort[working], value[working])

@@ -1,5 +1,6 @@
 """The result of a replay."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,7 @@ class Replay:
                 | {name: getattr(one, name) for name in ("rows", "since", "until")}
                 for node, one in self.history.other_units()
             ],
+            "timetables": self._timetables(),
             "cohorts": len(self.history.subjects.cohorts),
             "columns": {"used": reading.used, "ignored": reading.ignored},
             "doubts": reading.doubts,
@@ -156,6 +158,15 @@ class Replay:
             {"cluster": node[0], "node": node[1], "severity": round(one.lost, 4), "jobs": one.jobs,
              "since": one.since}
             for node, one in self.history.behind() if node not in accused
+        ]  # fmt: skip
+
+    def _timetables(self) -> list[dict[str, Any]]:
+        """Nodes that lose work on a timetable, times in seconds."""
+        tick = self.history.tick_seconds
+        return [
+            {"cluster": node[0], "node": node[1], "times": len(table.begins), "period": round(table.period * tick, 3),
+             "length": table.length * tick, "severity": round(1 - math.exp(-table.loss), 4)}
+            for node, table in self.history.timetables.items()
         ]  # fmt: skip
 
     def _never_reported(self) -> list[NodeKey]:

@@ -88,6 +88,7 @@ def below(done: Replay) -> Iterator[str]:
     for reason in REASONS:
         yield from _excused(about[reason], WHY[reason], calendar)
     yield from _silent(about["silent"], calendar)
+    yield from _timetables(about["timetables"], "steps" if steps else "s")
     yield from _stuck(about["stuck"], calendar)
     yield from _other_units(about["other_unit"], calendar)
     yield from _reading(done, about)
@@ -202,6 +203,20 @@ def _silent(silent: dict[str, Any], calendar: bool) -> Iterator[str]:
         yield (
             f"{_counted(count, 'time')}, a node was silent for a while and came back, of which nobody is accused: "
             f"{_spells(silent['ended']['first'], count, calendar)}"
+        )
+
+
+def _timetables(found: list[dict[str, Any]], unit: str) -> Iterator[str]:
+    if found:
+        shown = [
+            f"{plain('/'.join(filter(None, (one['cluster'], one['node']))))} ({100 * one['severity']:.0f} % every "
+            f"{one['period']:.6g} {unit} for {one['length']:g} {unit})"
+            for one in found[:MOST_NAMES]
+        ]
+        yield (
+            f"{_counted(len(found), 'node')} {'loses' if len(found) == 1 else 'lose'} work at a strict period since "
+            "the first rows, as for checkpoints; rows at these times count as no reports: "
+            f"{listed(shown, len(found))}"
         )
 
 

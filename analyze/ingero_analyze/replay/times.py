@@ -234,6 +234,7 @@ def _iso(column: Any, day_first: bool | None) -> Cells:
         return Cells(_seconds(found), clean, calendar=True)
     column = pc.replace_substring_regex(column, _COMPACT, r"\1-\2-\3T\4:\5:\6")
     column = pc.replace_substring_regex(column, _GO_ZONE, r"\1")
+    column = pc.replace_substring_regex(column, r"\s*GMT([+-][0-9]{4})\s*\([A-Z .-]+\)$", r" \1")
     column = pc.replace_substring_regex(column, r"\s*(UTC|GMT)$", "Z")
     for name in _zones_in(column):
         column = pc.replace_substring_regex(column, rf"\s+{name}$", _ZONES[name])

@@ -11,12 +11,13 @@ import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, Singles, clipped, filled, singles
 from ingero_detect.nodes.autocorrelation import Steps, steps_of
-from ingero_detect.nodes.codes import RECOVERING
+from ingero_detect.nodes.codes import AXES, RECOVERING
 from ingero_detect.nodes.cohorts import is_guest
 from ingero_detect.nodes.column_store import ColumnStore
 from ingero_detect.nodes.parameters import Parameters
 from ingero_detect.nodes.peer_outliers import groups_to_examine, lone_outliers
 from ingero_detect.nodes.residuals import LATE_PHASE_COUNT, MAX_DEVIATION, Residuals
+from ingero_detect.nodes.verdicts import Axis
 from ingero_detect.reference import HALF, Reference
 from ingero_detect.threshold import MEDIAN_ERROR
 
@@ -304,7 +305,10 @@ def against_peers(
     memory: ColumnStore, parameters: Parameters, now: float, ticks: int, nodes: Residuals, bounds: Bounds,
     absolute: Singles,
 ) -> PeerTest:  # fmt: skip
-    """The sequential test against peers, for nodes that were slow from the start."""
+    """The sequential test against peers, for nodes that were slow from the start.
+
+    Of accused nodes only those that are accused of that: others may be another kind of hardware.
+    """
     at, group, scale = nodes.index, nodes.group, nodes.scale
     offsets = filled(memory.group("offsets"), 0.0)
     line = singles(np.maximum(parameters.absolute_band, 4 * offsets))[group]
@@ -314,8 +318,8 @@ def against_peers(
     _, onset = _onset(now, below, memory.node("below_onset")[at], bounds.top)
     alarm = (below > bounds.top) & nodes.eligible
     fresh = alarm & ~nodes.accused
+    alarm &= nodes.accused & (memory.node("axis")[at] == AXES.index(Axis.PEERS))
     if fresh.any():
-        alarm &= nodes.accused
         rows = np.arange(len(memory.names))[at]
         for row in np.flatnonzero(fresh).tolist():
             home, own = memory.homes[memory.node("home")[rows[row]]], memory.groups[group[row]]
