@@ -175,3 +175,13 @@ def test_examples_of_a_long_history_are_bounded_and_say_the_same() -> None:
     assert column.of_usual(np.array([4096.0, 8192.0, np.nan])) == pytest.approx(
         [1, 2.1 / 1.1, np.nan], 0.03, nan_ok=True
     )
+
+
+def test_examples_of_a_single_moment_are_bounded_too() -> None:
+    examples = WorkExamples(["tokens"])
+    many = MOST_EXAMPLES + 1
+
+    examples.add(np.zeros(many), np.arange(many), np.ones(many), np.ones((1, many)))
+
+    assert examples.rows <= MOST_EXAMPLES
+    assert examples.explaining() == ()

@@ -66,20 +66,24 @@ class CommonLevels:
     def proven(self, jobs: Iterable[JobSlow]) -> list[JobSlow]:
         """Those that lost more than their load varies by from one tick to the next, with what they lost, and once."""
         times, found = np.array(self._times), list[JobSlow]()
-        last: dict[CohortKey, int] = {}
+        numbers = {cohort: number for number, cohort in enumerate(self._cohorts)}
+        last, deviation = dict[CohortKey, int](), dict[CohortKey, float]()
         for job in jobs:
-            at = int(np.searchsorted(times, job.since))
-            if (measured := self._measured(job, last.get(job.cohort, 0), at)) is not None:
-                found.append(measured)
+            number, at = numbers.get(job.cohort), int(np.searchsorted(times, job.since))
+            if number is None:
+                found.append(job)
+                continue
+            if job.cohort not in deviation:
+                deviation[job.cohort] = _long_run_deviation(self._some(number, 0, len(self._levels)))
+            lost = self._lost(job, number, last.get(job.cohort, 0), at, deviation[job.cohort])
+            if lost is not None:
+                found.append(replace(job, severity=1 - float(np.exp(-lost))))
                 last[job.cohort] = at
         return found
 
-    def _measured(self, job: JobSlow, first: int, at: int) -> JobSlow | None:
-        """A loss that begins at a tick, with what was lost since another one; `None` for one that is chance."""
-        if job.cohort not in self._cohorts:
-            return job
-        number, losses, told = self._cohorts.index(job.cohort), list[tuple[float, float]](), False
-        deviation = _long_run_deviation(self._some(number, 0, len(self._levels)))
+    def _lost(self, job: JobSlow, number: int, first: int, at: int, deviation: float) -> float | None:
+        """What a cohort lost at a tick, log units, since another one; `None` if that is chance."""
+        losses, told = list[tuple[float, float]](), False
         for earlier, later in product(WINDOWS, WINDOWS):
             before = self._some(number, max(first, at - earlier), at - 1)
             after = self._some(number, at + 1, at + later)
@@ -92,8 +96,9 @@ class CommonLevels:
                 losses.append((lost / (error + ROUNDING), lost))
         if not told:
             # What it lost is told by the ticks after which it counts as a new phase.
-            return job if -np.log1p(-min(job.severity, 0.99)) >= ERRORS * deviation / np.sqrt(SETTLING) else None
-        return replace(job, severity=1 - float(np.exp(-max(losses)[1]))) if losses else None
+            lost = -float(np.log1p(-min(job.severity, 0.99)))
+            return lost if lost >= ERRORS * deviation / np.sqrt(SETTLING) else None
+        return max(losses)[1] if losses else None
 
     def _some(self, number: int, first: int, last: int) -> Floats:
         """The levels of a cohort in some ticks, without those in which it had none."""

@@ -17,6 +17,9 @@ from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 MOST_EXAMPLES: Final = 1 << 17
 """Rows that are learnt from: of longer histories those of every second, fourth, eighth moment."""
 
+MOST_HALVINGS: Final = 24
+"""Times that moments are halved, at most: more rows of a single one say nothing about other times."""
+
 FEWEST_EXAMPLES: Final = 100
 
 KNOWN: Final = 0.9
@@ -73,7 +76,7 @@ class WorkExamples:
         while self.rows > MOST_EXAMPLES:
             self._thinned += 1
             parts, self._parts, self.rows = self._parts, [], 0
-            self._keep(parts)
+            self._keep(parts if self._thinned <= MOST_HALVINGS else [])
 
     def _keep(self, parts: Sequence[tuple[Floats, Ints, Floats, Floats]]) -> None:
         for time, source, seconds, work in parts:
@@ -179,5 +182,5 @@ def _spread(logs: Floats, group: Ints) -> float:
 def _drawn(time: Floats, halvings: int) -> Bools:
     """Every so-many-th moment, with all of its rows: by hash, so that no period of the history matters."""
     mixed = np.ascontiguousarray(time, np.float64).view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    drawn: Bools = ((mixed >> np.uint64(40)) & np.uint64((1 << halvings) - 1)) == 0
+    drawn: Bools = ((mixed >> np.uint64(40)) & np.uint64((1 << min(halvings, MOST_HALVINGS)) - 1)) == 0
     return drawn

@@ -6,6 +6,9 @@ from typing import Final
 
 from ingero_analyze.audit.columns import words_of
 
+MOST_COLUMNS: Final = 8
+"""Columns that are tried, at most."""
+
 _KINDS: Final = tuple(
     map(
         re.compile,
@@ -27,7 +30,7 @@ def columns_of_work(names: Sequence[str]) -> list[str]:
     """Those of some columns that may hold work, that which says most first; of one within an object, by its last
     part."""
     found = [(kind, name) for name in names if (kind := _kind(name)) is not None]
-    return [name for _, name in sorted(found, key=lambda one: one[0])]
+    return [name for _, name in sorted(found, key=lambda one: one[0])][:MOST_COLUMNS]
 
 
 def _kind(name: str) -> int | None:
