@@ -46,7 +46,7 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     \b
     ingero-operator run --no-leader-election --listen 127.0.0.1:0
     """
-    import uvloop
+    import asyncio
 
     from ingero_kit import logs
     from ingero_operator.api_client import ApiError
@@ -57,7 +57,9 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
         not_ours = {CONFIG_VARIABLE, *(name for name in os.environ if name.startswith(SLURM_PREFIX))}
         config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset(not_ours))
         logs.configure(config.log_level)
-        uvloop.run(serve(config, partial(write_ports_file, ports_file)))
+        # Not on uvloop: it keeps the descriptors of connections that end while aiohttp makes them, and whatever gets
+        # the same number later fails for good.
+        asyncio.run(serve(config, partial(write_ports_file, ports_file)))
 
 
 @main.command()

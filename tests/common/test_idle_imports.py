@@ -17,6 +17,7 @@ TRACER = {"sqlite3", "ingero_agent.trace.settings", "ingero_agent.trace.evidence
             "ingero_agent.cli, ingero_agent.app, ingero_agent.sources.procfs",
             (ON_NODES | TRACER | {"ingero_agent.collector", "ingero_agent.node_api"}) - {"httpx", "zstandard"},
         ),
+        ("ingero_operator.cli, ingero_operator.app, kopf", {"uvloop"}),
         ("ingero_sink.cli, ingero_sink.app", ON_NODES | {"google", "orjson"}),
         (
             "ingero_fleet.cli, ingero_fleet.app, ingero_fleet.plain_pages",

@@ -3,8 +3,6 @@
 import asyncio
 from collections import Counter
 
-import uvloop
-
 from ingero_kit.backoff import Backoff
 from ingero_operator.workqueue import HINT_SECONDS, WorkQueue
 
@@ -40,7 +38,7 @@ def test_a_key_in_line_is_done_once_and_a_dirty_running_one_once_more() -> None:
         await worked(queue, worker, lambda: queue.done == 4 and len(queue) == 0)
         return seen
 
-    assert uvloop.run(story()) == {"a": 2, "b": 2}
+    assert asyncio.run(story()) == {"a": 2, "b": 2}
 
 
 def test_failures_come_again_later_and_success_forgets_them() -> None:
@@ -58,7 +56,7 @@ def test_failures_come_again_later_and_success_forgets_them() -> None:
         await worked(queue, worker, lambda: tries == 4 and len(queue) == 0)
         return tries, queue.failures
 
-    assert uvloop.run(story()) == (4, {})
+    assert asyncio.run(story()) == (4, {})
 
 
 def test_a_key_that_waits_for_its_delay_is_not_in_line() -> None:
@@ -76,7 +74,7 @@ def test_a_key_that_waits_for_its_delay_is_not_in_line() -> None:
         await worked(queue, worker, lambda: queue.done == 1)
         return [*lengths, len(queue), len(queue.waiting.due)]
 
-    assert uvloop.run(story()) == [1, 1, 0, 2]
+    assert asyncio.run(story()) == [1, 1, 0, 2]
 
 
 def test_an_earlier_wish_wins() -> None:
@@ -93,7 +91,7 @@ def test_an_earlier_wish_wins() -> None:
         await worked(queue, worker, lambda: count == 1)
         return count
 
-    assert uvloop.run(story()) == 1
+    assert asyncio.run(story()) == 1
 
 
 def test_news_that_come_again_and_again_do_not_shorten_the_pause_of_a_key_that_failed() -> None:
@@ -118,5 +116,5 @@ def test_news_that_come_again_and_again_do_not_shorten_the_pause_of_a_key_that_f
         await worked(queue, worker, lambda: tries == 3)
         return tries, pause, queue.failures["a"]
 
-    tries, pause, failures = uvloop.run(story())
+    tries, pause, failures = asyncio.run(story())
     assert (tries, failures) == (3, 2) and HINT_SECONDS / 2 < pause <= HINT_SECONDS
