@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Floats, grouped_median
+from ingero_detect.grouped import Floats, Ints, grouped_median
 from ingero_detect.nodes.cohorts import CohortKey
 from ingero_detect.nodes.column_store import ColumnStore
 from ingero_detect.nodes.observation import JobSlow
@@ -24,9 +24,6 @@ WINDOWS: Final = (60, 20)
 LEAST: Final = 0.05
 ERRORS: Final = 4.0
 """What a cohort lost, log units, and in standard errors, at least."""
-
-SETTLING: Final = 6
-"""Ticks after which the detector takes a move for a new phase."""
 
 LONGEST_MEMORY: Final = 0.8
 """Memory of a load from tick to tick, at most: one that wanders on has levels of its own."""
@@ -41,10 +38,22 @@ MOST_LEVELS: Final = 4_000_000
 """Cohorts times ticks up to which levels are kept, 4 bytes each."""
 
 
-class CommonLevels:
-    """The level of every cohort in every tick, log units, as nodes are above their baselines."""
+def above_baselines(memory: ColumnStore) -> tuple[Floats, Ints]:
+    """How far nodes that report and are learnt are above their baselines, log units, and their groups."""
+    working = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("group") >= 0)
+    with np.errstate(divide="ignore"):
+        logs = np.log(memory.node("value")[working]) - memory.node("baseline")[working]
+    return logs, memory.node("group")[working]
 
-    def __init__(self) -> None:
+
+class CommonLevels:
+    """The level of every cohort in every tick, log units, as nodes are above their baselines.
+
+    `settle_ticks`: after so many ticks the detector takes a move for a new phase.
+    """
+
+    def __init__(self, settle_ticks: int) -> None:
+        self._settle_ticks = settle_ticks
         self._times: list[float] = []
         self._levels: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
         self._kept = 0
@@ -54,10 +63,9 @@ class CommonLevels:
         """Add a tick that the detector has judged."""
         if (groups := len(memory.groups)) + self._kept > MOST_LEVELS:
             return
-        working = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("value") > 0)
-        working &= memory.node("group") >= 0
-        logs = np.log(memory.node("value")[working]) - memory.node("baseline")[working]
-        _, level = grouped_median(logs.astype(np.float64), memory.node("group")[working], groups)
+        logs, group = above_baselines(memory)
+        works = np.isfinite(logs)
+        _, level = grouped_median(logs[works].astype(np.float64), group[works], groups)
         self._times.append(now)
         self._levels.append(level.astype(np.float32))
         self._kept += groups
@@ -97,7 +105,7 @@ class CommonLevels:
         if not told:
             # What it lost is told by the ticks after which it counts as a new phase.
             lost = -float(np.log1p(-min(job.severity, 0.99)))
-            return lost if lost >= ERRORS * deviation / np.sqrt(SETTLING) else None
+            return lost if lost >= ERRORS * deviation / np.sqrt(self._settle_ticks) else None
         return max(losses)[1] if losses else None
 
     def _some(self, number: int, first: int, last: int) -> Floats:

@@ -106,7 +106,7 @@ class _Run:
         judge = DetectorJudge(parameters, history.reading.mergeable, counts)
         judge.states = RecordedStates.read(history.files)
         if not self._as_recorded:
-            judge.levels = CommonLevels()
+            judge.levels = CommonLevels(parameters.settle_ticks)
             self._first_work = FirstWork(parameters.warmup, history.tick_seconds)
             self._slow_hosts = SlowHosts(
                 judge.detector.parameters, history.reading.mergeable, history.subjects.host_of, self._seen.silences,

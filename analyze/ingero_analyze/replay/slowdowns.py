@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from ingero_analyze.replay.common_levels import above_baselines
 from ingero_analyze.replay.shares_in_moves import AFTER, SharesInMoves
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.grouped import Bools, Floats, Ints
@@ -88,10 +89,7 @@ class Slowdowns:
             return
         self._shares.note(now, memory)
         self._now = now
-        working = memory.node("learned") & (memory.node("absent") == 0) & (memory.node("group") >= 0)
-        group, value = memory.node("group")[working], memory.node("value")[working]
-        with np.errstate(divide="ignore"):
-            logs = np.log(value) - memory.node("baseline")[working]
+        logs, group = above_baselines(memory)
         groups = len(memory.groups)
         level = np.stack((_upper_quartile(logs, group, groups), _upper_quartile(-logs, group, groups)))
         if groups < self._past.shape[2]:
