@@ -30,6 +30,12 @@ _EXCHANGES: Final = (
     r"(?:[dtpec]p[ _-]|(?:grads?|gradient)[ _-])?(?:all[ _-]?(?:reduce|gather)|reduce[ _-]?scatter|"
     r"all[ _-]?to[ _-]?all|broadcast|barrier|comm|sync)(?:[ _-]wait)?|wait|waiting|blocked"
 )
+_SENDS: Final = (
+    r"(?:pp[ _-])?(?:i?send|i?recv|receive|p2p)"
+    r"(?:[ _-](?:forward|fwd|backward|bwd|next|prev|act\w{0,20}|grad\w{0,20}))?(?:[ _-](?:comm|wait))?"
+)
+"""Such numbers may also be counted, so they need a unit."""
+
 _UNIT: Final = "|".join(sorted((*SECONDS, "µs"), key=len, reverse=True))
 _NUMBER: Final = (
     rf"(?:[ _]?\(?(?P<named>{_UNIT})\b\)?)?[\"']?\s*[:=]?\s*(?P<value>\d+\.?\d*(?:[eE][-+]?\d+)?)"
@@ -38,8 +44,8 @@ _NUMBER: Final = (
 """A number, perhaps with a unit before or behind it."""
 
 _TIME: Final = re.compile(
-    rf"(?<![A-Za-z_])(?:time[ _/])?(?:(?P<computes>{_COMPUTES})|(?P<exchanges>{_EXCHANGES}))(?:[ _-]pass)?"
-    rf"(?:[ _-]?time)?{_NUMBER}",
+    rf"(?<![A-Za-z_])(?:time[ _/])?(?:(?P<computes>{_COMPUTES})|(?P<sends>{_SENDS})|(?P<exchanges>{_EXCHANGES}))"
+    rf"(?:[ _-]pass)?(?:[ _-]?time)?{_NUMBER}",
     re.IGNORECASE,
 )
 """The name of an operation and its time."""
@@ -116,8 +122,10 @@ def times_of(line: str) -> Row:
         return {}
     found, computes = Row(), False
     for pair in _TIME.finditer(line):
-        op = words_of(pair["computes"] or pair["exchanges"])
+        op = words_of(pair["computes"] or pair["sends"] or pair["exchanges"])
         unit = (pair["unit"] or pair["named"] or "").lower().replace("µ", "u")
+        if pair["sends"] and not unit:
+            continue
         if unit:
             found.setdefault(f"{op} (s)", f"{float(pair['value']) * SECONDS[unit]:.12g}")
         else:

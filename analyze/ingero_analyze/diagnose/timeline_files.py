@@ -86,11 +86,10 @@ def assemble(
     ranks, rank = ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
-    width: int | None = None
+    told, width = bool(stages), None
     sends = sends_of(columns["op"], list(vocabulary["op"]), collective)
-    if not stages:
+    if not told:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
-        width = stage_width(rank, sends) if (columns["group"][sends] < 0).any() else None
         stages = [f"that of rank {name}" for name in ranks]
     _, replica = ordered(vocabulary["data_parallel"], columns["data_parallel"])
     if (columns["step"] >= 0).all():
@@ -101,6 +100,8 @@ def assemble(
             counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
         step = counted
         steps = int(step.max()) + 1
+    if not told and (columns["group"][sends] < 0).any():
+        width = stage_width(rank, step, columns["op"], sends)
     waits_in = None
     if not collective.any() and len(stages) == len(ranks) and (stage < 0).all():
         waits_in = waiting_operation(rank, step, columns["op"], columns["duration"], list(vocabulary["op"]))

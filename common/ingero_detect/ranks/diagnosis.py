@@ -50,7 +50,7 @@ from ingero_detect.ranks.recorded_parts import (
 )
 from ingero_detect.ranks.sequence_parts import without_unequal_parts
 from ingero_detect.ranks.shared_data import DataGroups, data_groups
-from ingero_detect.ranks.slower_part import LATE_PART, idle_part, slower_part
+from ingero_detect.ranks.slower_part import LATE_PART, idle_part, part_without_operations, slower_part
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
 from ingero_detect.ranks.timeline import (
     FEWEST_PROVEN,
@@ -204,6 +204,8 @@ def _slower_half(case: Case, nobody_else: bool) -> list[Diagnosis]:
     if half is None and nobody_else and case.only_waits_of_parts:
         blocked = blocked_seconds(case.line, case.part)
         half = late_in_parts(blocked, case.part, case.period) if blocked is not None else None
+    if half is None and nobody_else and case.lags is None:
+        half = part_without_operations(case.line, case.period)
     if half is None and nobody_else:
         compute = case.compute[:, case.known] if case.known.any() else None
         half = _unproven(compute, late if case.waits_compare else None, case.stage, case.period)
