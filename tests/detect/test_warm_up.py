@@ -1,6 +1,7 @@
 """The first steps of a job, which are longer than all others."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,15 @@ def test_a_warm_up_is_short_and_leaves_steps_to_judge() -> None:
     assert warm_up_steps(recorded(6, (20.0, 20.0))) == 2
     assert warm_up_steps(recorded(4, (20.0, 20.0))) == 0
     assert warm_up_steps(recorded(16, (20.0,) * 7)) == 4
+
+
+def test_a_longer_first_part_with_more_operations_is_no_warm_up() -> None:
+    line = recorded(12, ())
+    again = np.tile(np.flatnonzero((line.step == 0) & ~line.collective), 4)
+    rows = np.concatenate((again, np.arange(len(line.rank))))
+    names = ("rank", "step", "op", "collective", "start", "duration", "instance", "stage", "data_parallel", "group")
+
+    assert warm_up_steps(replace(line, **{name: getattr(line, name)[rows] for name in names})) == 0
 
 
 def test_what_is_left_begins_with_the_next_step() -> None:

@@ -17,6 +17,9 @@ MOST_PARTS: Final = 64
 REPEATED: Final = 0.9
 """Parts of a step at most, and which share of them must repeat."""
 
+UNLIKE: Final = 2.0
+"""Rows of the longest part over those of the shortest from which these are parts of steps, and no steps."""
+
 OFTENER: Final = 1.5
 """How many times as often as in another group a rank does something in one with another rhythm."""
 
@@ -128,12 +131,15 @@ def _rhythms(rank: Ints, op: Ints, group: Ints) -> Ints:
 def _parts_of_step(rank: Ints, part: Ints) -> int:
     """How many parts repeat together: computing may divide the run of operations that ends a step.
 
-    The parts of most ranks have the same numbers of rows again after so many.
+    The parts of most ranks have the same numbers of rows again after so many. They do so at least eight times, or
+    three times where the longest has twice the rows of the shortest, as of layers: a checkpoint adds fewer.
     """
     ranks, parts = int(rank.max()) + 1, int(part.max()) + 1
     rows = np.bincount(rank * parts + part, minlength=ranks * parts).reshape(ranks, parts)
     usual = np.median(rows, axis=0)[1:-1]
-    for count in range(1, min(MOST_PARTS, parts // FEWEST_STEPS) + 1):
+    uneven = len(usual) > 0 and float(usual.max()) >= UNLIKE * float(usual.min())
+    fewest = FEWEST_REPEATED if uneven else FEWEST_STEPS
+    for count in range(1, min(MOST_PARTS, parts // fewest) + 1):
         if (usual[count:] == usual[:-count]).mean() >= REPEATED:
             return count
     return 1

@@ -20,6 +20,10 @@ USUAL: Final = 2
 MOST: Final = 0.25
 """Steps that a warm-up may have in any recording, and share of all steps that it has at most in longer ones."""
 
+MORE: Final = 1.5
+"""How many times as many operations as usual a step of the warm-up has at most; with more it has other ones, as the
+first layer of a step has where layers count as steps."""
+
 
 def warm_up_steps(line: Timeline) -> int:
     """How many of the first steps are a warm-up: most ranks compute, or do nothing, far longer than usual.
@@ -31,8 +35,10 @@ def warm_up_steps(line: Timeline) -> int:
     busy += np.nan_to_num(idle_seconds(line))
     length = median_by_step(busy)
     usual = float(np.median(length))
-    most = min(max(USUAL, int(MOST * line.steps)), line.steps - FEWEST_PROVEN)
-    longer = length[: max(most, 0)] > LONGER * usual
+    every = np.ones(len(line.rank))
+    count = median_by_step(np.nan_to_num(sum_by_rank_and_step(line, every > 0, every)))
+    most = max(min(max(USUAL, int(MOST * line.steps)), line.steps - FEWEST_PROVEN), 0)
+    longer = (length[:most] > LONGER * usual) & (count[:most] <= MORE * np.median(count))
     return int(longer.argmin()) if not longer.all() else len(longer)
 
 
