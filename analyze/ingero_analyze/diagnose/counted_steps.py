@@ -46,8 +46,10 @@ def occurrence(*keys: Ints, start: Floats) -> Ints:
     return found
 
 
-def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools) -> Ints:
-    """Number the steps of a timeline without steps.
+def counted_steps(
+    rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools, chores: Bools | None = None
+) -> Ints:  # fmt: skip
+    """Number the steps of a timeline without steps. `chores`, such as evaluations, end none.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
     n-th time that a rank performs an operation is step n, or all is one step where some ranks have far more rows of
@@ -66,6 +68,8 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     # run beside computing change nothing in the order of what is computed.
     ends = _ends_of_runs(own, name)
     ends[computes] = _ends_of_runs(own[computes], name[computes])
+    if chores is not None:
+        ends &= ~chores[order]
     fewest = (FEWEST_STEPS, FEWEST_REPEATED) if joined else (FEWEST_REPEATED,)
     tried = (_last_of_step(own, name, ends, ~computes, least) for least in fewest)
     last = next((op for op in tried if op is not None), None)

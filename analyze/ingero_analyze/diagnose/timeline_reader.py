@@ -25,6 +25,7 @@ from ingero_analyze.diagnose.timeline_files import (
     REQUIRED,
     RecordedTimeline,
     assemble,
+    chores_of,
     in_likely_unit,
     ordered,
     plain_name,
@@ -409,8 +410,9 @@ class _Table:
         if not len(rows):
             return columns, None
         counted = counted_steps(
-            numbered(columns["rank"]), columns["op"], columns["group"], columns["start"], columns["kind"] == 1
-        )
+            numbered(columns["rank"]), columns["op"], columns["group"], columns["start"], columns["kind"] == 1,
+            chores_of(columns["op"], list(self.vocabulary["op"])),
+        )  # fmt: skip
         keep = without_lost_rows({**columns, "step": counted}, LostRows(rows, lost.unplaced))
         return selected(columns, keep), numbered(counted[keep])
 
