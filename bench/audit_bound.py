@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 from rich.table import Table
 
-from ingero_detect.audit.audit import Population, audit
+from ingero_detect.audit.audit import audit
+from ingero_detect.audit.audit_results import Population
 from ingero_detect.audit.audit_tiers import AuditLevel
 from ingero_detect.grouped import Floats
 from ingero_detect.healthy_spread import Shape, Sum

@@ -13,7 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from ingero_analyze.audit.chips import renamed
-from ingero_analyze.audit.columns import lower_is_better, recognised, says_failed, split_unit, unit_in_name
+from ingero_analyze.audit.columns import recognised, split_unit, unit_in_name
+from ingero_analyze.audit.directions import lower_is_better, says_failed
 from ingero_analyze.audit.evidence import likely_cause
 from ingero_analyze.audit.quantities import quantity_of
 from ingero_analyze.audit.runs import day_of, rounding_of, runs_of_rows

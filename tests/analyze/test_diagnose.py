@@ -316,6 +316,48 @@ def test_layers_and_buckets_are_no_steps(tmp_path: Path, tensor: int, data: int,
     assert counted["slowdown"] == pytest.approx(told["slowdown"], rel=0.01)
 
 
+def sharded(steps: int, late: int | None, layers: int = 4) -> Table:
+    """Eight ranks that gather each layer before they compute it, and scatter its gradients after; `late` does nothing
+    for 0.3 s at the begin of every step."""
+    random, table, seq = rng(), Table(), 0
+    ranks, now = np.arange(8), np.zeros(8)
+    for step in range(steps):
+        now += np.where(ranks == late, 0.3, 0.0)
+        layer_by_layer = [("all-gather", "forward")] * layers + [("all-gather", "backward")] * layers
+        for gather, computes in layer_by_layer:
+            for op, kind in ((gather, "collective"), (computes, "compute"), ("reduce-scatter", "collective")):
+                if op == "reduce-scatter" and computes == "forward":
+                    continue
+                end = now + 0.1 * random.normal(1, 0.01, 8) if kind == "compute" else np.full(8, now.max() + 0.01)
+                group = "all" if kind == "collective" else ""
+                table.add(rank=ranks, op="work" if kind == "compute" else op, kind=kind, start=now,
+                          duration=end - now, step=step, group=group, seq=seq if group else "")  # fmt: skip
+                seq, now = seq + (kind == "collective"), end
+    return table
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_layers_of_sharded_data_are_no_steps_of_a_few(tmp_path: Path, steps: int) -> None:
+    late, even = (diagnose(tmp_path, sharded(steps, rank), ("step",)) for rank in (6, None))
+
+    assert (late["kind"], late["ranks"], late["evidence"]["steps"]) == ("node", [6], steps)
+    assert (even["kind"], even["ranks"], even["evidence"]["steps"]) == ("unknown", [], steps)
+
+
+def test_a_checkpoint_in_a_rhythm_makes_no_longer_steps(tmp_path: Path) -> None:
+    columns = sharded(14, None, layers=1).arrays()
+    kept, saves = (
+        Table(),
+        np.flatnonzero((columns["op"] == "reduce-scatter") & (columns["step"].astype(int) % 4 == 0)),
+    )
+    kept.add(**columns)
+    start = columns["start"][saves].astype(float) + 0.02
+    kept.add(rank=columns["rank"][saves], op="barrier", kind="collective", start=start, duration=0.001,
+             step=columns["step"][saves], group="all", seq=1000 + saves)  # fmt: skip
+
+    assert diagnose(tmp_path, kept, ("step",))["evidence"]["steps"] == 14
+
+
 @pytest.mark.parametrize("steps", [4, 7, 30])
 def test_layers_are_no_steps_of_a_recording_of_few_steps(tmp_path: Path, steps: int) -> None:
     columns = layered(rng(), tensor=2, data=4, layers=6, steps=steps, culprit=5, slower=0.5).arrays()

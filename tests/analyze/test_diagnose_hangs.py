@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_analyze.diagnose.flight_recorder_dumps import dump_of, read_dumps
-from ingero_analyze.diagnose.hang_causes import Why
+from ingero_analyze.diagnose.hang_reasons import Why
 from ingero_analyze.diagnose.hangs import HangKind, find_hang
 from ingero_analyze.diagnose.sources import OperationRows, Problems, SourceError
 from ingero_contract.identifiers import Rank

@@ -138,3 +138,14 @@ def test_what_is_no_line_of_a_loop_has_no_times() -> None:
     assert times_of("fwd 1.5ms, wait 2 s") == {"fwd (s)": "0.0015", "wait (s)": "2"}
     document = '{"forward_ms": 1, "backward_ms": 2}\n' * 3
     assert not are_of_loop(document) and not is_of_training(document)
+
+
+def test_layers_of_a_log_are_compute_where_they_have_a_unit() -> None:
+    line = (
+        "step 3 | attention_fwd 12ms | experts_bwd (ms): 30 | mlp 4.5 ms | all_to_all 2ms | experts 64 | moe_loss 0.1"
+    )
+
+    assert times_of(line) == {
+        "attention fwd (s)": "0.012", "experts bwd (s)": "0.03", "mlp (s)": "0.0045", "all to all (s)": "0.002",
+    }  # fmt: skip
+    assert times_of("experts: 64 attn: 8 all_reduce 3ms") == {}

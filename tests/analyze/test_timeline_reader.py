@@ -240,3 +240,29 @@ def without_steps(times: int, meetings: int) -> Any:
 def test_microbatches_of_a_pipeline_are_no_steps_where_ranks_compute_in_rows_that_do_not_compare() -> None:
     assert without_steps(40, 5).max() == 4
     assert not without_steps(40, 2).any()
+
+
+def test_an_evaluation_in_a_rhythm_ends_no_steps(tmp_path: Path) -> None:
+    random, lines, start = np.random.default_rng(3), ["rank,op,kind,start,duration"], 0.0
+    for step in range(15):
+        compute = random.normal(0.5, 0.005, 8)
+        compute[5] += 0.1
+        passes = [("forward", compute * 0.4), ("backward", compute * 0.6)]
+        if step % 5 == 4:
+            passes.append(("eval", random.normal(1.0, 0.01, 8)))
+        now = np.full(8, start)
+        for op, lasts in passes:
+            lines += [f"{rank},{op},compute,{now[rank]:.6f},{lasts[rank]:.6f}" for rank in range(8)]
+            now = now + lasts
+            if op != "forward":
+                start = now.max() + 0.05
+                lines += [
+                    f"{rank},all_reduce,collective,{now[rank]:.6f},{start - now[rank]:.6f}" for rank in range(8)
+                ]
+                now = np.full(8, start)
+    file = tmp_path / "timeline.csv"
+    file.write_text("\n".join(lines) + "\n")
+
+    answer = json.loads(CliRunner().invoke(main, ["diagnose", str(file), "--quiet"]).stdout)
+
+    assert (verdict(answer), answer["evidence"]["steps"]) == (("node", [5]), 15)

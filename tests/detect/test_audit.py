@@ -6,7 +6,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ingero_detect.audit.audit import AuditResult, Population, audit
+from ingero_detect.audit.audit import audit
+from ingero_detect.audit.audit_results import AuditResult, Population
 from ingero_detect.audit.audit_tiers import AuditLevel
 from ingero_detect.audit.chip_effects import binomial_upper_tail, unit_effects
 from ingero_detect.audit.chip_levels import two_levels

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from ingero_detect.audit.audit import Population, audit
+from ingero_detect.audit.audit import audit
+from ingero_detect.audit.audit_results import Population
 from ingero_detect.audit.job_values import always_together, are_of_jobs, often_together
 
 

@@ -147,19 +147,8 @@ PARAMETERS: Final = frozenset(
 )  # fmt: skip
 """Names of columns whose values are parameters of the benchmark, such as the adapter that is measured."""
 
-_ONE: Final = "step|iter|iteration|it|batch|token|sample|image|call"
-LOWER: Final = re.compile(
-    r"\b(?:time|duration|dur|latency|elapsed|runtime|seconds|ms|us|ns|secs|msec|usec|slowdown|overhead|jitter)\b|"
-    rf"\bs(?:ec)?(?:$| (?:per|{_ONE})\b)"
-)
-DIRECTIONS: Final = {
-    **dict.fromkeys(("lower", "lower is better", "smaller", "down", "less"), True),
-    **dict.fromkeys(("higher", "higher is better", "larger", "up", "more", "greater"), False),
-}
-"""Words for whether smaller values are better."""
-
-WORSE: Final = re.compile(r"\b(?:errors?|failures?|miss(?:es)?|drops?|dropped|retries|retransmits?) rate\b")
-"""Rates that are better the smaller they are."""
+ONE: Final = "step|iter|iteration|it|batch|token|sample|image|call"
+"""What the time of one is told of."""
 
 OF_TIME: Final = re.compile(r"\b(?:time|duration|dur|latency|elapsed|runtime|wall|walltime)\b")
 """What is a time; the last word `min` behind it is minutes, and behind anything else the least value."""
@@ -172,14 +161,6 @@ HIGHER: Final = re.compile(
     r"|^(?!.*(?:time|duration|\bdur\b|latency|elapsed|runtime))"
     r"(?:.*\b(?:ops|samples|tokens|images|iterations)\b|.+ (?:s|sec|second)$)"
 )
-FAILED: Final = re.compile(
-    r"(?:.* )?(?:fail\w*|errors?|errored|abort\w*|timed? ?out|crash\w*|killed|cancel\w*|invalid|skip\w*|oom|false|"
-    r"not run|out of memory)(?: .*)?"
-)
-"""Words of a status that says that a test was not passed."""
-
-NO_FAILURE: Final = re.compile(r"(?:no|0|without|zero) (?:errors?|failures?)")
-
 LOSSES: Final = re.compile(r"\b(?:loss|deficit|degradation|drop|reduction|shortfall)\b")
 """Names of losses, which in percent are what is missing to 100."""
 
@@ -207,7 +188,7 @@ UNITS: Final = frozenset(
     )
 )
 _COUNTED: Final = "tokens|toks|samples|images|its|iterations|steps|requests|frames|records"
-_TIME_OF_ONE: Final = re.compile(rf" (?:per )?(?:{_ONE})$")
+_TIME_OF_ONE: Final = re.compile(rf" (?:per )?(?:{ONE})$")
 RATES: Final = re.compile(
     rf"^(?:.+ )?(?:per (?:s|sec|second)|[kmgtp]?i?b s|[kmgtp]?flop s|it s|(?:{_COUNTED}) (?:s|sec|second))$"
 )
@@ -482,13 +463,6 @@ def is_excess(column: str, unit: str) -> bool:
     return bool(EXCESS.search(words_of(column))) and unit in PERCENTS
 
 
-@lru_cache(KEPT)
-def says_failed(status: str) -> bool:
-    """Whether a status says that the test was not passed, so that its value is none."""
-    words = words_of(status)
-    return bool(FAILED.fullmatch(words)) and not NO_FAILURE.fullmatch(words)
-
-
 def parameters_of(unused: Sequence[str]) -> list[str]:
     """Columns that hold parameters of the benchmark, of those not used otherwise; those of matrices only together."""
     names = {column: words_of(column) for column in unused}
@@ -506,21 +480,3 @@ def number_of_gpu(text: str) -> str:
     """The number in a name such as GPU 3 or cuda:3; any other text as it is."""
     found = _NUMBER_OF_GPU.fullmatch(text)
     return found.group(1) if found else text
-
-
-@lru_cache(KEPT)
-def lower_is_better(direction: str, unit: str = "", *names: str) -> bool | None:
-    """Whether smaller values are better by words in the direction, the unit or the names; None if they do not say."""
-    told = words_of(direction)
-    if told in ("min", "max"):
-        return told == "min"
-    if told not in DIRECTIONS and words_of(unit) in SECONDS:
-        return True
-    for hint in (told, words_of(unit), *map(words_of, names)):
-        if hint in DIRECTIONS:
-            return DIRECTIONS[hint]
-        if not WORSE.search(hint) and HIGHER.search(hint):
-            return False
-        if WORSE.search(hint) or LOWER.search(hint):
-            return True
-    return None

@@ -11,7 +11,7 @@ import numpy as np
 from ingero_analyze.audit.chips import Coded
 from ingero_analyze.audit.labels import in_common
 from ingero_analyze.terminal import listed
-from ingero_detect.audit.audit import Population
+from ingero_detect.audit.audit_results import Population
 from ingero_detect.grouped import Floats, Ints
 
 NEAR_UNIT: Final = 0.03

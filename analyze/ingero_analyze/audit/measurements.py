@@ -21,7 +21,6 @@ from ingero_analyze.audit.columns import (
     number_of_gpu,
     parameters_of,
     recognised,
-    says_failed,
     words_of,
 )
 from ingero_analyze.audit.contents import (
@@ -32,6 +31,7 @@ from ingero_analyze.audit.contents import (
     on_top_of_100,
     status_by_content,
 )
+from ingero_analyze.audit.directions import says_failed
 from ingero_analyze.audit.file_nodes import FilePlace
 from ingero_analyze.audit.inputs import AuditInput
 from ingero_analyze.audit.joint_rows import of_single_members

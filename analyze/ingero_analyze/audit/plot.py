@@ -8,7 +8,7 @@ import numpy as np
 
 from ingero_analyze.audit.inputs import AuditInput
 from ingero_analyze.figures import PlotError, pyplot, save
-from ingero_detect.audit.audit import AuditResult
+from ingero_detect.audit.audit_results import AuditResult
 
 MOST_POPULATIONS: Final = 8
 MOST_LABELS: Final = 12

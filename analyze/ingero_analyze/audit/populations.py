@@ -24,7 +24,7 @@ from ingero_analyze.audit.labels import usual
 from ingero_analyze.audit.other_units import in_usual_unit
 from ingero_analyze.audit.result_columns import KINDS, NUMBER, ResultColumns
 from ingero_analyze.audit.runs import day_of, days_are_runs, joined, numbered, rounding_of, runs_of_rows
-from ingero_detect.audit.audit import Population
+from ingero_detect.audit.audit_results import Population
 from ingero_detect.audit.audit_tiers import FEWEST_UNITS
 from ingero_detect.audit.job_values import are_of_jobs
 from ingero_detect.audit.node_kinds import node_kinds

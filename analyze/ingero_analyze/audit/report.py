@@ -13,7 +13,7 @@ from ingero_analyze.audit.evidence import NO_EVIDENCE, compared, likely_cause, s
 from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput, members_of
 from ingero_analyze.audit.labels import in_common
 from ingero_analyze.terminal import listed, plain, print_rows
-from ingero_detect.audit.audit import AuditResult, PopulationResult, SlowUnit
+from ingero_detect.audit.audit_results import AuditResult, PopulationResult, SlowUnit
 from ingero_detect.audit.audit_tiers import FEWEST_PARENTS, AuditLevel
 from ingero_detect.audit.wrong_values import DoubtfulUnit
 from ingero_detect.grouped import Ints

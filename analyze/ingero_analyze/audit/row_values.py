@@ -9,12 +9,12 @@ from ingero_analyze.audit.columns import (
     SCALES,
     is_excess,
     is_lost_share,
-    lower_is_better,
     split_unit,
     unit_in_name,
     unit_of_result,
     words_of,
 )
+from ingero_analyze.audit.directions import lower_is_better
 from ingero_analyze.audit.quantities import quantity_of
 
 SMALLEST: Final = 1e-200

@@ -12,7 +12,8 @@ import numpy as np
 from ingero_analyze.audit.inputs import MOST_NAMES, AuditInput
 from ingero_analyze.audit.report import identity
 from ingero_analyze.terminal import listed
-from ingero_detect.audit.audit import AuditResult, PopulationResult, SlowUnit, audit
+from ingero_detect.audit.audit import audit
+from ingero_detect.audit.audit_results import AuditResult, PopulationResult, SlowUnit
 
 OF_ONE_DAY: Final = 0.8
 """Share of the chips of a day that are named, from which it may be the day that is slow."""

@@ -36,10 +36,13 @@ LABELS: Final = {"data_parallel": "dp", "stage": "pp", "tensor_parallel": "tp"}
 
 
 class FileReading:
-    """How one file is read. `rank`: that of all its rows if no column has it."""
+    """How one file is read. `rank`: that of all its rows if no column has it. `host`: the number in the file's name
+    where a column has GPUs, which may be several, and nothing else tells ranks."""
 
-    def __init__(self, chosen: Mapping[str, str], rank: str | None) -> None:
+    def __init__(self, chosen: Mapping[str, str], rank: str | None, *, says_rank: bool = True) -> None:
         self.rank = rank
+        self.host = ""
+        self._says_rank = says_rank
         self.columns = TimelineColumns({}, {}, traced=False)
         self._chosen = chosen
         self._members: ColumnsOfMembers | None = None
@@ -50,6 +53,9 @@ class FileReading:
         names = self._members.long_names if self._members else names
         self.columns = recognised(names, self._chosen, by_file=self.rank is not None)
         if "rank" in self.columns.roles:
+            self.rank = None
+        elif self.rank is not None and not self._says_rank and self.columns.rank_parts() == ("local_rank",):
+            self.host = self.rank
             self.rank = None
         used = self.columns.used(by_file=self.rank is not None)
         return self._members.needed(used) if self._members else used
@@ -138,11 +144,19 @@ def ranks_of(batch: TableBatch, reading: FileReading, vocabulary: dict[str, dict
     parts = reading.columns.rank_parts()
     texts = [batch.text(roles[part]) for part in parts]
     marks = [LABELS.get(part, "") for part in parts]
+    if reading.host:
+        marks = [f"{reading.host}/"]
     names = [
         "/".join(mark + text for mark, text in zip(marks, row, strict=True)) if all(row) else ""
         for row in zip(*texts, strict=True)
     ]
     return np.array([known.setdefault(name, len(known)) if name else -1 for name in names], np.int64)
+
+
+def without_lone_gpus(ranks: dict[str, int]) -> dict[str, int]:
+    """Names of ranks by the number in a file's name and a GPU, without the GPU if every file has one."""
+    hosts = [name.partition("/")[0] for name in ranks]
+    return dict(zip(hosts, ranks.values(), strict=True)) if len(set(hosts)) == len(hosts) else ranks
 
 
 def _moment(text: str) -> float:

@@ -17,6 +17,9 @@ MOST_PARTS: Final = 64
 REPEATED: Final = 0.9
 """Parts of a step at most, and which share of them must repeat."""
 
+UNLIKE: Final = 2.0
+"""Rows of the longest part over those of the shortest from which these are parts of steps, and no steps."""
+
 OFTENER: Final = 1.5
 """How many times as often as in another group a rank does something in one with another rhythm."""
 
@@ -43,8 +46,10 @@ def occurrence(*keys: Ints, start: Floats) -> Ints:
     return found
 
 
-def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools) -> Ints:
-    """Number the steps of a timeline without steps.
+def counted_steps(
+    rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools, chores: Bools | None = None
+) -> Ints:  # fmt: skip
+    """Number the steps of a timeline without steps. `chores`, such as evaluations, end none.
 
     A step ends with the operation that all ranks do equally often and least often, if there is one. Otherwise the
     n-th time that a rank performs an operation is step n, or all is one step where some ranks have far more rows of
@@ -63,6 +68,8 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
     # run beside computing change nothing in the order of what is computed.
     ends = _ends_of_runs(own, name)
     ends[computes] = _ends_of_runs(own[computes], name[computes])
+    if chores is not None:
+        ends &= ~chores[order]
     fewest = (FEWEST_STEPS, FEWEST_REPEATED) if joined else (FEWEST_REPEATED,)
     tried = (_last_of_step(own, name, ends, ~computes, least) for least in fewest)
     last = next((op for op in tried if op is not None), None)
@@ -128,12 +135,15 @@ def _rhythms(rank: Ints, op: Ints, group: Ints) -> Ints:
 def _parts_of_step(rank: Ints, part: Ints) -> int:
     """How many parts repeat together: computing may divide the run of operations that ends a step.
 
-    The parts of most ranks have the same numbers of rows again after so many.
+    The parts of most ranks have the same numbers of rows again after so many. They do so at least eight times, or
+    three times where the longest has twice the rows of the shortest, as of layers: a checkpoint adds fewer.
     """
     ranks, parts = int(rank.max()) + 1, int(part.max()) + 1
     rows = np.bincount(rank * parts + part, minlength=ranks * parts).reshape(ranks, parts)
     usual = np.median(rows, axis=0)[1:-1]
-    for count in range(1, min(MOST_PARTS, parts // FEWEST_STEPS) + 1):
+    uneven = len(usual) > 0 and float(usual.max()) >= UNLIKE * float(usual.min())
+    fewest = FEWEST_REPEATED if uneven else FEWEST_STEPS
+    for count in range(1, min(MOST_PARTS, parts // fewest) + 1):
         if (usual[count:] == usual[:-count]).mean() >= REPEATED:
             return count
     return 1

@@ -13,14 +13,8 @@ from ingero_analyze.diagnose.dump_ages import quiet_seconds
 from ingero_analyze.diagnose.dump_groups import job_sizes, with_distinct_groups
 from ingero_analyze.diagnose.dump_runs import separate_runs
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
-from ingero_analyze.diagnose.hang_causes import (
-    TRACELESS,
-    Causes,
-    Why,
-    find_causes,
-    operations_called,
-    uncounted,
-)
+from ingero_analyze.diagnose.hang_causes import find_causes, operations_called, uncounted
+from ingero_analyze.diagnose.hang_reasons import TRACELESS, Causes, Why
 from ingero_analyze.diagnose.pending_operations import JobState, join_dumps
 from ingero_analyze.diagnose.sources import Claims, Problems
 from ingero_contract.identifiers import Rank

@@ -30,6 +30,15 @@ _EXCHANGES: Final = (
     r"(?:[dtpec]p[ _-]|(?:grads?|gradient)[ _-])?(?:all[ _-]?(?:reduce|gather)|reduce[ _-]?scatter|"
     r"all[ _-]?to[ _-]?all|broadcast|barrier|comm|sync)(?:[ _-]wait)?|wait|waiting|blocked"
 )
+_SENDS: Final = (
+    r"(?:pp[ _-])?(?:i?send|i?recv|receive|p2p)"
+    r"(?:[ _-](?:forward|fwd|backward|bwd|next|prev|act\w{0,20}|grad\w{0,20}))?(?:[ _-](?:comm|wait))?"
+)
+_LAYERS: Final = (
+    r"(?:attention|attn|experts?|mlp|ffn|moe|embed(?:ding)?s?|lm[ _-]?head)(?:[ _-](?:forward|fwd|backward|bwd))?"
+)
+"""Exchanges between stages and compute of layers. Such numbers may also be counted, so they need a unit."""
+
 _UNIT: Final = "|".join(sorted((*SECONDS, "µs"), key=len, reverse=True))
 _NUMBER: Final = (
     rf"(?:[ _]?\(?(?P<named>{_UNIT})\b\)?)?[\"']?\s*[:=]?\s*(?P<value>\d+\.?\d*(?:[eE][-+]?\d+)?)"
@@ -38,8 +47,9 @@ _NUMBER: Final = (
 """A number, perhaps with a unit before or behind it."""
 
 _TIME: Final = re.compile(
-    rf"(?<![A-Za-z_])(?:time[ _/])?(?:(?P<computes>{_COMPUTES})|(?P<exchanges>{_EXCHANGES}))(?:[ _-]pass)?"
-    rf"(?:[ _-]?time)?{_NUMBER}",
+    rf"(?<![A-Za-z_])(?:time[ _/])?(?:(?P<computes>{_COMPUTES})|(?P<layers>{_LAYERS})|(?P<sends>{_SENDS})|"
+    rf"(?P<exchanges>{_EXCHANGES}))"
+    rf"(?:[ _-]pass)?(?:[ _-]?time)?{_NUMBER}",
     re.IGNORECASE,
 )
 """The name of an operation and its time."""
@@ -116,13 +126,15 @@ def times_of(line: str) -> Row:
         return {}
     found, computes = Row(), False
     for pair in _TIME.finditer(line):
-        op = words_of(pair["computes"] or pair["exchanges"])
+        op = words_of(pair["computes"] or pair["layers"] or pair["sends"] or pair["exchanges"])
         unit = (pair["unit"] or pair["named"] or "").lower().replace("µ", "u")
+        if (pair["layers"] or pair["sends"]) and not unit:
+            continue
         if unit:
             found.setdefault(f"{op} (s)", f"{float(pair['value']) * SECONDS[unit]:.12g}")
         else:
             found.setdefault(f"{op} time", pair["value"])
-        computes |= bool(pair["computes"])
+        computes |= bool(pair["computes"] or pair["layers"])
     if computes and len(found) == 1 and all(map(_LOADS.match, found)) and (whole := _whole_step(line)):
         unit = (whole["unit"] or whole["named"] or "").lower().replace("µ", "u")
         length = f"{float(whole['value']) * SECONDS[unit]:.12g}" if unit else whole["value"]

@@ -195,6 +195,11 @@ def read_begin(file: Path, most: int) -> bytes:
         raise SourceError(error.strerror or str(error)) from None
 
 
+def says_rank(file: Path) -> bool:
+    """Whether a file's name has a number after the word `rank`."""
+    return bool(_RANK.search(file.name))
+
+
 def rank_of(file: Path) -> Rank | None:
     """The rank in a file's name: the number after `rank`, else the last number before the endings; or else the number
     after `rank` in the name of its folder."""

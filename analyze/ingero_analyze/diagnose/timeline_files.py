@@ -86,11 +86,10 @@ def assemble(
     ranks, rank = ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
-    width: int | None = None
+    told, width = bool(stages), None
     sends = sends_of(columns["op"], list(vocabulary["op"]), collective)
-    if not stages:
+    if not told:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
-        width = stage_width(rank, sends) if (columns["group"][sends] < 0).any() else None
         stages = [f"that of rank {name}" for name in ranks]
     _, replica = ordered(vocabulary["data_parallel"], columns["data_parallel"])
     if (columns["step"] >= 0).all():
@@ -98,9 +97,12 @@ def assemble(
         steps = len(names)
     else:
         if counted is None:
-            counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
+            done = chores_of(columns["op"], list(vocabulary["op"]))
+            counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective, done)
         step = counted
         steps = int(step.max()) + 1
+    if not told and (columns["group"][sends] < 0).any():
+        width = stage_width(rank, step, columns["op"], sends)
     waits_in = None
     if not collective.any() and len(stages) == len(ranks) and (stage < 0).all():
         waits_in = waiting_operation(rank, step, columns["op"], columns["duration"], list(vocabulary["op"]))
@@ -115,7 +117,7 @@ def assemble(
         start=columns["start"], duration=columns["duration"],
         instance=instance, stage=stage, data_parallel=replica, work=work,
         group=np.where(collective, columns["group"], -1),
-        sends=sends & (columns["group"] < 0), chores=_called(columns["op"], list(vocabulary["op"]), _CHORES),
+        sends=sends & (columns["group"] < 0), chores=chores_of(columns["op"], list(vocabulary["op"])),
         routed=_routed(columns["op"], list(vocabulary["op"]), collective, work),
     )  # fmt: skip
     return RecordedTimeline(
@@ -316,6 +318,11 @@ def _routed(op: Ints, ops: list[str], collective: Bools, work: Floats | None) ->
         return None
     of_all = ~collective & _called(op, ops, _OF_ALL_WORK)
     return ~collective if len(np.unique(op[~collective])) == 1 else of_all
+
+
+def chores_of(op: Ints, names: list[str]) -> Bools:
+    """Rows of operations that are called checkpoints, logs or evaluations, which few steps have."""
+    return _called(op, names, _CHORES)
 
 
 def _called(op: Ints, names: list[str], words: re.Pattern[str]) -> Bools:

@@ -1,6 +1,5 @@
 """Reads operation timelines from CSV or Parquet files, and leaves out what cannot be compared."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -10,14 +9,15 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.diagnose import deepspeed_timers, elastic_events, loop_logs, rank_timers
-from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of
+from ingero_analyze.diagnose.batch_columns import FileReading, columns_of, ranks_of, without_lone_gpus
 from ingero_analyze.diagnose.columns import RECORD, SECONDS_OF, units_of_times
 from ingero_analyze.diagnose.counted_steps import counted_steps, numbered
 from ingero_analyze.diagnose.decimal_commas import with_points
+from ingero_analyze.diagnose.file_ranks import path_says_rank, ranks_of_files
 from ingero_analyze.diagnose.missing_starts import with_starts
 from ingero_analyze.diagnose.mixed_units import other_units
-from ingero_analyze.diagnose.several_jobs import FileContent, are_several, jobs_of, names_of_jobs
-from ingero_analyze.diagnose.sources import Problems, SourceError, rank_of, read_begin
+from ingero_analyze.diagnose.several_jobs import FileContent, are_several, jobs_of
+from ingero_analyze.diagnose.sources import Problems, SourceError, read_begin
 from ingero_analyze.diagnose.step_times import as_operations
 from ingero_analyze.diagnose.timed_cells import in_seconds
 from ingero_analyze.diagnose.timeline_files import (
@@ -25,6 +25,7 @@ from ingero_analyze.diagnose.timeline_files import (
     REQUIRED,
     RecordedTimeline,
     assemble,
+    chores_of,
     in_likely_unit,
     ordered,
     plain_name,
@@ -120,14 +121,14 @@ def _read_table(
     files: Sequence[str], problems: Problems, progress: Callable[[int], None], chosen: Mapping[str, str] | None,
     unit: str | None,
 ) -> "_Table":  # fmt: skip
-    by_file = _ranks_of_files(files, Path) or _ranks_of_files(files, lambda file: Path(file).parent)
+    by_file = ranks_of_files(files)
     table = _Table(problems, unit)
     for file in files:
         begin = _begin_of(file)
         if (events := elastic_events.events_of(begin)) and not has_timers(begin):
             raise TableError(file, elastic_events.told_of(events))
         consumed = 0
-        reading = FileReading(dict(chosen or {}), by_file.get(file))
+        reading = FileReading(dict(chosen or {}), by_file.get(file), says_rank=path_says_rank(file))
         try:
             for batch in read_columns(file, reading.choose, table.add_ragged, json=True, marked=TIMERS):
                 if batch.rows:
@@ -140,6 +141,8 @@ def _read_table(
             raise
     if not table.rows:
         raise TableError(", ".join(files), problems.shown[0] if problems.count else "there are no rows")
+    if all(reading.host for reading in table.readings):
+        table.vocabulary["rank"] = without_lone_gpus(table.vocabulary["rank"])
     return table
 
 
@@ -160,16 +163,6 @@ def _begin_of(file: str) -> str:
         return "" if file == "-" else read_begin(Path(file), BEGIN_OF_LOG).decode("utf-8", "replace")
     except SourceError:
         return ""
-
-
-def _ranks_of_files(files: Sequence[str], named: Callable[[str], Path]) -> dict[str, str]:
-    """The rank of each file, by its name or that of its folder; none unless there are several, of one rank each in
-    every job that their paths tell."""
-    found = {file: str(rank) for file in files if (rank := rank_of(named(file))) is not None}
-    jobs = names_of_jobs(found)
-    places = {(jobs[file], rank) for file, rank in found.items()}
-    several = len(set(found.values())) > 1 and all(n > 1 for n in Counter(job for job, _ in places).values())
-    return found if len(places) == len(set(files)) and several else {}
 
 
 @dataclass
@@ -417,8 +410,9 @@ class _Table:
         if not len(rows):
             return columns, None
         counted = counted_steps(
-            numbered(columns["rank"]), columns["op"], columns["group"], columns["start"], columns["kind"] == 1
-        )
+            numbered(columns["rank"]), columns["op"], columns["group"], columns["start"], columns["kind"] == 1,
+            chores_of(columns["op"], list(self.vocabulary["op"])),
+        )  # fmt: skip
         keep = without_lost_rows({**columns, "step": counted}, LostRows(rows, lost.unplaced))
         return selected(columns, keep), numbered(counted[keep])
 

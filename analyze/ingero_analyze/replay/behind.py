@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.audit.audit import Population, audit
+from ingero_detect.audit.audit import audit
+from ingero_detect.audit.audit_results import Population
 from ingero_detect.audit.audit_tiers import AuditLevel
 from ingero_detect.grouped import Floats, Ints
 

@@ -50,7 +50,7 @@ from ingero_detect.ranks.recorded_parts import (
 )
 from ingero_detect.ranks.sequence_parts import without_unequal_parts
 from ingero_detect.ranks.shared_data import DataGroups, data_groups
-from ingero_detect.ranks.slower_part import LATE_PART, idle_part, slower_part
+from ingero_detect.ranks.slower_part import LATE_PART, idle_part, part_without_operations, slower_part
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
 from ingero_detect.ranks.timeline import (
     FEWEST_PROVEN,
@@ -62,6 +62,7 @@ from ingero_detect.ranks.timeline import (
     well_covered_steps,
 )
 from ingero_detect.ranks.wait_attribution import blocked_seconds, compute_lags, with_exposed_waits
+from ingero_detect.ranks.warm_up import warm_up_steps, without_first_steps
 from ingero_detect.ranks.work import with_equal_work, work_differs
 
 ONE_RANK: Final = "there is one rank, and none to compare it with"
@@ -80,7 +81,14 @@ LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 
 
 def diagnose(line: Timeline) -> Diagnosis:
-    """Judge a timeline."""
+    """Judge a timeline, without the steps in which the job warms up (`evidence.warm_up_steps`)."""
+    count = warm_up_steps(line)
+    found = _of_usual_steps(without_first_steps(line, count))
+    return replace(found, evidence={**found.evidence, "warm_up_steps": count}) if count else found
+
+
+def _of_usual_steps(line: Timeline) -> Diagnosis:
+    """Judge a timeline whose first steps are like the others."""
     period = step_period(line)
     if line.ranks < 2 or not period > 0:
         reason = ONE_RANK if line.ranks < 2 else "the steps take no time"
@@ -196,6 +204,8 @@ def _slower_half(case: Case, nobody_else: bool) -> list[Diagnosis]:
     if half is None and nobody_else and case.only_waits_of_parts:
         blocked = blocked_seconds(case.line, case.part)
         half = late_in_parts(blocked, case.part, case.period) if blocked is not None else None
+    if half is None and nobody_else and case.lags is None:
+        half = part_without_operations(case.line, case.period)
     if half is None and nobody_else:
         compute = case.compute[:, case.known] if case.known.any() else None
         half = _unproven(compute, late if case.waits_compare else None, case.stage, case.period)

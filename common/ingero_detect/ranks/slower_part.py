@@ -19,6 +19,7 @@ from ingero_detect.ranks.rank_outliers import (
     SIGNIFICANCE,
     SMALLEST_EFFECT,
     moderated_errors,
+    straggler_ranks,
     trimmed_mean,
     variance_inflation_of,
     without_common_mode,
@@ -58,6 +59,26 @@ def idle_part(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | 
     if usual[~slow].max() > MOST_IDLE or np.median(waits[~slow]) - np.median(waits[slow]) < WAITING * longer:
         return None
     return _possible(slow, idle, period)
+
+
+def part_without_operations(line: Timeline, period: float) -> Diagnosis | None:
+    """The few ranks that do nothing for longer than all others, where sends do not tell who waits for whom.
+
+    All ranks spend the same time in a step: they compute, are blocked, or do nothing. So those of whose step least is
+    recorded do nothing, or wait in an operation without a record, as whole stages may at the end of a step. A step
+    that lacks rows of a rank is unknown.
+    """
+    if line.sends is None or not line.sends.any():
+        return None
+    every = np.ones(len(line.rank), np.bool_)
+    spent, count = (sum_by_rank_and_step(line, every, each) for each in (line.duration, every.astype(np.float64)))
+    spent[count < np.nanmedian(count, axis=1, keepdims=True)] = np.nan
+    known = well_covered_steps(spent)
+    if not known.any() or np.nanmedian(spent[:, known]) < (1 - MOST_IDLE) * period:
+        return None
+    idle = (median_by_step(spent[:, known]) - spent[:, known]) / period
+    idlest, _ = straggler_ranks(idle, np.zeros(line.ranks, np.int64))
+    return _possible(idlest, idle, period, LATE_PART) if idlest.any() else None
 
 
 def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float, period: float) -> Diagnosis | None:

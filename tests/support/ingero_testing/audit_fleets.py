@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.audit.audit import Population
+from ingero_detect.audit.audit_results import Population
 from ingero_detect.grouped import Bools, Floats
 
 Generator = np.random.Generator
