@@ -10,7 +10,7 @@ from ingero_analyze.replay.common_levels import CommonLevels
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.detector_judge import DetectorJudge, RecordedStates
 from ingero_analyze.replay.drains import drained
-from ingero_analyze.replay.excuses import Excuses
+from ingero_analyze.replay.excuses import OF_JOBS, Excuses
 from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.load_shares import LoadShares, even
@@ -19,7 +19,9 @@ from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, MISSING, SHARES
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.result import Judge, Replay, Watch
+from ingero_analyze.replay.same_events import excused_with_others
 from ingero_analyze.replay.slow_hosts import SlowHosts
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.cohorts import CohortKey
 from ingero_detect.nodes.episodes import Episode, Episodes, in_order
 from ingero_detect.nodes.parameters import Parameters
@@ -145,16 +147,39 @@ class _Run:
             history, self._judge, [], self._ticks, nodes, self._last, seen.silences, seen.presences, self._watch
         )
         done.different_work = sorted(different_work)
+        onsets: dict[NodeKey, list[float]] = {}
+        for episode in episodes:
+            onsets.setdefault(episode.node, []).append(episode.first.since or 0.0)
         excuses = Excuses(episodes, seen, history, self._last, self._live)
+        accused: list[Episode] = []
         for episode in episodes:
             if episode.node in different_work:
                 continue
             if gone := drained(episode, seen.silences, tick):
                 done.drained.append(gone)
-            elif start := seen.starts.came_up(episode, tick):
-                done.came_up.append((episode, start))
+            elif (resumed := seen.came_up(episode, onsets[episode.node], tick)) is not None:
+                done.came_up.append((episode, resumed))
             elif reason := excuses.reason(episode):
                 done.excused[reason].append(episode)
+            else:
+                accused.append(episode)
+        of_jobs = {reason: done.excused[reason] for reason in OF_JOBS}
+        with_others = (
+            {}
+            if excuses.jobs_known
+            else excused_with_others(
+                accused,
+                of_jobs,
+                history.subjects.host_of,
+                self._last,
+                tick,
+                "job_end",
+                several_jobs=history.has_groups,
+            )
+        )
+        for episode in accused:
+            if reason := with_others.get(episode.key):
+                done.excused[reason] = in_order([*done.excused[reason], episode])
             elif self._as_recorded:
                 done.episodes.append(episode)
             else:
