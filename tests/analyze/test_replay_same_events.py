@@ -82,6 +82,14 @@ def test_a_node_that_lost_what_most_of_its_event_did_has_their_excuse() -> None:
     assert excused([slow("c", 3000, 0.71)], {"together": mates}, hosts=("a", "b")) == {}
 
 
+def test_stops_that_are_seen_together_are_one_event_where_one_seems_to_have_begun_earlier() -> None:
+    mates = [stop("a", 3000, 0.7), stop("b", 3030, 0.7)]
+    early = stop("c", 3000, 0.7)
+    early = replace(early, first=replace(early.first, since=2880))
+
+    assert excused([early], {"other_job": mates}) == {"c": "other_job"}
+
+
 def test_nodes_that_stop_together_where_jobs_end_have_another_job() -> None:
     assert excused(TWO, {"other_job": JOBS}) == {"x1": "job_end", "x2": "job_end"}
     assert excused(TWO, {"other_job": JOBS[:3]}) == {}

@@ -14,7 +14,7 @@ from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
 from ingero_detect.nodes.episodes import Episode
 
 TOGETHER: Final = 1.5
-"""Ticks within which the losses of one event begin."""
+"""Ticks within which the losses of one event begin, or stops are seen, where chance had a node low before."""
 
 ALIKE: Final = 0.1
 """What they differ by at most: log units, and share of the loss."""
@@ -73,6 +73,7 @@ class _Events:
             for keys in ([hosts.get(one.node, one.node) for one in episodes], [one.cohort for one in episodes])
         )
         self._since = np.array([one.first.since or 0.0 for one in episodes])
+        self._detected = np.array([one.first.detected or 0.0 for one in episodes])
         self._end = np.array([last if one.end is None else one.end for one in episodes])
         self._lost = np.array([one.lasting for one in episodes])
         self.stops = np.array([did_nothing(one.first) for one in episodes], np.bool_)
@@ -80,9 +81,10 @@ class _Events:
 
     def same(self, number: int) -> Bools:
         """Which belong to the event of one."""
+        near = [np.abs(of - of[number]) <= TOGETHER * self._tick for of in (self._since, self._detected)]
         same: Bools = (
             (self._cohort == self._cohort[number])
-            & (np.abs(self._since - self._since[number]) <= TOGETHER * self._tick)
+            & (near[0] | (near[1] & self.stops & self.stops[number]))
             & (np.abs(self._end - self._end[number]) <= RESUME_TICKS * self._tick)
             & (np.abs(self._lost - self._lost[number]) <= ALIKE * (1 + self._lost[number]))
         )
