@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from click.testing import CliRunner
 
+from ingero_analyze.replay.late_values import LateValues
 from ingero_analyze.replay.same_events import excused_with_others
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import VerdictState
 from ingero_detect.nodes.episodes import Episode
+from ingero_detect.nodes.observation import ACTIVE, Observation
 from ingero_detect.nodes.verdicts import Axis, Kind, Verdict
 from ingero_fleet.cli import main
 
@@ -105,6 +108,21 @@ def test_nodes_that_stop_together_beside_groups_of_jobs_have_another_job() -> No
     assert excused(three, {}, several_jobs=True) == {"x1": "job_end", "x2": "job_end", "x3": "job_end"}
     assert excused(TWO, {}, several_jobs=True) == {}
     assert excused(three, {}) == {}
+
+
+@pytest.mark.parametrize(("rate", "other"), [(80.0, True), (82.0, True), (60.0, False), (100.0, False)])
+def test_a_node_that_does_what_nodes_of_another_group_do_may_be_one_of_these(rate: float, other: bool) -> None:
+    """n0 is of the group of n1 and n2, at 100; n3, n4 and n5 are of another one, at 80."""
+    rates = LateValues(30.0)
+    names = [node_key("", f"n{node}") for node in range(6)]
+    for tick in range(200):
+        value = np.array([rate if tick < 100 else 100.0, 100.0, 100.0, 80.0, 80.0, 80.0])
+        cohort, state = np.array([0, 0, 0, 1, 1, 1]), np.full(6, ACTIVE, np.uint8)
+        rates.note(30.0 * tick, Observation(names, cohort, [], value, state))
+
+    accused = slow("n0", 0, 0.8)
+    accused = replace(accused, first=replace(accused.first, detected=600.0))
+    assert rates.like_another_cohort(accused) is other
 
 
 def test_nodes_that_work_again_when_the_history_ends_have_lost_their_job(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ class Excuses:
         for cohort, more in seen.mirrored.found().items():
             gains.setdefault(cohort, []).extend(more)
         self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self.jobs_known)
+        self._groups = history.has_groups
         self._episodes, self._onsets = episodes, dict[Onset, float | None]()
         self._last, self._by_node = last, dict[NodeKey, list[Episode]]()
         for episode in episodes:
@@ -54,6 +55,7 @@ class Excuses:
             ("uneven", _one_of(seen.slowdowns.explained(episodes))),
             ("other_job", seen.other_jobs.explained),
             ("other_job", self._has_own_work),
+            ("other_job", self._of_another_group),
             ("rollout", self._rolled_out),
             ("routine", _one_of(routines(episodes, last, tick))),
             ("shared", seen.shared.shared),
@@ -73,6 +75,11 @@ class Excuses:
             return False
         self._reading.doubt(OTHER_WORK)
         return True
+
+    def _of_another_group(self, episode: Episode) -> bool:
+        """Whether a node that is slower than its group does what others do: what nodes change by tells their group,
+        and that of a node with a loss not for certain."""
+        return self._groups and episode.first.axis is Axis.PEERS and self._seen.late.like_another_cohort(episode)
 
     def onset(self, episode: Episode) -> float | None:
         """Since when an accused node was slow, seconds: later than it was accused if its load wandered until then as

@@ -34,6 +34,10 @@ LEFT: Final = 0.3
 BEFORE: Final = 30
 """Ticks before a loss that tell what is usual for its node."""
 
+LIKE: Final = 0.05
+FEWEST_LIKE: Final = 2
+"""What the rates of nodes that do the same differ by at most, log units, and how many do it."""
+
 MOST_CELLS: Final = 20_000_000
 """Values of nodes and ticks that are kept, 4 bytes each; of longer histories nothing is told."""
 
@@ -114,6 +118,19 @@ class LateValues:
         before = usual[max(onset - BEFORE, 0) : onset]
         known = before[np.isfinite(before)]
         return times[onset:], (np.median(known) if len(known) else 0.0) - usual[onset:]
+
+    def like_another_cohort(self, episode: Episode) -> bool:
+        """Whether a node did what nodes of other cohorts did, from its onset until it was accused."""
+        times, since, detected = np.array(self._times), episode.first.since, episode.first.detected
+        if not len(times) or since is None or detected is None or episode.node not in self._numbers:
+            return False
+        rows = self._rows[int(np.searchsorted(times, since)) : int(np.searchsorted(times, detected, side="right"))]
+        logs = np.full((len(rows), len(self._cohort)), np.nan)
+        for row, (seen, values) in zip(logs, rows, strict=True):
+            row[seen] = values
+        place = self._numbers[episode.node]
+        off = np.abs(row_medians((logs - logs[:, [place]]).T))
+        return bool(np.count_nonzero((off <= LIKE) & (self._cohort != self._cohort[place])) >= FEWEST_LIKE)
 
     def _of_cohort(self, cohort: int) -> "_RatesOfCohort":
         """The rates of a cohort; those of the latest one are kept."""
