@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_analyze.replay.late_values import LateValues
-from ingero_analyze.replay.same_events import excused_with_others
+from ingero_analyze.replay.same_events import excused_before, excused_with_others
 from ingero_contract.identifiers import node_key
 from ingero_contract.values import VerdictState
 from ingero_detect.nodes.episodes import Episode
@@ -108,6 +108,20 @@ def test_nodes_that_stop_together_beside_groups_of_jobs_have_another_job() -> No
     assert excused(three, {}, several_jobs=True) == {"x1": "job_end", "x2": "job_end", "x3": "job_end"}
     assert excused(TWO, {}, several_jobs=True) == {}
     assert excused(three, {}) == {}
+
+
+def test_what_jobs_excused_before_groups_were_told_stays_excused() -> None:
+    before = {"other_job": [stop("a", 3000, 0.7), stop("b", 3030, 0.7), stop("c", 4500, 0.7)]}
+
+    def excuse(episode: Episode) -> dict[str, str]:
+        found = excused_before([episode], before, {}, 9000.0, 30.0)
+        return {node[1]: reason for (node, _), reason in found.items()}
+
+    assert excuse(slow("a", 3000, 0.7)) == excuse(slow("a", 3200, 0.72)) == {"a": "other_job"}
+    assert excuse(slow("a", 2900, 0.7)) == {}
+    assert excuse(slow("a", 3000, 0.4)) == {}
+    assert excuse(slow("c", 4500, 0.7)) == {}
+    assert excuse(slow("d", 3000, 0.7)) == {}
 
 
 @pytest.mark.parametrize(("rate", "other"), [(80.0, True), (82.0, True), (60.0, False), (100.0, False)])

@@ -60,6 +60,30 @@ def excused_with_others(
     return found
 
 
+def excused_before(
+    accused: Sequence[Episode], excused: Mapping[R, Sequence[Episode]], hosts: Mapping[NodeKey, NodeKey],
+    last: float, tick_seconds: float,
+) -> dict[tuple[NodeKey, float], R]:  # fmt: skip
+    """By node and onset the reason for which a loss that covers that of an `accused` node is `excused`, with those of
+    two hosts or more, where all nodes were compared with each other and not by groups: a job whose nodes are not all
+    of one group loses against the rest of it what it lost against all."""
+    reasons = [(reason, episode) for reason, episodes in excused.items() for episode in episodes]
+    events = _Events([episode for _, episode in reasons], hosts, last, tick_seconds)
+    covers: dict[NodeKey, list[tuple[R, Episode]]] = {}
+    for number, (reason, episode) in enumerate(reasons):
+        if events.hosts(events.same(number)) >= FEW_HOSTS:
+            covers.setdefault(episode.node, []).append((reason, episode))
+    found: dict[tuple[NodeKey, float], R] = {}
+    for episode in accused:
+        since, end = episode.first.since or 0.0, last if episode.end is None else episode.end
+        for reason, one in covers.get(episode.node, ()):
+            until = last if one.end is None else one.end + RESUME_TICKS * tick_seconds
+            begun = (one.first.since or 0.0) - TOGETHER * tick_seconds
+            if begun <= since and end <= until and episode.lasting <= one.lasting + ALIKE * (1 + one.lasting):
+                found[episode.key] = reason
+    return found
+
+
 class _Events:
     """Accusations with their cohorts, hosts, onsets and ends, seconds, and lasting losses, log units; and which
     stopped."""
