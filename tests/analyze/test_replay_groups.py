@@ -88,6 +88,18 @@ def test_racks_that_become_slow_one_after_another_are_no_jobs() -> None:
     assert len(set(hidden_groups(levels))) == 3
 
 
+@pytest.mark.parametrize(("changes", "groups"), [((0.4, -0.3), 3), ((-0.3, -0.3), 1)])
+def test_jobs_that_follow_one_another_after_silence_are_told_from_racks_that_came_back_slow(
+    changes: tuple[float, float], groups: int
+) -> None:
+    levels = 0.01 * np.random.default_rng(3).normal(size=(30, 16))
+    for begin, nodes, change in zip((10, 18), (slice(0, 4), slice(4, 8)), changes, strict=True):
+        levels[begin:, nodes] += change
+        levels[begin : begin + 2, nodes] = np.nan
+
+    assert len(set(hidden_groups(levels))) == groups
+
+
 def days(shift: float) -> Rates:
     """Levels of 16 nodes in three days of 100 blocks; the days of the last six begin later by a share of a day."""
     later = np.where(np.arange(16) < 10, 0.0, shift)

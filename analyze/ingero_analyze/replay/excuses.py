@@ -20,6 +20,9 @@ REASONS: Final[tuple[Reason, ...]] = (
 )  # fmt: skip
 """Reasons why an accusation is not kept, in the order in which they are told."""
 
+OF_JOBS: Final[tuple[Reason, ...]] = ("other_job", "job_end", "together")
+"""Those that hold for all nodes of a job."""
+
 Onset = tuple[NodeKey, float]
 """Node and onset, seconds: an accusation."""
 
@@ -34,23 +37,25 @@ class Excuses:
         tick = history.tick_seconds
         self._seen, self._reading, self._live, self._tick = seen, history.reading, live, tick
         self._hosts, self._rollouts = history.subjects.host_of, history.rollouts()
-        self._jobs_known = live or history.reading.tells_jobs
+        self.jobs_known = live or history.reading.tells_jobs
         rests = history.by_cohort(seen.starts.rests())
         gains = {} if live else history.gains()
         for cohort, more in seen.mirrored.found().items():
             gains.setdefault(cohort, []).extend(more)
-        self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self._jobs_known)
+        self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self.jobs_known)
+        self._groups = history.has_groups
         self._episodes, self._onsets = episodes, dict[Onset, float | None]()
         self._last, self._by_node = last, dict[NodeKey, list[Episode]]()
         for episode in episodes:
             self._by_node.setdefault(episode.node, []).append(episode)
-        self._mates = {} if self._jobs_known or not episodes else seen.job_mates.found(self._hosts)
+        self._mates = {} if self.jobs_known or not episodes else seen.job_mates.found(self._hosts)
         short = set[Onset]() if live else pauses(episodes, tick)
-        ended = set() if self._jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
+        ended = set() if self.jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
         self._tests: Final[tuple[tuple[Reason, Callable[[Episode], bool]], ...]] = (
             ("uneven", _one_of(seen.slowdowns.explained(episodes))),
             ("other_job", seen.other_jobs.explained),
             ("other_job", self._has_own_work),
+            ("other_job", self._of_another_group),
             ("rollout", self._rolled_out),
             ("routine", _one_of(routines(episodes, last, tick))),
             ("shared", seen.shared.shared),
@@ -71,6 +76,11 @@ class Excuses:
         self._reading.doubt(OTHER_WORK)
         return True
 
+    def _of_another_group(self, episode: Episode) -> bool:
+        """Whether a node that is slower than its group does what others do: what nodes change by tells their group,
+        and that of a node with a loss not for certain."""
+        return self._groups and episode.first.axis is Axis.PEERS and self._seen.late.like_another_cohort(episode)
+
     def onset(self, episode: Episode) -> float | None:
         """Since when an accused node was slow, seconds: later than it was accused if its load wandered until then as
         those of its peers do; `None` if it only did that."""
@@ -86,7 +96,7 @@ class Excuses:
         return rollout is not None and rollout.explains(episode, self._tick)
 
     def _lost_together(self, episode: Episode) -> bool:
-        if self._jobs_known:
+        if self.jobs_known:
             return False
         companions = self._seen.companions
         return companions.together(episode, self._hosts, self._tick) or any(

@@ -158,13 +158,14 @@ def _level(levels: Floats, nodes: Ints) -> Floats:
 
 
 def _changed(difference: Floats, least: float) -> bool:
-    """Whether a difference by block was at once another one than at first, and was so for a while: loads that wander
-    are no work of their own."""
+    """Whether a difference by block was at once, or after a time in which it is not known, another one than at first,
+    and was so for a while: loads that wander are no work of their own."""
     known = np.isfinite(difference)
     if np.count_nonzero(known) <= FIRST:
         return False
     change = np.nan_to_num(np.abs(difference - np.median(difference[known][:FIRST])))
-    return float(np.abs(_moves(difference)).max()) > least and _lasts(change > least)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(known)), 0))
+    return float(np.abs(_moves(difference[last])).max()) > least and _lasts(change > least)
 
 
 def _sides(apart: Floats) -> Bools:

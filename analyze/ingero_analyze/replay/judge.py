@@ -1,6 +1,6 @@
 """Runs a history through a rule: the detector that Fleet runs live, or the published one for comparison."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Final, Literal
@@ -10,7 +10,7 @@ from ingero_analyze.replay.common_levels import CommonLevels
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.detector_judge import DetectorJudge, RecordedStates
 from ingero_analyze.replay.drains import drained
-from ingero_analyze.replay.excuses import Excuses
+from ingero_analyze.replay.excuses import OF_JOBS, Excuses, Reason
 from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.load_shares import LoadShares, even
@@ -19,7 +19,9 @@ from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, MISSING, SHARES
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.result import Judge, Replay, Watch
+from ingero_analyze.replay.same_events import excused_before, excused_with_others
 from ingero_analyze.replay.slow_hosts import SlowHosts
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.cohorts import CohortKey
 from ingero_detect.nodes.episodes import Episode, Episodes, in_order
 from ingero_detect.nodes.parameters import Parameters
@@ -62,19 +64,22 @@ def replay(
     if most_false is not None and done.episodes and done.judge.node_hours * parameters.budget > most_false:
         parameters = replace(parameters, budget=max(LEAST_BUDGET, most_false / done.judge.node_hours))
         again = again or done.history.again()
-    return _replay(again, rule, parameters, watch and Watch(watch.most_cells), live, shares) if again else done
+    if again is None:
+        return done
+    of_jobs = {reason: done.excused[reason] for reason in OF_JOBS} if groups else {}
+    return _replay(again, rule, parameters, watch and Watch(watch.most_cells), live, shares, of_jobs)
 
 
 def _replay(
     history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None, live: bool,
-    shares: Mapping[CohortKey, LoadShares] | None = None,
+    shares: Mapping[CohortKey, LoadShares] | None = None, of_jobs: Mapping[Reason, Sequence[Episode]] | None = None,
 ) -> Replay:  # fmt: skip
     moments = history.ticks()
     first = next(moments)
     run = _Run(history, rule, parameters, watch, live)
     for moment in chain((first,), moments):
         run.note(replace(moment, seen=even(moment.seen, shares)) if shares else moment)
-    return run.result()
+    return run.result(of_jobs or {})
 
 
 class _Run:
@@ -130,8 +135,9 @@ class _Run:
             self._watch.note(self._ticks, moment.now, self._judge.speeds())
         self._ticks, self._last = self._ticks + 1, moment.now
 
-    def result(self) -> Replay:
-        """The accusations that stay when all ticks are known, and why the others do not."""
+    def result(self, of_jobs_before: Mapping[Reason, Sequence[Episode]]) -> Replay:
+        """The accusations that stay when all ticks are known, and why the others do not. `of_jobs_before`: what jobs
+        excused by reason before nodes were compared by groups."""
         history, seen, tick = self._history, self._seen, self._history.tick_seconds
         self._episodes.refresh(self._judge.open_verdicts(list(self._episodes.open)))
         episodes = self._episodes.all()
@@ -145,16 +151,42 @@ class _Run:
             history, self._judge, [], self._ticks, nodes, self._last, seen.silences, seen.presences, self._watch
         )
         done.different_work = sorted(different_work)
+        onsets: dict[NodeKey, list[float]] = {}
+        for episode in episodes:
+            onsets.setdefault(episode.node, []).append(episode.first.since or 0.0)
         excuses = Excuses(episodes, seen, history, self._last, self._live)
+        accused: list[Episode] = []
         for episode in episodes:
             if episode.node in different_work:
                 continue
             if gone := drained(episode, seen.silences, tick):
                 done.drained.append(gone)
-            elif start := seen.starts.came_up(episode, tick):
-                done.came_up.append((episode, start))
+            elif (resumed := seen.came_up(episode, onsets[episode.node], tick)) is not None:
+                done.came_up.append((episode, resumed))
             elif reason := excuses.reason(episode):
                 done.excused[reason].append(episode)
+            else:
+                accused.append(episode)
+        of_jobs = {reason: done.excused[reason] for reason in OF_JOBS}
+        with_others = (
+            {}
+            if excuses.jobs_known
+            else excused_with_others(
+                accused,
+                of_jobs,
+                history.subjects.host_of,
+                self._last,
+                tick,
+                "job_end",
+                several_jobs=history.has_groups,
+            )
+        )
+        with_others = (
+            excused_before(accused, of_jobs_before, history.subjects.host_of, self._last, tick) | with_others
+        )
+        for episode in accused:
+            if reason := with_others.get(episode.key):
+                done.excused[reason] = in_order([*done.excused[reason], episode])
             elif self._as_recorded:
                 done.episodes.append(episode)
             else:

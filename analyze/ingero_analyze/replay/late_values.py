@@ -31,6 +31,13 @@ LOG_CERTAIN: Final = 10.0
 LEFT: Final = 0.3
 """Share of a loss that is left at most where lateness explains it."""
 
+BEFORE: Final = 30
+"""Ticks before a loss that tell what is usual for its node."""
+
+LIKE: Final = 0.05
+FEWEST_LIKE: Final = 2
+"""What the rates of nodes that do the same differ by at most, log units, and how many do it."""
+
 MOST_CELLS: Final = 20_000_000
 """Values of nodes and ticks that are kept, 4 bytes each; of longer histories nothing is told."""
 
@@ -95,10 +102,35 @@ class LateValues:
             if one.node in self._numbers and one.first.since is not None:
                 inside = (times >= one.first.since) & (times < (np.inf if one.end is None else one.end))
                 peers[np.ix_(inside, rest == self._numbers[one.node])] = np.nan
-        end = np.inf if episode.end is None else episode.end
+        end = np.inf if episode.last.recovered is None else episode.last.recovered
         onset, stop = np.searchsorted(times, (since, end)).tolist()
         begins = beyond_wandering(own[:, 0] - row_medians(peers), from_others(peers, LARGE), onset, stop)
         return since if begins == onset else None if begins is None else float(times[begins])
+
+    def losses(self, episode: Episode) -> tuple[Floats, Floats]:
+        """Times since the onset of an episode, seconds, and what its node was then below the median of its peers,
+        more than it had been before, log units; NaN where there is none."""
+        times, since = np.array(self._times), episode.first.since
+        if not len(times) or since is None or episode.node not in self._numbers:
+            return np.zeros(0), np.zeros(0)
+        own, common = self._own_and_common(self._numbers[episode.node])
+        onset, usual = int(np.searchsorted(times, since)), own - common
+        before = usual[max(onset - BEFORE, 0) : onset]
+        known = before[np.isfinite(before)]
+        return times[onset:], (np.median(known) if len(known) else 0.0) - usual[onset:]
+
+    def like_another_cohort(self, episode: Episode) -> bool:
+        """Whether a node did what nodes of other cohorts did, from its onset until it was accused."""
+        times, since, detected = np.array(self._times), episode.first.since, episode.first.detected
+        if not len(times) or since is None or detected is None or episode.node not in self._numbers:
+            return False
+        rows = self._rows[int(np.searchsorted(times, since)) : int(np.searchsorted(times, detected, side="right"))]
+        logs = np.full((len(rows), len(self._cohort)), np.nan)
+        for row, (seen, values) in zip(logs, rows, strict=True):
+            row[seen] = values
+        place = self._numbers[episode.node]
+        off = np.abs(row_medians((logs - logs[:, [place]]).T))
+        return bool(np.count_nonzero((off <= LIKE) & (self._cohort != self._cohort[place])) >= FEWEST_LIKE)
 
     def _of_cohort(self, cohort: int) -> "_RatesOfCohort":
         """The rates of a cohort; those of the latest one are kept."""

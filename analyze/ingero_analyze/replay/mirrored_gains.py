@@ -58,7 +58,7 @@ class MirroredGains:
         for row in rows[(self._sure[here] > 0) & (self._ticks[here] >= LASTING)].tolist():
             values = memory.node("value")
             peers = np.log(values[judged & (group == group[row]) & (values > 0)])
-            if not repaired(float(np.log(values[row])), peers):
+            if values[row] > 0 and not repaired(float(np.log(values[row])), peers):
                 self._enter(memory, row, int(place[row]))
 
     def found(self) -> Mapping[Cohort, list[Gain]]:

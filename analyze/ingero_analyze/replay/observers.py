@@ -1,5 +1,7 @@
 """What a replay notes of every tick beside the verdicts; excuses and costs rest on it. Pure."""
 
+from collections.abc import Sequence
+
 from ingero_analyze.replay.companions import Companions
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.grace import Grace
@@ -12,10 +14,14 @@ from ingero_analyze.replay.shared_losses import SharedLosses
 from ingero_analyze.replay.shared_noise import SharedNoise
 from ingero_analyze.replay.silences import Silences
 from ingero_analyze.replay.slowdowns import Slowdowns
-from ingero_analyze.replay.starts import Starts
+from ingero_analyze.replay.starts import Starts, longest_start
+from ingero_analyze.replay.warm_ups import warms_up
 from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import Edge, Observation
 from ingero_detect.nodes.parameters import Parameters
+from ingero_detect.nodes.sequential_tests import DIP_TICKS
+from ingero_detect.nodes.verdicts import Axis
 
 
 class Observers:
@@ -38,6 +44,20 @@ class Observers:
         self.other_jobs.note(now, seen)
         self.late.note(now, seen)
         self.presences.note(now, edges)
+
+    def came_up(self, episode: Episode, onsets: Sequence[float], tick_seconds: float) -> float | None:
+        """Since when an accused node worked again, seconds, if it only came up: after it had done nothing, or after a
+        restart that its reports hardly show, if there is no other one soon. `onsets`: of its accusations, seconds."""
+        if start := self.starts.came_up(episode, tick_seconds):
+            return start.resumed
+        first = episode.first
+        if first.since is None or first.axis is not Axis.OWN or episode.last.recovered is None:
+            return None
+        if sum(abs(one - first.since) <= DIP_TICKS * tick_seconds for one in onsets) > 1:
+            return None
+        times, lost = self.late.losses(episode)
+        ticks = warms_up(lost, self._own_band)
+        return first.since if ticks is not None and times[ticks] - times[0] <= longest_start(tick_seconds) else None
 
     def judged(self, now: float, memory: ColumnStore, edges: list[Edge]) -> None:
         """Note what the detector remembers after the tick that was noted last."""

@@ -124,7 +124,7 @@ class RecordedHistory:
         self.files = list(files)
         self.tick_seconds = tick_seconds
         self._given = (self.files, tick_seconds, progress, chosen, labels, metric, wide, tick_given)
-        self._equal_work = work
+        self._equal_work, self.has_groups = work, bool(groups)
         self._in_order = in_order and "-" not in files
         self._progress = progress
         self._reader = RowReader(self.files, chosen or {}, labels, metric, wide, groups, work)

@@ -14,7 +14,6 @@ from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_analyze.replay.silences import Silence, Silences
 from ingero_analyze.replay.slow_hosts import SlowHosts
-from ingero_analyze.replay.starts import Start
 from ingero_analyze.replay.subjects import NOBODY
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.episodes import Episode
@@ -61,8 +60,9 @@ class Replay:
     watch: Watch | None
     drained: list[Silence] = field(default_factory=list)
     """Nodes that were accused while their load fell to nothing, after which they were silent."""
-    came_up: list[tuple[Episode, Start]] = field(default_factory=list)
-    """Accusations of nodes that came up after they had done nothing, and were soon as fast as usual."""
+    came_up: list[tuple[Episode, float]] = field(default_factory=list)
+    """Accusations of nodes that came up after they had done nothing, and were soon as fast as usual, and since when
+    they worked again, seconds."""
     excused: dict[Reason, list[Episode]] = field(default_factory=_nothing_excused)
     """Accusations that the whole history excuses."""
     slow_hosts: SlowHosts | None = None
@@ -108,7 +108,7 @@ class Replay:
             "drifts": self._drifts(),
             "behind": self._behind(),
             "drained": [_silence(one) for one in self.drained],
-            "came_up": [_excused(episode) | {"since": start.resumed} for episode, start in self.came_up],
+            "came_up": [_excused(episode) | {"since": resumed} for episode, resumed in self.came_up],
             **{reason: list(map(_excused, self.excused[reason])) for reason in REASONS},
             "different_work": [{"cluster": cluster, "node": node} for cluster, node in self.different_work],
             "stuck": [

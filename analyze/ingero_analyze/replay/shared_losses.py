@@ -103,10 +103,12 @@ class SharedLosses:
 
     def shared(self, episode: Episode) -> bool:
         """Whether half of the peers of an accused node have had such a loss without being accused, or it ended by
-        itself and their worst losses make it likely that one of them comes to it by chance."""
+        itself, as the node is well at least when the history ends, and their worst losses make it likely that one of
+        them comes to it by chance."""
         first = episode.first
         found = self._done.get(episode.key) or self._open.get(episode.node, (0.0, None))[1]
-        found = found and found.ended(episode.end)
+        well = episode.last.recovered
+        found = found and found.ended(well)
         if first.axis is not Axis.OWN or found is None or not 0 < found.ticks < 2 * LENGTHS[-1]:
             return False
         row = int(np.searchsorted(LENGTHS, found.ticks, side="right")) - 1
@@ -115,7 +117,7 @@ class SharedLosses:
         if np.count_nonzero(worst <= AS_DEEP * mean) >= max(FEWEST, SHARE * len(worst)):
             return True
         extreme = len(worst) >= FEWEST_KNOWN and mean >= worst.mean() - EXTREME * worst.std(ddof=1)
-        return bool(episode.ended and extreme)
+        return well is not None and bool(extreme)
 
     def _begun(self, place: int, since: float, residual: float) -> _Accusation:
         """A new accusation, with what the node has lost since its onset, this tick included."""

@@ -42,6 +42,11 @@ class Start:
     up: float = np.inf
 
 
+def longest_start(tick_seconds: float) -> float:
+    """Seconds in which a node comes up at most."""
+    return max(LONGEST, RESUME_TICKS * tick_seconds)
+
+
 class Starts:
     """When nodes began to work, after they did nothing or were silent for more than so many `ticks`."""
 
@@ -113,7 +118,7 @@ class Starts:
         A node that stopped by itself, and said so, did it when the episode began, and not before.
         """
         since, end = episode.first.since, episode.last.recovered
-        if since is None or end is None or end - since > max(LONGEST, RESUME_TICKS * tick_seconds):
+        if since is None or end is None or end - since > longest_start(tick_seconds):
             return None
         first, some = since - (RESUME_TICKS + 0.5) * tick_seconds, 1.5 * tick_seconds
         for one in self._by_node.get(episode.node, ()):

@@ -102,4 +102,4 @@ def _times(since: Floats, apart: float) -> int:
 def works_slowly(episode: Episode) -> bool:
     """Whether a node that had stopped works again, and is not well at the end."""
     value, expected = episode.last.value or 0.0, episode.last.expected or np.inf
-    return episode.end is None and value > NOTHING * expected
+    return episode.last.recovered is None and value > NOTHING * expected
