@@ -244,6 +244,16 @@ def test_a_loss_that_the_worst_of_the_peers_make_likely_is_chance(tmp_path: Path
     assert named(judged(tmp_path, rates)) == ["n3"]
 
 
+def test_two_faulty_nodes_are_no_chance_for_each_other(tmp_path: Path) -> None:
+    """Both lose 40 % for four ticks, four times and together, and nobody else loses anything."""
+    rates = healthy(400)
+    for begin in (90, 157, 231, 318):
+        rates[begin : begin + 4, [3, 8]] *= 0.6
+    found = judged(tmp_path, rates)
+
+    assert (sorted(set(named(found))), named(found, "shared")) == (["n3", "n8"], [])
+
+
 def work_of_jobs() -> tuple[Rates, npt.NDArray[np.int64]]:
     """Jobs of four of 16 nodes that take 60 to 120 ticks, each with its own rate."""
     random = np.random.default_rng(4)

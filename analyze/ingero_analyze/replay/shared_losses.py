@@ -30,6 +30,10 @@ EXTREME: Final = 4.9
 """Peers whose worst losses tell how they are distributed, and standard deviations of these by which a loss that ended
 by itself is below their mean where it is no chance: a Gumbel variable (Gumbel 1958) is so in one of 1,000 cases."""
 
+FAULTY: Final = 0.25
+"""Share of its peers that may have been accused of faults: what these lost would hide other faults. Where more were
+accused, nodes lose as much by chance."""
+
 CALM_TICKS: Final = 60
 """Ticks after a common move of a cohort before its losses count: a job that starts shows nothing about others."""
 
@@ -74,6 +78,7 @@ class SharedLosses:
         self._since_move = np.zeros(0, np.int64)
         self._open: dict[NodeKey, tuple[float, _Accusation]] = {}
         self._done: dict[tuple[NodeKey, float], _Accusation] = {}
+        self._accused = set[int]()
 
     def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
         """Add a tick that the detector has judged."""
@@ -96,6 +101,7 @@ class SharedLosses:
             node, slot = node_key(verdict.cluster, verdict.node), memory.slot(node_key(verdict.cluster, verdict.node))
             if edge.what == "accused" and slot is not None:
                 since = now if verdict.since is None else verdict.since
+                self._accused.add(int(place[slot]))
                 self._open[node] = since, self._begun(int(place[slot]), since, float(residual[slot]))
             elif edge.what == "cleared" and node in self._open:
                 since, accusation = self._open.pop(node)
@@ -113,11 +119,12 @@ class SharedLosses:
             return False
         row = int(np.searchsorted(LENGTHS, found.ticks, side="right")) - 1
         peers = np.flatnonzero((self._group == found.group) & (self._count >= 2 * LENGTHS[row]))
-        worst, mean = self._worst[peers[peers != found.place], row], found.total / found.ticks
+        peers, mean = peers[peers != found.place], found.total / found.ticks
+        worst = self._worst[peers, row]
         if np.count_nonzero(worst <= AS_DEEP * mean) >= max(FEWEST, SHARE * len(worst)):
             return True
-        extreme = len(worst) >= FEWEST_KNOWN and mean >= worst.mean() - EXTREME * worst.std(ddof=1)
-        return well is not None and bool(extreme)
+        worst = _without_faulty(worst, np.isin(peers, list(self._accused)))
+        return well is not None and len(worst) >= FEWEST_KNOWN and mean >= _worst_by_chance(worst)
 
     def _begun(self, place: int, since: float, residual: float) -> _Accusation:
         """A new accusation, with what the node has lost since its onset, this tick included."""
@@ -153,3 +160,15 @@ class SharedLosses:
         self._when = longer(self._when, nodes, -np.inf, axis=0)
         self._count, self._group = longer(self._count, nodes, 0), longer(self._group, nodes, -1)
         return places
+
+
+def _without_faulty(worst: Floats, accused: Bools) -> Floats:
+    """The worst losses of peers, without those of the accused ones that chance does not bring about in the others."""
+    if not accused.any() or accused.mean() > FAULTY or np.count_nonzero(~accused) < FEWEST_KNOWN:
+        return worst
+    return worst[~accused | (worst >= _worst_by_chance(worst[~accused]))]
+
+
+def _worst_by_chance(worst: Floats) -> float:
+    """The worst loss that chance brings about, from the `worst` ones of two peers or more, log units."""
+    return float(worst.mean() - EXTREME * worst.std(ddof=1))
