@@ -49,6 +49,7 @@ def idle_part(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | 
     """
     blocked = sum_by_rank_and_step(line, line.collective, line.duration)
     idle = np.where(np.isfinite(blocked), idle_seconds(recorded), np.nan)
+    idle[:, 0] = np.nan  # before the first operation of all nothing was recorded
     known = well_covered_steps(idle)
     idle, blocked = idle[:, known] / period, blocked[:, known] / period
     slow = slower_ranks(idle, np.zeros(len(idle), np.int64), 0.0)
