@@ -204,7 +204,7 @@ def _slower_half(case: Case, nobody_else: bool) -> list[Diagnosis]:
         told = case.waits_compare and (case.free is not None or case.blame is None)
         half = slower_part(computing, late if told else late[:, :0], case.like, chips, case.period)
     if half is None and (some_meet(case.recorded) if case.staged else case.sends_recorded):
-        half = idle_part(case.recorded, case.line, case.period)
+        half = idle_part(case.recorded, case.line, case.period, case.staged)
     if half is None and nobody_else and case.staged and not case.known.any() and some_meet(case.recorded):
         half = _busy_stage(case)
     if half is None and nobody_else and case.only_waits_of_parts:
