@@ -305,6 +305,27 @@ def test_gpus_are_taken_from_paths_where_files_are_of_several_of_several_nodes(f
     assert places_of_files(files)[file.format(node=2, gpu=1)] == place
 
 
+@pytest.mark.parametrize("end", ["_run{}.log", "-run-{}.out", ".trial{}.txt", "_rep{}.log.gz"])
+def test_numbers_of_runs_are_no_part_of_a_node(end: str) -> None:
+    files = [f"hpl/n{node}{end.format(run)}" for node in range(3) for run in range(2)]
+
+    assert [place.node for place in places_of_files(files).values()] == ["n0", "n0", "n1", "n1", "n2", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes"),
+    [
+        (["n1_run1.log", "n1_run2.log"], ["n1_run1", "n1_run2"]),  # of several runs, or of nodes run1 and run2
+        (["n1_run1.log", "n2.log"], ["n1_run1", "n2"]),
+        (["n1_run1.log", "n2_run1.log"], ["n1_run1", "n2_run1"]),
+        (["run1.log", "run2.log"], ["run1", "run2"]),
+    ],
+    ids=str,
+)
+def test_other_names_of_files_are_nodes_as_they_are(files: list[str], nodes: list[str]) -> None:
+    assert [place.node for place in places_of_files(files).values()] == nodes
+
+
 def test_a_file_a_gpu_with_nothing_but_values(tmp_path: Path) -> None:
     random = np.random.default_rng(6)
     for node in NODES[:8]:

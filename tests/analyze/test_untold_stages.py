@@ -42,6 +42,19 @@ def table(file: Path, cells: Any) -> Path:
     return file
 
 
+def timeline(file: Path, cells: Any, idle: tuple[int, ...]) -> Path:
+    """A row for each operation with its start; `idle` ranks begin a step 150 ms later."""
+    lines = ["rank,step,op,start_ms,duration_ms"]
+    for step, ranks in enumerate(cells.tolist()):
+        for rank, row in enumerate(ranks):
+            start = 1000.0 * step + 150.0 * (rank in idle)
+            for name, one in zip(NAMES, row, strict=True):
+                lines.append(f"{rank},{step},{name},{start:.3f},{one:.3f}")
+                start += one
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
 def log(file: Path, cells: Any) -> Path:
     lines = []
     for step, ranks in enumerate(cells.tolist()):
@@ -100,6 +113,28 @@ def test_ranks_that_do_nothing_while_others_receive_are_possible(
     assert (found["kind"], found["ranks"]) == ("unknown", [])
     assert (found["evidence"]["by"], found["evidence"]["possible"]) == ("late_part", list(idle))
     assert found["seconds_lost_per_step"] == pytest.approx(0.15, rel=0.2)
+
+
+@pytest.mark.parametrize("idle", [tuple(range(8)), tuple(range(8, 16))], ids=str)
+def test_half_of_the_ranks_that_do_nothing_are_possible(tmp_path: Path, idle: tuple[int, ...]) -> None:
+    found = ask(timeline(tmp_path / "steps.csv", steps(idle=idle), idle))
+
+    assert (found["kind"], found["ranks"]) == ("unknown", [])
+    assert (found["evidence"]["by"], found["evidence"]["possible"]) == ("slower_part", list(idle))
+    assert found["seconds_lost_per_step"] == pytest.approx(0.15, rel=0.2)
+    assert ask(timeline(tmp_path / "healthy.csv", steps(), ()))["kind"] == "none"
+
+
+def test_half_of_the_ranks_that_do_nothing_are_mentioned_beside_a_slow_rank_that_costs_far_less(
+    tmp_path: Path,
+) -> None:
+    cells, idle = steps(idle=tuple(range(8))), tuple(range(8))
+    cells[:, 13, 1] *= 1.1
+    cells[:, 13, 3] -= 40.0
+    found = ask(timeline(tmp_path / "steps.csv", cells, idle))
+
+    assert (found["kind"], found["ranks"]) == ("node", [13])
+    assert [(also["by"], also["possible"]) for also in found["evidence"]["also"]] == [("slower_part", list(idle))]
 
 
 def test_a_healthy_pipeline_whose_stages_nothing_tells_has_no_late_rank(tmp_path: Path) -> None:

@@ -297,6 +297,28 @@ def test_one_bad_value_does_not_make_a_slow_chip_unsteady() -> None:
     assert found.populations[0].unsteady == ()
 
 
+@pytest.mark.parametrize(("runs", "wrong"), [(8, (2,)), (30, (2, 11)), (100, (2, 11, 50))], ids=str)
+def test_single_values_that_no_chip_reaches_do_not_make_a_slow_chip_unsteady(
+    runs: int, wrong: tuple[int, ...]
+) -> None:
+    for seed in range(3):
+        given = population(spread(160, seed), runs=runs, seed=seed)
+        given.slowness[given.unit == 9] += 0.12 - np.log(1000) * np.isin(given.run[given.unit == 9], wrong)
+        given.slowness[given.unit == 40] -= np.log(2) * np.isin(given.run[given.unit == 40], wrong)
+
+        found = audit([given])
+
+        assert named(found) == {("chip", 9)}
+        assert found.populations[0].unsteady == ()
+
+
+def test_a_chip_with_many_values_that_no_chip_reaches_is_unsteady() -> None:
+    given = population(spread(160), runs=20)
+    given.slowness[given.unit == 9] -= np.log(2) * (given.run[given.unit == 9] % 2 == 0)
+
+    assert [number for number, _, _ in audit([given]).populations[0].unsteady] == [9]
+
+
 def test_chips_and_nodes_that_have_become_slower_are_said_and_not_named() -> None:
     given = population(spread(200), runs=12)
     given.slowness[(given.unit == 100) & (given.run >= 7)] += 0.15

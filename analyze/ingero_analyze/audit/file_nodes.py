@@ -13,6 +13,9 @@ MOST_GPUS: Final = 16
 
 _GPU: Final = re.compile(r"(?<![a-z0-9])(?:gpu|cuda|device|gcd)[-_ ]?(\d{1,2})(?![a-z0-9])", re.IGNORECASE)
 
+_RUN: Final = re.compile(r"[-_. ](?:run|trial|rep|repeat|iter|iteration|attempt)[-_ ]?\d+$", re.IGNORECASE)
+"""What files of several runs of a node end in."""
+
 
 @dataclass(frozen=True)
 class FilePlace:
@@ -26,14 +29,15 @@ def places_of_files(files: Sequence[str], pattern: re.Pattern[str] | None = None
     """By file what it is of: what the first group of the pattern, or all of it, and its second one find in its path.
 
     Without a pattern, the GPU of `n7/gpu3/gemm.csv` or `n7_gpu3.csv` where files are of several GPUs of several
-    nodes. Else the node is the name without its endings; that of its folder if files of several folders have one
-    name. `TableError` names a file in whose path the pattern is not found.
+    nodes. Else the node is the name without its endings and, of files of several nodes, without the number of a run
+    (`n7_run2.log`); that of its folder if files of several folders have one name.
+    `TableError` names a file in whose path the pattern is not found.
     """
     if pattern is not None:
         return {file: _found(pattern, file) for file in files}
     if gpus := _of_gpus(files):
         return gpus
-    by_name, by_folder = _named(files, lambda path: path), _named(files, lambda path: path.parent)
+    by_name, by_folder = _without_runs(_named(files, lambda path: path)), _named(files, lambda path: path.parent)
     same = len(set(by_name.values())) < len(set(by_folder.values()))
     return {file: FilePlace(node) for file, node in (by_folder if same else by_name).items()}
 
@@ -62,6 +66,13 @@ def _of_gpus(files: Sequence[str]) -> dict[str, FilePlace]:
                 file: FilePlace(node, str(gpu)) for file, node, gpu in zip(files, nodes, numbers, strict=True)
             } if named_all else {}  # fmt: skip
     return {}
+
+
+def _without_runs(nodes: dict[str, str]) -> dict[str, str]:
+    """The names without the numbers of runs, if all have one, and several are left and fewer than there were."""
+    found = {file: _RUN.sub("", name) for file, name in nodes.items()}
+    runs = all(found[file] != name for file, name in nodes.items())
+    return found if runs and 1 < len(set(found.values())) < len(set(nodes.values())) else nodes
 
 
 def _named(files: Sequence[str], part: Callable[[PurePath], PurePath]) -> dict[str, str]:

@@ -31,6 +31,9 @@ TIMES: Final = 4.0
 LIKE: Final = 3.0
 """Standard deviations of values of usual units within which one is usual."""
 
+TOO_FAST: Final = float(np.log(1.5))
+"""By how much less than the median of its unit a value is an error of the measurement: no chip is so fast."""
+
 BAD: Final = 3.0
 """How much larger the variance of all values is from which the slowest ones are taken for bad."""
 
@@ -50,8 +53,12 @@ class OwnNoise:
 def own_noise(values: Floats, unit: Ints, count: Ints, noise: float) -> OwnNoise:
     """Compare the scatter of every unit, without its slowest values, with the usual `noise` of a value.
 
-    Those that do not scatter without a few values like those of usual units do not if they are most of all.
+    Those that do not scatter without a few values like those of usual units do not if they are most of all. Single
+    values that are too fast for any chip, as of another unit, are no scatter.
     """
+    sound = ~_too_fast(values, unit, count)
+    values, unit = values[sound], unit[sound]
+    count = np.bincount(unit, minlength=len(count))
     order = np.lexsort((values, unit))
     of = unit[order]
     rank = np.arange(len(of)) - np.searchsorted(of, of)
@@ -73,6 +80,14 @@ def own_noise(values: Floats, unit: Ints, count: Ints, noise: float) -> OwnNoise
     spread = np.sqrt(np.where(some, whole, variance))
     freedom = np.where(some, count - 1.0, freedom)
     return OwnNoise(np.where(evident, spread, 0.0), np.where(evident, freedom, np.inf), far)
+
+
+def _too_fast(values: Floats, unit: Ints, count: Ints) -> Bools:
+    """Values that no chip reaches, where they are one of `DROPPED` of a unit or fewer, or its only one."""
+    apart = grouped_median(values, unit, len(count))[1][unit] - values
+    found: Bools = apart > TOO_FAST
+    few = np.bincount(unit[found], minlength=len(count)) <= np.maximum(count // DROPPED, 1)
+    return found & few[unit]
 
 
 def _deviate(variance: Floats, freedom: Floats, noise: float) -> Floats:

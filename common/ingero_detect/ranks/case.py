@@ -65,3 +65,8 @@ class Case:
     def staged(self) -> bool:
         """Whether there are several pipeline stages."""
         return len(np.unique(self.like)) > 1
+
+    @property
+    def sends_recorded(self) -> bool:
+        """Whether sends or receives were recorded that do not say between whom."""
+        return self.recorded.sends is not None and bool(self.recorded.sends.any())

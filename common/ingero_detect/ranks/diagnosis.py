@@ -76,6 +76,9 @@ FEW_STEPS: Final = "few_steps"
 LIKE_COST: Final = 1 / 3
 """Share of the largest cost from which ranks that are late for another reason are named beside the worst."""
 
+LARGER_COST: Final = 2.0
+"""How many times as much as all proven ranks together a slower half costs that is mentioned beside them."""
+
 LISTED: Final = ("by", "possible", "longer_in", "as_fast_as_peers_in")
 """Evidence that is also given of findings that are not the verdict."""
 
@@ -117,6 +120,9 @@ def _of_usual_steps(line: Timeline) -> Diagnosis:
     found = [item for item in found if item.cause is not Cause.NONE]
     if all(item.evidence.get("by") == FEW_STALLS for item in found):
         found += _slower_half(case, nobody_else=not found)
+    elif all(item.cause is Cause.NODE for item in found):
+        least = LARGER_COST * sum(item.seconds_lost_per_step for item in found)
+        found += [half for half in _slower_half(case, nobody_else=False) if half.seconds_lost_per_step > least]
     return _verdict(case, [case.doubts.with_operations(item) for item in found])
 
 
@@ -197,8 +203,8 @@ def _slower_half(case: Case, nobody_else: bool) -> list[Diagnosis]:
         # Of several groups the waits of single ones show who sends and who receives.
         told = case.waits_compare and (case.free is not None or case.blame is None)
         half = slower_part(computing, late if told else late[:, :0], case.like, chips, case.period)
-    if half is None and case.staged and some_meet(case.recorded):
-        half = idle_part(case.recorded, case.line, case.period)
+    if half is None and (some_meet(case.recorded) if case.staged else case.sends_recorded):
+        half = idle_part(case.recorded, case.line, case.period, case.staged)
     if half is None and nobody_else and case.staged and not case.known.any() and some_meet(case.recorded):
         half = _busy_stage(case)
     if half is None and nobody_else and case.only_waits_of_parts:

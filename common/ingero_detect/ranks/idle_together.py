@@ -159,8 +159,8 @@ def _verdict(together: Bools, caused: Bools, total: int, seconds: Floats, period
     return Diagnosis(Cause.UNKNOWN, seconds_lost_per_step=lost, evidence=evidence)
 
 
-def idle_seconds(line: Timeline) -> Floats:
-    """Seconds before operations in which a rank did nothing, by (rank, step of the operation).
+def idle_seconds(line: Timeline, before: Bools | None = None) -> Floats:
+    """Seconds before operations (all, or those marked in `before`) without any, by (rank, step of the operation).
 
     NaN for a step that lacks rows of the rank, as do those after one: what was lost is no time without an operation.
     """
@@ -175,4 +175,5 @@ def idle_seconds(line: Timeline) -> Floats:
     count = np.nan_to_num(sum_by_rank_and_step(line, every, np.ones(len(order))))
     short = count < np.median(count, axis=1, keepdims=True)
     short[:, 1:] |= short[:, :-1]
+    by_row = by_row if before is None else by_row * before
     return np.where(short, np.nan, sum_by_rank_and_step(line, every, by_row))

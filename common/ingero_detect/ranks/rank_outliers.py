@@ -13,6 +13,7 @@ from ingero_detect.ranks.last_arrival import (
     residuals_by_step,
     variance_inflation,
 )
+from ingero_detect.ranks.slow_since import slow_since
 from ingero_detect.ranks.slow_spells import slow_spells
 from ingero_detect.ranks.student import freedom_of, upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_PROVEN, FEWEST_STEPS
@@ -321,7 +322,7 @@ def possible_stragglers(relative: Floats, alike: Ints, chips: float) -> tuple[Bo
     often, cost = frequently_last(relative, alike, CHANCE_OF_POSSIBLE / len(relative), stretch)
     _, usual = usual_excess(relative, alike, chips)
     often &= ~usual & (cost > 2 * SMALLEST_EFFECT)
-    return often, cost
+    return (often, cost) if often.any() else _slow_to_the_end(relative, alike, None, CHANCE_OF_POSSIBLE)
 
 
 def straggler_ranks(
@@ -386,15 +387,26 @@ def straggler_ranks(
     return flagged, excess
 
 
+def _slow_to_the_end(
+    relative: Floats, alike: Ints, blame: WaitAttribution | None, chance: float = SIGNIFICANCE
+) -> tuple[Bools, Floats]:
+    """Ranks that are slow from some step on, and by how much."""
+    flagged, excess, begin = slow_since(relative, alike, chance, 2 * SMALLEST_EFFECT, MAX_STRAGGLER_SHARE)
+    if blame is not None and flagged.any():
+        flagged &= ~blame.victims(slice(int(begin[flagged][0]), relative.shape[1]))
+    return flagged, np.where(flagged, excess, 0.0)
+
+
 def _slow_for_a_while(relative: Floats, alike: Ints, blame: WaitAttribution | None) -> tuple[Bools, Floats]:
-    """Ranks that are slow in nearly all steps of a stretch, wherever it begins, and their excess in it."""
-    flagged, excess = np.zeros(len(relative), np.bool_), np.zeros(len(relative))
+    """Ranks that are slow in nearly all steps of a stretch, wherever it begins, or to the end, and their excess."""
     spells = slow_spells(relative, alike)
     if spells is None:
-        return flagged, excess
+        return _slow_to_the_end(relative, alike, blame)
     needed = float(upper_quantiles(SIGNIFICANCE / len(relative) / spells.lengths, np.array(len(relative) - 1.0)))
     flagged = spells.rare_elsewhere((spells.deviations > needed) & (spells.level > 2 * SMALLEST_EFFECT))
     if blame is not None:
         for rank in np.flatnonzero(flagged).tolist():
             flagged[rank] = not blame.victims(slice(int(spells.begin[rank]), int(spells.end[rank])))[rank]
+    if not flagged.any():
+        return _slow_to_the_end(relative, alike, blame)
     return flagged, np.where(flagged, spells.level, 0.0)

@@ -41,14 +41,16 @@ FEWEST_RANKS: Final = 4
 """Ranks from which a slower half is more than a pair, one of which is always the slower one."""
 
 
-def idle_part(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | None:
+def idle_part(recorded: Timeline, line: Timeline, period: float, staged: bool) -> Diagnosis | None:
     """The ranks that do nothing for longer than all others, in all stages, while these are blocked the longer.
 
     `recorded`: all operations with their durations; the waits of `line` are those in which a rank does nothing else;
-    `period`: seconds of a step.
+    `period`: seconds of a step. If stages are not known (`staged`), some must do so before they compute: the later
+    half of a pipeline may do nothing before it receives.
     """
     blocked = sum_by_rank_and_step(line, line.collective, line.duration)
     idle = np.where(np.isfinite(blocked), idle_seconds(recorded), np.nan)
+    idle[:, 0] = np.nan  # before the first operation of all nothing was recorded
     known = well_covered_steps(idle)
     idle, blocked = idle[:, known] / period, blocked[:, known] / period
     slow = slower_ranks(idle, np.zeros(len(idle), np.int64), 0.0)
@@ -57,6 +59,9 @@ def idle_part(recorded: Timeline, line: Timeline, period: float) -> Diagnosis | 
     usual, waits = np.nanmedian(idle, axis=1), np.nanmedian(blocked, axis=1)
     longer = float(np.median(usual[slow]) - np.median(usual[~slow]))
     if usual[~slow].max() > MOST_IDLE or np.median(waits[~slow]) - np.median(waits[slow]) < WAITING * longer:
+        return None
+    before = idle_seconds(recorded, ~recorded.collective)[:, known] / period
+    if not staged and np.nanmedian(before, axis=1)[slow].max() < WAITING * longer:
         return None
     return _possible(slow, idle, period)
 
