@@ -33,8 +33,8 @@ def stage_width(rank: Ints, step: Ints, op: Ints, sends: Bools) -> int | None:
         return None
     if most - fewest > ALIKE * most:
         return max(int((2 * counts < most + fewest).sum()) // 2, 1)
-    cells = np.stack([rank[sends], step[sends], op[sends]])
-    return UNTOLD if len(np.unique(cells, axis=1).T) == cells.shape[1] else max(len(counts) // 2, 1)
+    cells = (rank[sends] * (int(step.max()) + 1) + step[sends]) * (int(op.max()) + 1) + op[sends]
+    return UNTOLD if len(np.unique(cells)) == len(cells) else max(len(counts) // 2, 1)
 
 
 def _could_be_stage(alike: Bools, meet: bool) -> bool:

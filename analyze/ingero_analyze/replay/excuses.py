@@ -1,6 +1,6 @@
 """Why an accusation is not kept when the whole history is known, where a live Fleet had to name the node."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from ingero_analyze.replay.job_mates import lost_with_job
@@ -9,6 +9,7 @@ from ingero_analyze.replay.own_work import OwnWork
 from ingero_analyze.replay.reading import OTHER_WORK
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_analyze.replay.routines import routines
+from ingero_analyze.replay.same_events import excused_before, excused_with_others
 from ingero_analyze.replay.stops import ends_of_jobs, pauses
 from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.episodes import Episode
@@ -22,6 +23,9 @@ REASONS: Final[tuple[Reason, ...]] = (
 
 OF_JOBS: Final[tuple[Reason, ...]] = ("other_job", "job_end", "together")
 """Those that hold for all nodes of a job."""
+
+OfJobs = Mapping[Reason, Sequence[Episode]]
+"""Accusations that jobs explain."""
 
 Onset = tuple[NodeKey, float]
 """Node and onset, seconds: an accusation."""
@@ -37,20 +41,20 @@ class Excuses:
         tick = history.tick_seconds
         self._seen, self._reading, self._live, self._tick = seen, history.reading, live, tick
         self._hosts, self._rollouts = history.subjects.host_of, history.rollouts()
-        self.jobs_known = live or history.reading.tells_jobs
+        self._jobs_known = live or history.reading.tells_jobs
         rests = history.by_cohort(seen.starts.rests())
         gains = {} if live else history.gains()
         for cohort, more in seen.mirrored.found().items():
             gains.setdefault(cohort, []).extend(more)
-        self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self.jobs_known)
+        self._own_work = OwnWork(gains, episodes, rests, tick, jobs_known=self._jobs_known)
         self._groups = history.has_groups
         self._episodes, self._onsets = episodes, dict[Onset, float | None]()
         self._last, self._by_node = last, dict[NodeKey, list[Episode]]()
         for episode in episodes:
             self._by_node.setdefault(episode.node, []).append(episode)
-        self._mates = {} if self.jobs_known or not episodes else seen.job_mates.found(self._hosts)
+        self._mates = {} if self._jobs_known or not episodes else seen.job_mates.found(self._hosts)
         short = set[Onset]() if live else pauses(episodes, tick)
-        ended = set() if self.jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
+        ended = set() if self._jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
         self._tests: Final[tuple[tuple[Reason, Callable[[Episode], bool]], ...]] = (
             ("uneven", _one_of(seen.slowdowns.explained(episodes))),
             ("other_job", seen.other_jobs.explained),
@@ -69,6 +73,23 @@ class Excuses:
     def reason(self, episode: Episode) -> Reason | None:
         """The first that holds; `None`: the accusation stays."""
         return next((reason for reason, holds in self._tests if holds(episode)), None)
+
+    def onsets_of(self, node: NodeKey) -> list[float]:
+        """When the losses began that a node is accused of, seconds."""
+        return [episode.first.since or 0.0 for episode in self._by_node[node]]
+
+    def with_others(
+        self, accused: Sequence[Episode], excused: Mapping[Reason, Sequence[Episode]], before: OfJobs
+    ) -> dict[Onset, Reason]:
+        """Why accusations that stay by themselves do not stay either: they are of events that jobs explain for others
+        that are `excused`, or did `before` nodes were compared by groups."""
+        if self._jobs_known:
+            return {}
+        found = excused_before(accused, before, self._hosts, self._last, self._tick)
+        of_jobs = {reason: excused[reason] for reason in OF_JOBS}
+        return found | excused_with_others(
+            accused, of_jobs, self._hosts, self._last, self._tick, "job_end", several_jobs=self._groups
+        )
 
     def _has_own_work(self, episode: Episode) -> bool:
         if self._live or not self._own_work.explains(episode):
@@ -96,7 +117,7 @@ class Excuses:
         return rollout is not None and rollout.explains(episode, self._tick)
 
     def _lost_together(self, episode: Episode) -> bool:
-        if self.jobs_known:
+        if self._jobs_known:
             return False
         companions = self._seen.companions
         return companions.together(episode, self._hosts, self._tick) or any(

@@ -1,6 +1,6 @@
 """Runs a history through a rule: the detector that Fleet runs live, or the published one for comparison."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Final, Literal
@@ -10,7 +10,7 @@ from ingero_analyze.replay.common_levels import CommonLevels
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.detector_judge import DetectorJudge, RecordedStates
 from ingero_analyze.replay.drains import drained
-from ingero_analyze.replay.excuses import OF_JOBS, Excuses, Reason
+from ingero_analyze.replay.excuses import OF_JOBS, Excuses, OfJobs
 from ingero_analyze.replay.first_work import FirstWork
 from ingero_analyze.replay.grace import Grace
 from ingero_analyze.replay.load_shares import LoadShares, even
@@ -19,9 +19,7 @@ from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.reading import DIFFERENT_WORK, LOCKSTEP, MISSING, SHARES
 from ingero_analyze.replay.recorded_history import NotInOrder, NotRegular, RecordedHistory, RecordedTick
 from ingero_analyze.replay.result import Judge, Replay, Watch
-from ingero_analyze.replay.same_events import excused_before, excused_with_others
 from ingero_analyze.replay.slow_hosts import SlowHosts
-from ingero_contract.identifiers import NodeKey
 from ingero_detect.nodes.cohorts import CohortKey
 from ingero_detect.nodes.episodes import Episode, Episodes, in_order
 from ingero_detect.nodes.parameters import Parameters
@@ -72,7 +70,7 @@ def replay(
 
 def _replay(
     history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None, live: bool,
-    shares: Mapping[CohortKey, LoadShares] | None = None, of_jobs: Mapping[Reason, Sequence[Episode]] | None = None,
+    shares: Mapping[CohortKey, LoadShares] | None = None, of_jobs: OfJobs | None = None,
 ) -> Replay:  # fmt: skip
     moments = history.ticks()
     first = next(moments)
@@ -135,7 +133,7 @@ class _Run:
             self._watch.note(self._ticks, moment.now, self._judge.speeds())
         self._ticks, self._last = self._ticks + 1, moment.now
 
-    def result(self, of_jobs_before: Mapping[Reason, Sequence[Episode]]) -> Replay:
+    def result(self, of_jobs_before: OfJobs) -> Replay:
         """The accusations that stay when all ticks are known, and why the others do not. `of_jobs_before`: what jobs
         excused by reason before nodes were compared by groups."""
         history, seen, tick = self._history, self._seen, self._history.tick_seconds
@@ -151,9 +149,6 @@ class _Run:
             history, self._judge, [], self._ticks, nodes, self._last, seen.silences, seen.presences, self._watch
         )
         done.different_work = sorted(different_work)
-        onsets: dict[NodeKey, list[float]] = {}
-        for episode in episodes:
-            onsets.setdefault(episode.node, []).append(episode.first.since or 0.0)
         excuses = Excuses(episodes, seen, history, self._last, self._live)
         accused: list[Episode] = []
         for episode in episodes:
@@ -161,37 +156,23 @@ class _Run:
                 continue
             if gone := drained(episode, seen.silences, tick):
                 done.drained.append(gone)
-            elif (resumed := seen.came_up(episode, onsets[episode.node], tick)) is not None:
+            elif (resumed := seen.came_up(episode, excuses.onsets_of(episode.node), tick)) is not None:
                 done.came_up.append((episode, resumed))
             elif reason := excuses.reason(episode):
                 done.excused[reason].append(episode)
             else:
                 accused.append(episode)
-        of_jobs = {reason: done.excused[reason] for reason in OF_JOBS}
-        with_others = (
-            {}
-            if excuses.jobs_known
-            else excused_with_others(
-                accused,
-                of_jobs,
-                history.subjects.host_of,
-                self._last,
-                tick,
-                "job_end",
-                several_jobs=history.has_groups,
-            )
-        )
-        with_others = (
-            excused_before(accused, of_jobs_before, history.subjects.host_of, self._last, tick) | with_others
-        )
+        with_others = excuses.with_others(accused, done.excused, of_jobs_before)
         for episode in accused:
             if reason := with_others.get(episode.key):
-                done.excused[reason] = in_order([*done.excused[reason], episode])
+                done.excused[reason].append(episode)
             elif self._as_recorded:
                 done.episodes.append(episode)
             else:
                 episode = _begun(episode, seen.grace, seen.presences)
                 done.episodes.append(_begun_later(episode, excuses.onset(episode), seen.presences, tick))
+        for reason in set(with_others.values()):
+            done.excused[reason] = in_order(done.excused[reason])
         if self._slow_hosts:
             done.slow_hosts = self._slow_hosts
             done.of_hosts = [one for one in self._slow_hosts.episodes(episodes) if one.node not in different_work]

@@ -19,6 +19,10 @@ FEWEST_BEFORE: Final = 2
 FEWEST_AFTER: Final = 4
 """Steps before and after a change from which both are known."""
 
+MOST_STEPS: Final = 64
+"""Steps up to which they are looked for: in longer recordings the means of parts tell, and the time that it takes
+grows with the square of the steps."""
+
 SHARE_AFTER: Final = 1 / 3
 """Share of all steps that a rank is slow in at least: a shorter time at the end may be a pause of several steps."""
 
@@ -36,7 +40,7 @@ def slow_since(
     nobody, none, at = np.zeros(ranks, np.bool_), np.zeros(ranks), np.zeros(ranks, np.int64)
     judged = np.bincount(alike)[alike] >= FEWEST_LIKE
     places = range(FEWEST_BEFORE, steps - max(FEWEST_AFTER, math.ceil(SHARE_AFTER * steps)) + 1)
-    if not judged.any() or not places:
+    if not judged.any() or not places or steps > MOST_STEPS:
         return nobody, none, at
     own = np.nan_to_num(residuals_by_step(values, alike), nan=0.0)  # what is missing shows no change
     best, found = 0.0, (nobody, none, at)
