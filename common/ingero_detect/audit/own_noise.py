@@ -31,8 +31,9 @@ TIMES: Final = 4.0
 LIKE: Final = 3.0
 """Standard deviations of values of usual units within which one is usual."""
 
-TOO_FAST: Final = float(np.log(1.5))
-"""By how much less than the median of its unit a value is an error of the measurement: no chip is so fast."""
+IMPLAUSIBLE_SPEED: Final = float(np.log(1.5))
+"""A unit, or one of its values, that is faster by this is an error of the measurement or of the model's name, as
+no chip is so fast."""
 
 BAD: Final = 3.0
 """How much larger the variance of all values is from which the slowest ones are taken for bad."""
@@ -85,7 +86,7 @@ def own_noise(values: Floats, unit: Ints, count: Ints, noise: float) -> OwnNoise
 def _too_fast(values: Floats, unit: Ints, count: Ints) -> Bools:
     """Values that no chip reaches, where they are one of `DROPPED` of a unit or fewer, or its only one."""
     apart = grouped_median(values, unit, len(count))[1][unit] - values
-    found: Bools = apart > TOO_FAST
+    found: Bools = apart > IMPLAUSIBLE_SPEED
     few = np.bincount(unit[found], minlength=len(count)) <= np.maximum(count // DROPPED, 1)
     return found & few[unit]
 

@@ -7,10 +7,8 @@ import numpy as np
 
 from ingero_detect.audit.audit_tiers import FEWEST_UNITS, SMALLEST_SPREAD, AuditLevel, robust_spread
 from ingero_detect.audit.node_kinds import KIND_SHARE
+from ingero_detect.audit.own_noise import IMPLAUSIBLE_SPEED
 from ingero_detect.grouped import Bools, Floats, Ints
-
-IMPLAUSIBLE_SPEED: Final = np.log(1.5)
-"""A unit faster than this is an error of the measurement or of the model's name; it is left out, unless many are."""
 
 FAR_FAST: Final = 10.0
 """With one value per chip, spreads by which one is too fast if no other is half as far: an error as well."""
