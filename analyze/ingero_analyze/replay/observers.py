@@ -50,14 +50,14 @@ class Observers:
         restart that its reports hardly show, if there is no other one soon. `onsets`: of its accusations, seconds."""
         if start := self.starts.came_up(episode, tick_seconds):
             return start.resumed
-        first = episode.first
-        if first.since is None or first.axis is not Axis.OWN or episode.last.recovered is None:
+        first, well, longest = episode.first, episode.last.recovered, longest_start(tick_seconds)
+        if first.since is None or first.axis is not Axis.OWN or well is None or well - first.since > longest:
             return None
         if sum(abs(one - first.since) <= DIP_TICKS * tick_seconds for one in onsets) > 1:
             return None
         times, lost = self.late.losses(episode)
         ticks = warms_up(lost, self._own_band)
-        return first.since if ticks is not None and times[ticks] - times[0] <= longest_start(tick_seconds) else None
+        return first.since if ticks is not None and times[ticks] - times[0] <= longest else None
 
     def judged(self, now: float, memory: ColumnStore, edges: list[Edge]) -> None:
         """Note what the detector remembers after the tick that was noted last."""
