@@ -34,6 +34,9 @@ FAULTY: Final = 0.25
 """Share of its peers that may have been accused of faults: what these lost would hide other faults. Where more were
 accused, nodes lose as much by chance."""
 
+APART: Final = 2.0
+"""How many times as large as the worst loss of any other peer these are: losses that all have differ less."""
+
 CALM_TICKS: Final = 60
 """Ticks after a common move of a cohort before its losses count: a job that starts shows nothing about others."""
 
@@ -166,7 +169,8 @@ def _without_faulty(worst: Floats, accused: Bools) -> Floats:
     """The worst losses of peers, without those of the accused ones that chance does not bring about in the others."""
     if not accused.any() or accused.mean() > FAULTY or np.count_nonzero(~accused) < FEWEST_KNOWN:
         return worst
-    return worst[~accused | (worst >= _worst_by_chance(worst[~accused]))]
+    others = worst[~accused]
+    return worst[~accused | (worst >= min(_worst_by_chance(others), APART * float(others.min())))]
 
 
 def _worst_by_chance(worst: Floats) -> float:
