@@ -1,6 +1,5 @@
 """Accusations that the rest of the history explains: nodes that come up, slowdowns of all, losses that all have."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_fleet.cli import main
-from ingero_testing.replays import shown_twice
+from ingero_testing.replays import replayed, shown_twice
 
 Rates = npt.NDArray[np.float64]
 
@@ -31,10 +30,7 @@ def written(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = Non
 
 
 def judged(folder: Path, rates: Rates, jobs: npt.NDArray[np.int64] | None = None, apart: int = 30) -> dict[str, Any]:
-    done = CliRunner().invoke(main, ["replay", written(folder, rates, jobs, apart), "--json"])
-    assert done.exit_code == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return replayed(written(folder, rates, jobs, apart))
 
 
 def named(found: dict[str, Any], what: str = "") -> list[str]:

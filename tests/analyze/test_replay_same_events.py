@@ -1,6 +1,5 @@
 """Accusations that share their cause with others, and those of nodes that are well when the history ends."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from click.testing import CliRunner
 
 from ingero_analyze.replay.late_values import LateValues
 from ingero_analyze.replay.same_events import excused_before, excused_with_others
@@ -18,7 +16,7 @@ from ingero_contract.values import VerdictState
 from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import ACTIVE, Observation
 from ingero_detect.nodes.verdicts import Axis, Kind, Verdict
-from ingero_fleet.cli import main
+from ingero_testing.replays import replayed
 
 Rates = npt.NDArray[np.float64]
 
@@ -27,10 +25,7 @@ def judged(folder: Path, rates: Rates) -> dict[str, Any]:
     """What is found in rows 30 s apart of nodes n0, n1, ..."""
     rows = [f"{30 * tick},n{node},{rates[tick, node]:.2f}" for tick, node in np.ndindex(rates.shape)]
     (folder / "history.csv").write_text("\n".join(["time,node,rate", *rows]))
-    done = CliRunner().invoke(main, ["replay", str(folder / "history.csv"), "--json"])
-    assert done.exit_code == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return replayed(str(folder / "history.csv"))
 
 
 def named(found: dict[str, Any], what: str = "") -> set[str]:

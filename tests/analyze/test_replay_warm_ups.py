@@ -1,16 +1,14 @@
 """Restarts that cost few reports, or none: nodes that rise to their usual rate, and those that do not."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from click.testing import CliRunner
 
 from ingero_analyze.replay.warm_ups import warms_up
-from ingero_fleet.cli import main
+from ingero_testing.replays import replayed
 
 LINE = [1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.01]
 
@@ -37,10 +35,7 @@ def judged(folder: Path, rates: npt.NDArray[np.float64]) -> dict[str, Any]:
     """What is found in rows 10 s apart of nodes n0, n1, ...; without a number there is no row."""
     rows = [f"{10 * tick},n{node},{rates[tick, node]:.2f}" for tick, node in np.argwhere(np.isfinite(rates)).tolist()]
     (folder / "history.csv").write_text("\n".join(["time,node,rate", *rows]))
-    done = CliRunner().invoke(main, ["replay", str(folder / "history.csv"), "--json"])
-    assert done.exit_code == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return replayed(str(folder / "history.csv"))
 
 
 def named(found: list[dict[str, Any]]) -> list[tuple[str, int]]:

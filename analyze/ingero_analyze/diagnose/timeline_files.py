@@ -88,6 +88,7 @@ def assemble(
     stages, stage = ordered(vocabulary["stage"], columns["stage"])
     told, width = bool(stages), None
     sends = sends_of(columns["op"], list(vocabulary["op"]), collective)
+    chores = chores_of(columns["op"], list(vocabulary["op"]))
     if not told:
         stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
         stages = [f"that of rank {name}" for name in ranks]
@@ -97,8 +98,7 @@ def assemble(
         steps = len(names)
     else:
         if counted is None:
-            done = chores_of(columns["op"], list(vocabulary["op"]))
-            counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective, done)
+            counted = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective, chores)
         step = counted
         steps = int(step.max()) + 1
     if not told and (columns["group"][sends] < 0).any():
@@ -117,7 +117,7 @@ def assemble(
         start=columns["start"], duration=columns["duration"],
         instance=instance, stage=stage, data_parallel=replica, work=work,
         group=np.where(collective, columns["group"], -1),
-        sends=sends & (columns["group"] < 0), chores=chores_of(columns["op"], list(vocabulary["op"])),
+        sends=sends & (columns["group"] < 0), chores=chores,
         routed=_routed(columns["op"], list(vocabulary["op"]), collective, work),
     )  # fmt: skip
     return RecordedTimeline(

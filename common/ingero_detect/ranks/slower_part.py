@@ -60,9 +60,10 @@ def idle_part(recorded: Timeline, line: Timeline, period: float, staged: bool) -
     longer = float(np.median(usual[slow]) - np.median(usual[~slow]))
     if usual[~slow].max() > MOST_IDLE or np.median(waits[~slow]) - np.median(waits[slow]) < WAITING * longer:
         return None
-    before = idle_seconds(recorded, ~recorded.collective)[:, known] / period
-    if not staged and np.nanmedian(before, axis=1)[slow].max() < WAITING * longer:
-        return None
+    if not staged:
+        before = idle_seconds(recorded, ~recorded.collective)[:, known] / period
+        if np.nanmedian(before, axis=1)[slow].max() < WAITING * longer:
+            return None
     return _possible(slow, idle, period)
 
 

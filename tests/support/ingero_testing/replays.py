@@ -1,4 +1,4 @@
-"""The output of `replay` in both forms, of histories that are judged only once for them."""
+"""The output of `replay`, also in both forms, of histories that are judged only once for them."""
 
 import json
 from typing import Any
@@ -9,6 +9,14 @@ from click.testing import CliRunner, Result
 from ingero_analyze.replay import judge
 from ingero_analyze.replay.result import Replay
 from ingero_fleet.cli import main
+
+
+def replayed(*arguments: str) -> dict[str, Any]:
+    """What `replay` prints as JSON."""
+    answer = CliRunner().invoke(main, ["replay", *arguments, "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
 
 
 def shown_twice(*arguments: str) -> tuple[dict[str, Any], Result]:
@@ -24,8 +32,6 @@ def shown_twice(*arguments: str) -> tuple[dict[str, Any], Result]:
         return done[-1]
 
     with patch.object(judge, "replay", once):
-        answer = CliRunner().invoke(main, ["replay", *arguments, "--json"])
-        assert answer.exit_code == 0, answer.stderr
+        found = replayed(*arguments)
         table = CliRunner().invoke(main, ["replay", *arguments], terminal_width=400)
-    found: dict[str, Any] = json.loads(answer.stdout)
     return found, table
