@@ -46,8 +46,9 @@ from ingero_analyze.diagnose.timeline_rows import (
     span_of_steps,
     without_lost_rows,
 )
+from ingero_analyze.table_batch import TableBatch
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import LATEST, TableBatch, read_columns
+from ingero_analyze.tables import LATEST, read_columns
 from ingero_detect.grouped import Bools, Floats, Ints, extremes
 
 TIMERS: Final = (

@@ -44,8 +44,8 @@ def _with_tables_and_logs(
 ) -> tuple[str, ...]:
     """The files that were given, with the tables and logs of values in it for every folder."""
 
+    from ingero_analyze.csv_batches import SAMPLE_BYTES
     from ingero_analyze.log_lines import are_logs
-    from ingero_analyze.tables import SAMPLE_BYTES
 
     return with_tables(context, parameter, paths, are_logs, SAMPLE_BYTES)
 

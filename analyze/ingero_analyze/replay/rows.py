@@ -54,8 +54,9 @@ from ingero_analyze.replay.times import (
     with_dates,
 )
 from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_metric, wide_table
+from ingero_analyze.table_batch import TableBatch
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import TableBatch, read_columns
+from ingero_analyze.tables import read_columns
 from ingero_analyze.terminal import listed
 from ingero_contract.identifiers import node_key
 from ingero_detect.nodes.observation import ACTIVE

@@ -19,7 +19,7 @@ from ingero_analyze.replay.column_names import (
     unit_of,
 )
 from ingero_analyze.replay.columns import Columns
-from ingero_analyze.tables import TableBatch
+from ingero_analyze.table_batch import TableBatch
 from ingero_analyze.terminal import listed
 
 MOST_NAMES: Final = 10
