@@ -57,23 +57,14 @@ ReadText = Callable[[str], Rows | None]
 """Reads text of one kind; None for any other."""
 
 
-def read_batches(
-    file: str, required: Sequence[str], optional: Sequence[str], skip: Skip | None = None
-) -> Iterator[TableBatch]:
-    """Stream a file; `-` is CSV on standard input. CSV may be packed. Columns not requested are not read.
-
-    `TableError` for a missing required column or a malformed row, which is left out with `skip`; `OSError` as usual.
-    """
-    return read_columns(file, lambda names: _wanted(names, required, optional), skip)
-
-
 def read_columns(
     file: str, choose: Choose, skip: Skip | None = None, *, json: bool = False, marked: Sequence[Marked] = ()
 ) -> Iterator[TableBatch]:  # fmt: skip
-    """Stream some columns of a file as `read_batches` does; with `skip`, malformed rows are left out.
+    """Stream some columns of a file, packed or not; `-` is CSV on standard input.
 
-    With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of logs are
-    rows. `marked`: kinds of texts that are known by their begin, and what reads their rows.
+    `TableError` for columns that are not the right ones or a malformed row, which is left out with `skip`; `OSError`
+    as usual. With `json`, a file that begins with a bracket is read as JSON, and samples of Prometheus and lines of
+    logs are rows. `marked`: kinds of texts that are known by their begin, and what reads their rows.
     """
     try:
         import pyarrow  # noqa: F401
@@ -171,16 +162,6 @@ def _arriving(stream: io.BufferedReader) -> Iterator[bytes]:
     """A stream in pieces, as they arrive. Between two of them Ctrl-C gets through; while Arrow waits it does not."""
     while piece := stream.read1(BATCH_BYTES):
         yield piece
-
-
-def _wanted(names: Sequence[str], required: Sequence[str], optional: Sequence[str]) -> list[str]:
-    for name in required:
-        if name not in names:
-            raise ValueError(f"there is no column {name!r} (there are: {', '.join(names)[:200]})")
-    doubled = [name for name in (*required, *optional) if list(names).count(name) > 1]
-    if doubled:
-        raise ValueError(f"the column {doubled[0]} is there twice")
-    return [name for name in (*required, *optional) if name in names]
 
 
 def refuse_other_kinds(file: str, first: bytes) -> None:
