@@ -365,6 +365,24 @@ def test_pauses_that_strike_all_ranks_name_nobody_however_long_they_last(length:
         assert not found.any()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "steps", "lengths"), [(16, 40, (15, 9, 6)), (16, 100, (18, 15, 11)), (8, 20, (7, 5))]
+)
+def test_pauses_of_many_steps_that_strike_several_ranks_name_nobody(
+    ranks: int, steps: int, lengths: tuple[int, ...]
+) -> None:  # fmt: skip
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = 0.01 * rng.normal(size=(ranks, steps))
+        for place, length in enumerate(lengths):
+            begin = place * steps // len(lengths)
+            values[place, begin : begin + length] += rng.uniform(0.2, 0.3)
+
+        found, _ = straggler_ranks(values, np.zeros(ranks, np.int64))
+
+        assert not found.any()
+
+
 @pytest.mark.parametrize("begin", [0, 6, 13, 20])
 def test_a_rank_that_is_slow_in_a_third_of_the_steps_is_named_wherever_they_are(begin: int) -> None:
     for seed in range(10):
