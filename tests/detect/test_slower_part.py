@@ -8,10 +8,11 @@ import pytest
 
 from ingero_detect.ranks.diagnosis import diagnose
 from ingero_detect.ranks.imbalance import Diagnosis
+from ingero_detect.ranks.slower_part import part_slower_since
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import as_timeline, interleaved, layered
+from timelines import Table, as_timeline, interleaved, layered
 
 
 def of_slow_ranks(slow: tuple[int, ...], seed: int, slower: float = 0.0, idle: float = 0.0) -> Diagnosis:
@@ -63,3 +64,35 @@ def test_two_stages_that_are_equally_heavy_are_uneven_too() -> None:
         assert (str(found.cause), found.ranks) == ("stage_imbalance", ())
         assert found.evidence["stages"] == [0, 1]
         assert found.evidence["stage_ranks"] == list(slow)
+
+
+def of_changed_ranks(changed: tuple[int, ...], by: float, seed: int, steps: int = 10) -> Diagnosis:
+    """Eight ranks of which some compute as many times as long from the middle on."""
+    columns = layered(np.random.default_rng(seed), 1, 8, steps=steps).arrays()
+    later = np.isin(columns["rank"].astype(int), changed) & (columns["step"].astype(int) >= steps // 2)
+    duration = columns["duration"].astype(float) * np.where(later & (columns["op"] == "layer"), by, 1.0)
+    return diagnose(
+        as_timeline(Table({name: [column] for name, column in (columns | {"duration": duration}).items()}))
+    )
+
+
+@pytest.mark.parametrize("steps", [8, 10, 14])
+def test_half_of_the_ranks_that_become_slow_within_few_steps_are_possible(steps: int) -> None:
+    for seed in range(3):
+        found = of_changed_ranks((4, 5, 6, 7), 1.2, seed, steps)
+
+        assert (str(found.cause), found.ranks) == ("unknown", ())
+        assert (found.evidence["by"], found.evidence["possible"]) == ("slower_part", [4, 5, 6, 7])
+
+
+def test_ranks_are_not_slow_because_the_others_became_faster() -> None:
+    for seed in range(3):
+        assert "possible" not in of_changed_ranks((4, 5, 6, 7), 0.85, seed).evidence
+
+
+def test_changes_of_ranks_that_wander_are_no_slower_part() -> None:
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        seconds = 1 + 0.02 * np.cumsum(rng.normal(size=(12, 12)), axis=1)
+
+        assert part_slower_since(seconds, np.zeros(12, np.int64), 1.5) is None

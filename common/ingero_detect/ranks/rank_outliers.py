@@ -357,15 +357,7 @@ def straggler_ranks(
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share
         if blame is None:
-            chance = SIGNIFICANCE / len(values)
-            stretch = variance_inflation_of_others(values)
-            often, cost = frequently_last(values, alike, chance, stretch, whole=not number)
-            if not number:
-                for together, lost in (
-                    frequently_far(values, alike, chance),
-                    frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch),
-                ):
-                    often, cost = often | together, np.where(together, np.maximum(cost, lost), cost)
+            often, cost = _often_late(values, alike, whole=not number)
             often &= (cost > smallest) & (np.nanmean(residuals_by_step(values, alike), axis=1) > found.usual)
             share = np.where(often, np.maximum(share, cost), share)
             standing |= often
@@ -388,6 +380,19 @@ def straggler_ranks(
     if flagged.sum() > most:
         flagged[:] = False
     return flagged, excess
+
+
+def _often_late(values: Floats, alike: Ints, whole: bool) -> tuple[Bools, Floats]:
+    """Ranks that are last, or of a `whole` timeline among the last, more often than chance allows, and its cost."""
+    chance, stretch = SIGNIFICANCE / len(values), variance_inflation_of_others(values)
+    often, cost = frequently_last(values, alike, chance, stretch, whole)
+    if whole:
+        for together, lost in (
+            frequently_far(values, alike, chance),
+            frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch),
+        ):
+            often, cost = often | together, np.where(together, np.maximum(cost, lost), cost)
+    return often, cost
 
 
 def _slow_to_the_end(

@@ -24,6 +24,8 @@ from ingero_detect.ranks.rank_outliers import (
     variance_inflation_of,
     without_common_mode,
 )
+from ingero_detect.ranks.slow_since import FEWEST_AFTER, FEWEST_BEFORE, SHARE_AFTER
+from ingero_detect.ranks.slow_spells import LOWER
 from ingero_detect.ranks.stalls import WAITING
 from ingero_detect.ranks.student import upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
@@ -36,6 +38,9 @@ LATE_PART: Final = "late_part"
 
 SMALLEST_CHANCE: Final = 1e-300
 """The smallest chance whose quantile is known; that of one set among all of very many ranks is smaller."""
+
+MOST_PLACES: Final = 32
+"""At how many steps a part of the ranks is looked for that became slower."""
 
 FEWEST_RANKS: Final = 4
 """Ranks from which a slower half is more than a pair, one of which is always the slower one."""
@@ -120,12 +125,9 @@ def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     for kind in np.unique(alike).tolist():
         own = alike == kind
         excess[own] = mean[own] - np.median(np.sort(mean[own])[: (own.sum() + 1) // 2])
-    order = np.argsort(-excess)
-    gaps = excess[order][1 : ranks // 2] - excess[order][2 : ranks // 2 + 1]
-    slow = np.zeros(ranks, np.bool_)
-    slow[order[: int(gaps.argmax()) + 2]] = True
+    slow, gap = _upper_part(excess)
     spread = max(float(np.std(excess[~slow], ddof=1)), chips)
-    if gaps.max() <= max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread):
+    if gap <= max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread):
         return None
     apart = median_by_step(values[slow]) - median_by_step(values[~slow])
     own = float(np.nanstd(apart, ddof=1)) * np.sqrt(variance_inflation_of(values) / steps)
@@ -133,6 +135,48 @@ def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     chance = max(SIGNIFICANCE / comb(ranks, int(slow.sum())), SMALLEST_CHANCE)
     needed = float(upper_quantiles(chance, freedom[slow].min(keepdims=True))[0])
     return slow if np.nanmean(apart) > needed * max(own, separate) else None
+
+
+def part_slower_since(seconds: Floats, alike: Ints, period: float) -> Diagnosis | None:
+    """The ranks, up to half of all, that compute longer since one and the same step, while all others do not.
+
+    `seconds` of computing by (rank, step). Nearly all steps since then must be longer than nearly all before, on each
+    of these ranks by more than on any other, and by far more than these differ. A job whose other ranks became
+    faster has none.
+    """
+    values = seconds / period
+    ranks, steps = values.shape
+    last = steps - max(FEWEST_AFTER, int(SHARE_AFTER * steps) + 1)
+    places = np.unique(np.linspace(FEWEST_BEFORE, last, MOST_PLACES).astype(int)) if last >= FEWEST_BEFORE else ()
+    if ranks < FEWEST_RANKS or not np.isfinite(values).all():
+        return None
+    own = values - np.stack([_faster_half(values[alike == kind]) for kind in alike.tolist()])
+    found: tuple[float, Diagnosis | None] = 0.0, None
+    for begin in places:
+        change = np.quantile(own[:, begin:], LOWER, axis=1) - np.quantile(own[:, :begin], 1 - LOWER, axis=1)
+        slow, gap = _upper_part(change)
+        chance = (SIGNIFICANCE / len(places) / comb(ranks, int(slow.sum()))) ** (1 / int(slow.sum()))
+        freedom = np.array([max(1.0, ranks - slow.sum() - len(np.unique(alike)))])
+        needed = max(MIN_SPREADS, float(upper_quantiles(chance, freedom)[0])) * float(np.std(change[~slow], ddof=1))
+        rise = np.median(values[:, begin:], axis=1) - np.median(values[:, :begin], axis=1)
+        longer = np.median(rise[slow]) > max(2 * SMALLEST_EFFECT, 2 * abs(float(np.median(rise[~slow]))))
+        if gap > max(2 * SMALLEST_EFFECT, needed, found[0]) and longer:
+            found = gap, _possible(slow, values[:, begin:], period)
+    return found[1]
+
+
+def _faster_half(values: Floats) -> Floats:
+    """By step, the median of the lower half of the rows."""
+    return np.asarray(np.median(np.sort(values, axis=0)[: (len(values) + 1) // 2], axis=0))
+
+
+def _upper_part(values: Floats) -> tuple[Bools, float]:
+    """At least two and at most half of the values, above the largest gap to all others, and that gap."""
+    order = np.argsort(-values)
+    gaps = values[order][1 : len(values) // 2] - values[order][2 : len(values) // 2 + 1]
+    part = np.zeros(len(values), np.bool_)
+    part[order[: int(gaps.argmax()) + 2]] = True
+    return part, float(gaps.max())
 
 
 def _possible(slow: Bools, values: Floats, period: float, by: str = SLOWER_PART) -> Diagnosis | None:
