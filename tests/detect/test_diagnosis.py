@@ -504,6 +504,25 @@ def test_ranks_of_one_host_that_stall_together_in_some_steps_are_possible(ranks:
     assert healthy == 0
 
 
+@pytest.mark.parametrize(("ranks", "stalls"), [(32, 5), (64, 4)])
+def test_ranks_that_stall_together_in_few_steps_are_possible_if_nobody_else_ever_does(
+    ranks: int, stalls: int
+) -> None:
+    alone, beside_others = 0, 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = 0.01 * rng.normal(size=(ranks, 24))
+        steps = rng.permutation(24)
+        values[8:16, steps[:stalls]] += 0.5
+        found = late_together(values, 1.0)
+        alone += found is not None and found.evidence["possible"] == list(range(8, 16))
+        values[16:24, steps[stalls : stalls + 3]] += 0.5
+        beside_others += late_together(values, 1.0) is not None
+
+    assert alone >= 15
+    assert beside_others == 0
+
+
 def test_in_few_steps_ranks_of_a_host_are_possible_and_pausing_ones_are_not() -> None:
     found = [late_together(of_one_host(np.random.default_rng(seed), 20, 0.03), 1.0) for seed in range(20)]
 
