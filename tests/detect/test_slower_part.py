@@ -4,11 +4,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ingero_detect.ranks.diagnosis import diagnose
 from ingero_detect.ranks.imbalance import Diagnosis
-from ingero_detect.ranks.slower_part import part_slower_since
+from ingero_detect.ranks.slower_part import part_slower_since, stalls_without_operations
+from ingero_detect.ranks.timeline import Timeline
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -96,3 +98,42 @@ def test_changes_of_ranks_that_wander_are_no_slower_part() -> None:
         seconds = 1 + 0.02 * np.cumsum(rng.normal(size=(12, 12)), axis=1)
 
         assert part_slower_since(seconds, np.zeros(12, np.int64), 1.5) is None
+
+
+def logged(stall: npt.NDArray[np.float64], seed: int) -> Timeline:
+    """As a log without starts: each rank computes, and waits in sends and receives for whoever did nothing."""
+    ranks, steps = stall.shape
+    rng = np.random.default_rng(seed)
+    compute = 0.8 + 0.01 * rng.normal(size=(ranks, steps))
+    spent = np.stack([compute, (compute + stall).max(axis=0) + 0.2 - compute - stall])
+    rank, step = (np.tile(each.ravel(), 2) for each in np.indices((ranks, steps)))
+    sends = np.repeat([False, True], ranks * steps)
+    start = np.cumsum(spent, axis=0) - spent + np.cumsum(spent.sum(axis=0), axis=1) - spent.sum(axis=0)
+    none = np.full(len(rank), -1)
+    return Timeline(
+        ranks, steps, rank, step, sends.astype(np.int64), sends, start.ravel(), spent.ravel(),
+        np.where(sends, step, -1), none, none, sends=sends,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("stalled", [[5], [4, 5, 6, 7]])
+def test_ranks_of_a_log_that_record_less_while_all_others_wait_are_possible(stalled: list[int]) -> None:
+    for seed in range(3):
+        stall = np.zeros((16, 30))
+        stall[np.array(stalled)[:, None], np.random.default_rng(seed).permutation(30)[:10]] = 0.4
+        found = stalls_without_operations(logged(stall, seed), 1.0)
+
+        assert found is not None
+        assert (str(found.cause), found.ranks, found.evidence["possible"]) == ("unknown", (), stalled)
+
+
+def test_time_that_all_ranks_of_a_log_do_not_record_now_and_then_is_nobodys() -> None:
+    """But by the chance of one in twenty with which pauses of all ranks strike one so often."""
+    found = [
+        stalls_without_operations(
+            logged(np.floor(np.random.default_rng(seed).random((16, 30)) + 0.1).astype(np.float64) * 0.4, seed), 1.0
+        )
+        for seed in range(20)
+    ]
+
+    assert sum(one is not None for one in found) <= 1

@@ -56,6 +56,7 @@ from ingero_detect.ranks.slower_part import (
     part_slower_since,
     part_without_operations,
     slower_part,
+    stalls_without_operations,
 )
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
 from ingero_detect.ranks.timeline import (
@@ -220,6 +221,8 @@ def _slower_half(case: Case, nobody_else: bool) -> list[Diagnosis]:
         half = late_in_parts(blocked, case.part, case.period) if blocked is not None else None
     if half is None and nobody_else and case.lags is None:
         half = part_without_operations(case.line, case.period)
+    if half is None and nobody_else:
+        half = stalls_without_operations(case.line, case.period)
     if half is None and nobody_else:
         compute = case.compute[:, case.known] if case.known.any() else None
         half = _unproven(compute, late if case.waits_compare else None, case.stage, case.period)

@@ -26,7 +26,7 @@ from ingero_detect.ranks.rank_outliers import (
 )
 from ingero_detect.ranks.slow_since import FEWEST_AFTER, FEWEST_BEFORE, SHARE_AFTER
 from ingero_detect.ranks.slow_spells import LOWER
-from ingero_detect.ranks.stalls import WAITING
+from ingero_detect.ranks.stalls import WAITING, late_together, stalling_rank
 from ingero_detect.ranks.student import upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
 
@@ -79,6 +79,24 @@ def part_without_operations(line: Timeline, period: float) -> Diagnosis | None:
     recorded do nothing, or wait in an operation without a record, as whole stages may at the end of a step. A step
     that lacks rows of a rank is unknown.
     """
+    idle = _unrecorded(line, period)
+    if idle is None:
+        return None
+    idlest, _ = straggler_ranks(idle, np.zeros(line.ranks, np.int64))
+    return _possible(idlest, idle, period, LATE_PART) if idlest.any() else None
+
+
+def stalls_without_operations(line: Timeline, period: float) -> Diagnosis | None:
+    """The same of ranks that do nothing in some steps, compared with what each does not record in its usual step."""
+    idle = _unrecorded(line, period)
+    if idle is None:
+        return None
+    apart = (idle - np.nanmedian(idle, axis=1, keepdims=True)) * period
+    return stalling_rank(apart, period, set()) or late_together(apart, period)
+
+
+def _unrecorded(line: Timeline, period: float) -> Floats | None:
+    """By how much less of a step of each rank is recorded than of the median rank, in steps; `None` without sends."""
     if line.sends is None or not line.sends.any():
         return None
     every = np.ones(len(line.rank), np.bool_)
@@ -87,9 +105,7 @@ def part_without_operations(line: Timeline, period: float) -> Diagnosis | None:
     known = well_covered_steps(spent)
     if not known.any() or np.nanmedian(spent[:, known]) < (1 - MOST_IDLE) * period:
         return None
-    idle = (median_by_step(spent[:, known]) - spent[:, known]) / period
-    idlest, _ = straggler_ranks(idle, np.zeros(line.ranks, np.int64))
-    return _possible(idlest, idle, period, LATE_PART) if idlest.any() else None
+    return np.asarray((median_by_step(spent[:, known]) - spent[:, known]) / period)
 
 
 def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float, period: float) -> Diagnosis | None:
