@@ -100,6 +100,14 @@ def test_changes_of_ranks_that_wander_are_no_slower_part() -> None:
         assert part_slower_since(seconds, np.zeros(12, np.int64), 1.5) is None
 
 
+def test_ranks_that_share_sequences_of_changing_length_are_no_slower_part() -> None:
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        seconds = np.exp(0.2 * rng.normal(size=(2, 10))).repeat(4, axis=0) + 0.005 * rng.normal(size=(8, 10))
+
+        assert part_slower_since(seconds, np.zeros(8, np.int64), 1.5) is None
+
+
 def logged(stall: npt.NDArray[np.float64], seed: int) -> Timeline:
     """As a log without starts: each rank computes, and waits in sends and receives for whoever did nothing."""
     ranks, steps = stall.shape

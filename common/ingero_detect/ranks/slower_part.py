@@ -15,6 +15,7 @@ from ingero_detect.ranks.idle_together import MOST_IDLE, idle_seconds
 from ingero_detect.ranks.imbalance import Cause, Diagnosis
 from ingero_detect.ranks.last_arrival import median_by_step
 from ingero_detect.ranks.rank_outliers import (
+    CHANCE_OF_POSSIBLE,
     MIN_SPREADS,
     SIGNIFICANCE,
     SMALLEST_EFFECT,
@@ -176,9 +177,25 @@ def part_slower_since(seconds: Floats, alike: Ints, period: float) -> Diagnosis 
         needed = max(MIN_SPREADS, float(upper_quantiles(chance, freedom)[0])) * float(np.std(change[~slow], ddof=1))
         rise = np.median(values[:, begin:], axis=1) - np.median(values[:, :begin], axis=1)
         longer = np.median(rise[slow]) > max(2 * SMALLEST_EFFECT, 2 * abs(float(np.median(rise[~slow]))))
-        if gap > max(2 * SMALLEST_EFFECT, needed, found[0]) and longer:
+        enough = gap > max(2 * SMALLEST_EFFECT, needed, found[0]) and longer
+        if enough and _rises(median_by_step(own[slow]) - median_by_step(own[~slow]), begin, len(places)):
             found = gap, _possible(slow, values[:, begin:], period)
     return found[1]
+
+
+def _rises(apart: Floats, begin: int, places: int) -> bool:
+    """Whether a difference by step is larger since one of so many places than by chance.
+
+    Ranks that share their data differ from all others by the same, so many of them prove no more than one.
+    """
+    before, after = apart[:begin], apart[begin:]
+    power, freedom = (
+        float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()),
+        len(apart) - 2,
+    )
+    error = np.sqrt(power / freedom * (1 / len(before) + 1 / len(after)))
+    needed = upper_quantiles(CHANCE_OF_POSSIBLE / places, np.array(float(freedom)))
+    return bool(after.mean() - before.mean() > float(needed) * error)
 
 
 def _faster_half(values: Floats) -> Floats:
