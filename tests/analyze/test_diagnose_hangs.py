@@ -285,6 +285,52 @@ def test_dumps_of_the_first_version_are_a_list_of_entries(tmp_path: Path) -> Non
     assert (found["kind"], found["ranks"]) == ("hang", [2])
 
 
+def of_first_version(rank: int, pairs: int, data: int, total: int, waits: str) -> tuple[int, list[dict[str, Any]]]:
+    """A dump of PyTorch 2.2 with ended calls in a pair of ranks, among others and of all, and a last one.
+
+    Groups have the numbers in which the rank made them, so those of ranks that share none may have one number.
+    """
+    calls = [(1, pairs), (2, data), (0, total)]
+    last = {"pair": (1, pairs + 1), "data": (2, data + 1), "all": (0, total + 1)}
+    entries = [(number, seq, "completed") for number, count in calls for seq in range(1, count + 1)]
+    entries += [(*last[waits], "scheduled")] if waits else []
+    return rank, [
+        {
+            "pg_id": number, "seq_id": seq, "profiling_name": "nccl:all_reduce", "state": state, "frames": [],
+            "input_sizes": [[1000]], "output_sizes": [[1000]], "time_created_us": 1_700_000_000_000_000 + place,
+        }
+        for place, (number, seq, state) in enumerate(entries)
+    ]  # fmt: skip
+
+
+def test_without_groups_the_rank_that_waits_for_nothing_is_named() -> None:
+    hang = hang_of(
+        of_first_version(0, 2, 2, 1, "all"), of_first_version(1, 2, 1, 1, "data"),
+        of_first_version(2, 1, 1, 1, "pair"), of_first_version(3, 1, 1, 1, ""),
+    )  # fmt: skip
+
+    assert (hang.kind, hang.ranks, hang.possible) == ("hang", (3,), ())
+
+
+def test_without_groups_nobody_is_named_by_numbers_that_may_be_of_several_groups() -> None:
+    """The last rank is gone without a dump, and nothing tells that there was one: its partner seems to be behind."""
+    parts = [of_first_version(rank, 5, 3, 2, "all" if rank < 4 else "data") for rank in range(6)]
+    hang = hang_of(*parts, of_first_version(6, 3, 2, 1, "pair"))
+
+    assert (hang.kind, hang.ranks) == ("unknown", ())
+    assert "do not say which ranks form a group" in hang.reason
+
+
+def test_without_groups_the_only_rank_without_a_dump_is_named_where_all_others_wait() -> None:
+    hang = hang_of(
+        of_first_version(0, 2, 2, 1, "all"),
+        of_first_version(1, 2, 1, 1, "data"),
+        of_first_version(3, 1, 1, 1, "pair"),
+    )
+
+    assert (hang.kind, hang.ranks) == ("no_dump", (2,))
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_durations_show_that_a_kernel_without_start_has_not_begun(timed: bool) -> None:
     """As dumps of PyTorch 2.3 show it, which have no times at which starts were found."""

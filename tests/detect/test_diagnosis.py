@@ -365,6 +365,24 @@ def test_pauses_that_strike_all_ranks_name_nobody_however_long_they_last(length:
         assert not found.any()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "steps", "lengths"), [(16, 40, (15, 9, 6)), (16, 100, (18, 15, 11)), (8, 20, (7, 5))]
+)
+def test_pauses_of_many_steps_that_strike_several_ranks_name_nobody(
+    ranks: int, steps: int, lengths: tuple[int, ...]
+) -> None:  # fmt: skip
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = 0.01 * rng.normal(size=(ranks, steps))
+        for place, length in enumerate(lengths):
+            begin = place * steps // len(lengths)
+            values[place, begin : begin + length] += rng.uniform(0.2, 0.3)
+
+        found, _ = straggler_ranks(values, np.zeros(ranks, np.int64))
+
+        assert not found.any()
+
+
 @pytest.mark.parametrize("begin", [0, 6, 13, 20])
 def test_a_rank_that_is_slow_in_a_third_of_the_steps_is_named_wherever_they_are(begin: int) -> None:
     for seed in range(10):
@@ -484,6 +502,25 @@ def test_ranks_of_one_host_that_stall_together_in_some_steps_are_possible(ranks:
 
     assert named >= 14
     assert healthy == 0
+
+
+@pytest.mark.parametrize(("ranks", "stalls"), [(32, 5), (64, 4)])
+def test_ranks_that_stall_together_in_few_steps_are_possible_if_nobody_else_ever_does(
+    ranks: int, stalls: int
+) -> None:
+    alone, beside_others = 0, 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = 0.01 * rng.normal(size=(ranks, 24))
+        steps = rng.permutation(24)
+        values[8:16, steps[:stalls]] += 0.5
+        found = late_together(values, 1.0)
+        alone += found is not None and found.evidence["possible"] == list(range(8, 16))
+        values[16:24, steps[stalls : stalls + 3]] += 0.5
+        beside_others += late_together(values, 1.0) is not None
+
+    assert alone >= 15
+    assert beside_others == 0
 
 
 def test_in_few_steps_ranks_of_a_host_are_possible_and_pausing_ones_are_not() -> None:

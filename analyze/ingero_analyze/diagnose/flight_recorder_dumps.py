@@ -127,6 +127,14 @@ class Dump:
     """Whether operations were counted that are not recorded, as gloo counts sends and receives."""
     last: Call | None = None
     """The last call."""
+    told: bool = True
+    """Whether groups have names that are the same on all ranks: handles are counted on each rank."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether any call has not ended."""
+        peers = (pair for part in self.parts.values() for pair in part.peers.values())
+        return any(part.open for part in self.parts.values()) or any(pair.pending for pair in peers)
 
 
 @dataclass(frozen=True)
@@ -276,6 +284,7 @@ def dump_of(value: Any, rank: Rank, file: str, problems: Problems, rows: Operati
         part.open = {seq: call for seq, call in part.open.items() if seq > part.completed}
     if len(entries) > MAX_ENTRIES:
         problems.add(file, f"only the first {MAX_ENTRIES} entries were looked at", len(entries) - MAX_ENTRIES)
+    dump.told = bool(dump.members) or len(dump.names) < 2 or any(name != key for key, name in dump.names.items())
     first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
     dump.full = (whole(first) or 0) > 0
     return dump

@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -65,6 +65,11 @@ RUNNING: Final = (
 EMPTY: Final = (
     "the dumps hold no call: the recorder was off (TORCH_FR_BUFFER_SIZE, TORCH_NCCL_TRACE_BUFFER_SIZE), nothing was "
     "called, or nothing that it records (gloo leaves out sends, receives and all-to-all)"
+)
+
+UNTOLD: Final = (
+    "the dumps do not say which ranks form a group (PyTorch 2.3 and later do), "
+    "so calls of one number may be of several groups"
 )
 
 OTHER_JOBS: Final = "these are dumps of jobs of {sizes} ranks; judge the dumps of each job by themselves"
@@ -226,7 +231,30 @@ def _of_last_run(dumps: list[Dump], unreadable: Mapping[Rank, str], hung: bool) 
                     reason=reason, earlier=earlier)  # fmt: skip
     absent = {**dict.fromkeys(unreadable, Why.UNREADABLE), **dict.fromkeys(earlier, Why.EARLIER_RUN)}
     found = replace(_find_hang(with_distinct_groups(runs.judged), absent), earlier=earlier)
+    found = found if all(dump.told for dump in runs.judged) else _of_untold_groups(found, runs.judged)
     return _unless_running(found, None if hung else quiet_seconds(runs.judged))
+
+
+def _of_untold_groups(hang: Hang, dumps: Sequence[Dump]) -> Hang:
+    """Who is certain although nothing tells which ranks form a group, as in dumps of PyTorch 2.2.
+
+    A rank that waits for nothing while most others wait is, whatever the groups; so is the only one without a dump,
+    where all others wait. All else follows from calls under one number, which may be of several groups.
+    """
+    if hang.kind == HangKind.NONE:
+        return hang
+    idle = tuple(dump.rank for dump in dumps if dump.calls and not dump.waits)
+    known = {dump.rank for dump in dumps}
+    absent = tuple(Rank(rank) for rank in range(max(known)) if rank not in known)
+    clear = replace(hang, possible=(), reason="", likely=(), cycle=(), last_calls={})
+    if 0 < len(idle) < len(dumps) / 2:
+        last = {dump.rank: dump.last for dump in dumps if dump.rank in idle and dump.last is not None}
+        why = dict.fromkeys(idle, str(Why.HOST))
+        return replace(clear, kind=HangKind.HANG, ranks=idle, why=why, last_calls=last)
+    if not idle and len(absent) == 1 and len(dumps) > 1:
+        return replace(clear, kind=HangKind.NO_DUMP, ranks=absent, why={absent[0]: str(Why.NO_DUMP)})
+    possible = tuple(sorted({*hang.possible, *hang.ranks}))
+    return replace(hang, kind=HangKind.UNKNOWN, ranks=(), possible=possible, likely=(), cycle=(), reason=UNTOLD)
 
 
 def _unless_running(hang: Hang, quiet: float | None) -> Hang:

@@ -50,7 +50,14 @@ from ingero_detect.ranks.recorded_parts import (
 )
 from ingero_detect.ranks.sequence_parts import without_unequal_parts
 from ingero_detect.ranks.shared_data import DataGroups, data_groups
-from ingero_detect.ranks.slower_part import LATE_PART, idle_part, part_without_operations, slower_part
+from ingero_detect.ranks.slower_part import (
+    LATE_PART,
+    idle_part,
+    part_slower_since,
+    part_without_operations,
+    slower_part,
+    stalls_without_operations,
+)
 from ingero_detect.ranks.stalls import FEW_STALLS, late_together, stalling_rank
 from ingero_detect.ranks.timeline import (
     FEWEST_PROVEN,
@@ -203,6 +210,8 @@ def _slower_half(case: Case, nobody_else: bool) -> list[Diagnosis]:
         # Of several groups the waits of single ones show who sends and who receives.
         told = case.waits_compare and (case.free is not None or case.blame is None)
         half = slower_part(computing, late if told else late[:, :0], case.like, chips, case.period)
+        if half is None and nobody_else and computing is not None:
+            half = part_slower_since(case.compute[:, case.known], case.like, case.period)
     if half is None and (some_meet(case.recorded) if case.staged else case.sends_recorded):
         half = idle_part(case.recorded, case.line, case.period, case.staged)
     if half is None and nobody_else and case.staged and not case.known.any() and some_meet(case.recorded):
@@ -212,6 +221,8 @@ def _slower_half(case: Case, nobody_else: bool) -> list[Diagnosis]:
         half = late_in_parts(blocked, case.part, case.period) if blocked is not None else None
     if half is None and nobody_else and case.lags is None:
         half = part_without_operations(case.line, case.period)
+    if half is None and nobody_else:
+        half = stalls_without_operations(case.line, case.period)
     if half is None and nobody_else:
         compute = case.compute[:, case.known] if case.known.any() else None
         half = _unproven(compute, late if case.waits_compare else None, case.stage, case.period)

@@ -120,13 +120,14 @@ def _needed(ranks: float, chance: float) -> int:
     return math.ceil(math.log(1 / chance) / math.log(ranks))
 
 
-def frequently_far(values: Floats, alike: Ints, chance: float) -> tuple[Bools, Floats]:
+def frequently_far(values: Floats, alike: Ints, chance: float, alone: float = 0.0) -> tuple[Bools, Floats]:
     """Rows that are far above like ones more often than `chance` allows, and the mean cost per step.
 
     Several rows may be far above the others in one step, such as the ranks of a host. Without a fault all rows are
     equally often among them (binomial with the mean probability, which is at least as wide as with one for each
-    number of far rows; Hoeffding 1956). Rows that are far in the same steps belong together. The cost of a step is
-    the distance to the highest row that is not far.
+    number of far rows; Hoeffding 1956). Rows that are far in the same steps belong together: of so many rows, one of
+    the sets of that size is found by `chance`, or by the chance `alone` if no other row is ever far. The cost of a
+    step is the distance to the highest row that is not far.
     """
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for members, table in _tables(values, alike):
@@ -140,7 +141,9 @@ def frequently_far(values: Floats, alike: Ints, chance: float) -> tuple[Bools, F
         gap = np.where(far, apart - np.where(far, -np.inf, apart).max(axis=0), 0.0)
         cost[members] = gap.mean(axis=1)
         for number, row in enumerate(members.tolist()):
-            often[row] = _too_often(far[number], int(some.sum()), one_of, chance, long_variance_inflation)
+            sure = max(chance, alone / len(members)) if far[number][some].all() else chance
+            own = sure * max(1, int(_shares_steps(far, number).sum()))
+            often[row] = _too_often(far[number], int(some.sum()), one_of, own, long_variance_inflation)
         _join(often, far, members)
     return often, cost
 
@@ -174,8 +177,12 @@ def frequently_among_last(
 def _join(often: Bools, far: Bools, members: Ints) -> None:
     """Add the rows that are far in the same steps as one that is found."""
     for row in np.flatnonzero(often[members]).tolist():
-        shared = (far & far[row]).sum(axis=1) >= SAME_STEPS * (far | far[row]).sum(axis=1)
-        often[members[shared]] = True
+        often[members[_shares_steps(far, row)]] = True
+
+
+def _shares_steps(far: Bools, row: int) -> Bools:
+    """Which rows are far in about the same steps as one of them, which is."""
+    return np.asarray((far & far[row]).sum(axis=1) >= SAME_STEPS * np.maximum((far | far[row]).sum(axis=1), 1))
 
 
 def _in_runs(happens: Bools, stretch: float) -> float:

@@ -14,7 +14,7 @@ from ingero_detect.ranks.last_arrival import (
     variance_inflation,
 )
 from ingero_detect.ranks.slow_since import slow_since
-from ingero_detect.ranks.slow_spells import slow_spells
+from ingero_detect.ranks.slow_spells import lasting_or_rare, slow_spells
 from ingero_detect.ranks.student import freedom_of, upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_PROVEN, FEWEST_STEPS
 from ingero_detect.ranks.wait_attribution import WaitAttribution
@@ -337,7 +337,7 @@ def straggler_ranks(
         return np.zeros(len(relative), np.bool_), np.zeros(len(relative))
     if relative.shape[1] < FEWEST_STEPS:
         return _late_in_all_steps(relative, alike, blame, CHANCE_IN_FEW_STEPS, chips)
-    flagged = np.zeros(len(relative), np.bool_)
+    flagged, counted = np.zeros((2, len(relative)), np.bool_)
     excess = np.zeros(len(relative))
     relative = without_common_mode(relative, alike)
     most = max(1, MAX_STRAGGLER_SHARE * len(relative))
@@ -357,18 +357,11 @@ def straggler_ranks(
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share
         if blame is None:
-            chance = SIGNIFICANCE / len(values)
-            stretch = variance_inflation_of_others(values)
-            often, cost = frequently_last(values, alike, chance, stretch, whole=not number)
-            if not number:
-                for together, lost in (
-                    frequently_far(values, alike, chance),
-                    frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch),
-                ):
-                    often, cost = often | together, np.where(together, np.maximum(cost, lost), cost)
+            often, cost = _often_late(values, alike, whole=not number)
             often &= (cost > smallest) & (np.nanmean(residuals_by_step(values, alike), axis=1) > found.usual)
             share = np.where(often, np.maximum(share, cost), share)
             standing |= often
+            counted |= often & (number == 0)
         if sure and standing.any():
             standing = beyond_wander(standing, relative, part, alike)
         # Beside ranks that the whole time shows, the first steps may hide others that are as slow.
@@ -377,6 +370,8 @@ def straggler_ranks(
         excess = np.maximum(excess, np.where(standing & ~(flagged & whole), share, 0.0))
         flagged |= standing
         whole |= not number and bool(standing.any())
+    if sure and (flagged & ~counted).any():
+        flagged &= counted | lasting_or_rare(relative, alike, excess, flagged)
     if not flagged.any():
         flagged, excess = _slow_for_a_while(relative, alike, blame)
     if not flagged.any():
@@ -385,6 +380,19 @@ def straggler_ranks(
     if flagged.sum() > most:
         flagged[:] = False
     return flagged, excess
+
+
+def _often_late(values: Floats, alike: Ints, whole: bool) -> tuple[Bools, Floats]:
+    """Ranks that are last, or of a `whole` timeline among the last, more often than chance allows, and its cost."""
+    chance, stretch = SIGNIFICANCE / len(values), variance_inflation_of_others(values)
+    often, cost = frequently_last(values, alike, chance, stretch, whole)
+    if whole:
+        for together, lost in (
+            frequently_far(values, alike, chance),
+            frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch),
+        ):
+            often, cost = often | together, np.where(together, np.maximum(cost, lost), cost)
+    return often, cost
 
 
 def _slow_to_the_end(

@@ -6,6 +6,7 @@ follow one another, is seen from all other ranks. Where these are slow in single
 may be chance.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +33,9 @@ SHORTEST_SHARE: Final = 0.25
 CONCENTRATED: Final = 0.8
 """Share of all slow steps that a stretch must have."""
 
+SURE_SIGMAS: Final = 6.0
+"""Deviations of a median of several steps by which a rank is slow that such medians are taken of."""
+
 LEAST_NOISE: Final = 0.25
 """Usual deviation of a step below which highest quartiles of ranks do not differ but by luck, as a share."""
 
@@ -51,15 +55,18 @@ class SlowSpells:
     end: Ints
 
     def rare_elsewhere(self, flagged: Bools) -> Bools:
-        """Those of the flagged rows whose stretch has nearly all slow steps of it and of rows that are not flagged.
+        """Those of the flagged rows whose stretch has nearly all slow steps of it and of all other rows.
 
-        Slow is a step by half of the stretch's level.
+        Slow is a step by half of the stretch's level. Flagged rows may be slow in the same stretch, as ranks of a
+        host; those that are slow at another time show that this strikes any rank.
         """
         found = flagged.copy()
         for row in np.flatnonzero(flagged).tolist():
             slow = self.apart > self.level[row] / 2
             inside = np.count_nonzero(slow[row, self.begin[row] : self.end[row]])
-            found[row] = inside >= CONCENTRATED * (inside + np.count_nonzero(slow[~flagged]))
+            slow[row] = False
+            slow[flagged, self.begin[row] : self.end[row]] = False
+            found[row] = inside >= CONCENTRATED * (inside + np.count_nonzero(slow))
         return found
 
 
@@ -96,6 +103,38 @@ def slow_spells(values: Floats, alike: Ints) -> SlowSpells | None:
         ):  # fmt: skip
             table[better] = new[better]
     return found
+
+
+def lasting_or_rare(values: Floats, alike: Ints, level: Floats, flagged: Bools) -> Bools:
+    """Those of the flagged rows that are slow in most steps, or for a while as hardly any other row is.
+
+    A mean over a stretch does not tell a rank that became slow from one of many that are slow for several steps now
+    and then: of those, the one with the longest stretch differs from all others by more than they do from one
+    another. `level`: by how much a flagged row is slow. Slow is a step around which the median of several is above
+    half of that; of so many that noise hardly makes it so. Where that are too many to see stretches, all are kept.
+    """
+    own = np.nan_to_num(residuals_by_step(values, alike), nan=0.0)
+    steps = own.shape[1]
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(own[~flagged]))) if not flagged.all() else 0.0
+    slow: dict[int, Bools] = {}
+    for row in np.flatnonzero(flagged).tolist():
+        reach = max(1, math.ceil(((SURE_SIGMAS * noise / max(level[row], 1e-12)) ** 2 - 1) / 2))
+        if 2 * reach + 1 <= SHORTEST_SHARE * steps:
+            slow[row] = _medians_around(own, reach) > level[row] / 2
+    brief = {row: table for row, table in slow.items() if np.count_nonzero(table[row]) < (1 - LOWER) * steps}
+    found = flagged.copy()
+    lasting = flagged & ~np.isin(np.arange(len(flagged)), list(brief))
+    for row, table in brief.items():
+        others = np.where(flagged[:, None], table & ~table[row], table)[~lasting]
+        inside = np.count_nonzero(table[row])
+        found[row] = inside >= CONCENTRATED * (inside + np.count_nonzero(others))
+    return found
+
+
+def _medians_around(values: Floats, reach: int) -> Floats:
+    """By row, the median of so many steps before each, itself and as many after it."""
+    padded = np.pad(values, ((0, 0), (reach, reach)), mode="symmetric")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1, axis=1), axis=2))
 
 
 def _lengths(steps: int) -> list[int]:

@@ -15,6 +15,7 @@ from ingero_detect.ranks.idle_together import MOST_IDLE, idle_seconds
 from ingero_detect.ranks.imbalance import Cause, Diagnosis
 from ingero_detect.ranks.last_arrival import median_by_step
 from ingero_detect.ranks.rank_outliers import (
+    CHANCE_OF_POSSIBLE,
     MIN_SPREADS,
     SIGNIFICANCE,
     SMALLEST_EFFECT,
@@ -24,7 +25,9 @@ from ingero_detect.ranks.rank_outliers import (
     variance_inflation_of,
     without_common_mode,
 )
-from ingero_detect.ranks.stalls import WAITING
+from ingero_detect.ranks.slow_since import FEWEST_AFTER, FEWEST_BEFORE, SHARE_AFTER
+from ingero_detect.ranks.slow_spells import LOWER
+from ingero_detect.ranks.stalls import WAITING, late_together, stalling_rank
 from ingero_detect.ranks.student import upper_quantiles
 from ingero_detect.ranks.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step, well_covered_steps
 
@@ -36,6 +39,9 @@ LATE_PART: Final = "late_part"
 
 SMALLEST_CHANCE: Final = 1e-300
 """The smallest chance whose quantile is known; that of one set among all of very many ranks is smaller."""
+
+MOST_PLACES: Final = 32
+"""At how many steps a part of the ranks is looked for that became slower."""
 
 FEWEST_RANKS: Final = 4
 """Ranks from which a slower half is more than a pair, one of which is always the slower one."""
@@ -74,6 +80,24 @@ def part_without_operations(line: Timeline, period: float) -> Diagnosis | None:
     recorded do nothing, or wait in an operation without a record, as whole stages may at the end of a step. A step
     that lacks rows of a rank is unknown.
     """
+    idle = _unrecorded(line, period)
+    if idle is None:
+        return None
+    idlest, _ = straggler_ranks(idle, np.zeros(line.ranks, np.int64))
+    return _possible(idlest, idle, period, LATE_PART) if idlest.any() else None
+
+
+def stalls_without_operations(line: Timeline, period: float) -> Diagnosis | None:
+    """The same of ranks that do nothing in some steps, compared with what each does not record in its usual step."""
+    idle = _unrecorded(line, period)
+    if idle is None:
+        return None
+    apart = (idle - np.nanmedian(idle, axis=1, keepdims=True)) * period
+    return stalling_rank(apart, period, set()) or late_together(apart, period)
+
+
+def _unrecorded(line: Timeline, period: float) -> Floats | None:
+    """By how much less of a step of each rank is recorded than of the median rank, in steps; `None` without sends."""
     if line.sends is None or not line.sends.any():
         return None
     every = np.ones(len(line.rank), np.bool_)
@@ -82,9 +106,7 @@ def part_without_operations(line: Timeline, period: float) -> Diagnosis | None:
     known = well_covered_steps(spent)
     if not known.any() or np.nanmedian(spent[:, known]) < (1 - MOST_IDLE) * period:
         return None
-    idle = (median_by_step(spent[:, known]) - spent[:, known]) / period
-    idlest, _ = straggler_ranks(idle, np.zeros(line.ranks, np.int64))
-    return _possible(idlest, idle, period, LATE_PART) if idlest.any() else None
+    return np.asarray((median_by_step(spent[:, known]) - spent[:, known]) / period)
 
 
 def slower_part(compute: Floats | None, late: Floats, alike: Ints, chips: float, period: float) -> Diagnosis | None:
@@ -120,12 +142,9 @@ def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     for kind in np.unique(alike).tolist():
         own = alike == kind
         excess[own] = mean[own] - np.median(np.sort(mean[own])[: (own.sum() + 1) // 2])
-    order = np.argsort(-excess)
-    gaps = excess[order][1 : ranks // 2] - excess[order][2 : ranks // 2 + 1]
-    slow = np.zeros(ranks, np.bool_)
-    slow[order[: int(gaps.argmax()) + 2]] = True
+    slow, gap = _upper_part(excess)
     spread = max(float(np.std(excess[~slow], ddof=1)), chips)
-    if gaps.max() <= max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread):
+    if gap <= max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread):
         return None
     apart = median_by_step(values[slow]) - median_by_step(values[~slow])
     own = float(np.nanstd(apart, ddof=1)) * np.sqrt(variance_inflation_of(values) / steps)
@@ -133,6 +152,64 @@ def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     chance = max(SIGNIFICANCE / comb(ranks, int(slow.sum())), SMALLEST_CHANCE)
     needed = float(upper_quantiles(chance, freedom[slow].min(keepdims=True))[0])
     return slow if np.nanmean(apart) > needed * max(own, separate) else None
+
+
+def part_slower_since(seconds: Floats, alike: Ints, period: float) -> Diagnosis | None:
+    """The ranks, up to half of all, that compute longer since one and the same step, while all others do not.
+
+    `seconds` of computing by (rank, step). Nearly all steps since then must be longer than nearly all before, on each
+    of these ranks by more than on any other, and by far more than these differ. A job whose other ranks became
+    faster has none.
+    """
+    values = seconds / period
+    ranks, steps = values.shape
+    last = steps - max(FEWEST_AFTER, int(SHARE_AFTER * steps) + 1)
+    places = np.unique(np.linspace(FEWEST_BEFORE, last, MOST_PLACES).astype(int)) if last >= FEWEST_BEFORE else ()
+    if ranks < FEWEST_RANKS or not np.isfinite(values).all():
+        return None
+    own = values - np.stack([_faster_half(values[alike == kind]) for kind in alike.tolist()])
+    found: tuple[float, Diagnosis | None] = 0.0, None
+    for begin in places:
+        change = np.quantile(own[:, begin:], LOWER, axis=1) - np.quantile(own[:, :begin], 1 - LOWER, axis=1)
+        slow, gap = _upper_part(change)
+        chance = (SIGNIFICANCE / len(places) / comb(ranks, int(slow.sum()))) ** (1 / int(slow.sum()))
+        freedom = np.array([max(1.0, ranks - slow.sum() - len(np.unique(alike)))])
+        needed = max(MIN_SPREADS, float(upper_quantiles(chance, freedom)[0])) * float(np.std(change[~slow], ddof=1))
+        rise = np.median(values[:, begin:], axis=1) - np.median(values[:, :begin], axis=1)
+        longer = np.median(rise[slow]) > max(2 * SMALLEST_EFFECT, 2 * abs(float(np.median(rise[~slow]))))
+        enough = gap > max(2 * SMALLEST_EFFECT, needed, found[0]) and longer
+        if enough and _rises(median_by_step(own[slow]) - median_by_step(own[~slow]), begin, len(places)):
+            found = gap, _possible(slow, values[:, begin:], period)
+    return found[1]
+
+
+def _rises(apart: Floats, begin: int, places: int) -> bool:
+    """Whether a difference by step is larger since one of so many places than by chance.
+
+    Ranks that share their data differ from all others by the same, so many of them prove no more than one.
+    """
+    before, after = apart[:begin], apart[begin:]
+    power, freedom = (
+        float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()),
+        len(apart) - 2,
+    )
+    error = np.sqrt(power / freedom * (1 / len(before) + 1 / len(after)))
+    needed = upper_quantiles(CHANCE_OF_POSSIBLE / places, np.array(float(freedom)))
+    return bool(after.mean() - before.mean() > float(needed) * error)
+
+
+def _faster_half(values: Floats) -> Floats:
+    """By step, the median of the lower half of the rows."""
+    return np.asarray(np.median(np.sort(values, axis=0)[: (len(values) + 1) // 2], axis=0))
+
+
+def _upper_part(values: Floats) -> tuple[Bools, float]:
+    """At least two and at most half of the values, above the largest gap to all others, and that gap."""
+    order = np.argsort(-values)
+    gaps = values[order][1 : len(values) // 2] - values[order][2 : len(values) // 2 + 1]
+    part = np.zeros(len(values), np.bool_)
+    part[order[: int(gaps.argmax()) + 2]] = True
+    return part, float(gaps.max())
 
 
 def _possible(slow: Bools, values: Floats, period: float, by: str = SLOWER_PART) -> Diagnosis | None:

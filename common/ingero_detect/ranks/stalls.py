@@ -85,7 +85,8 @@ def late_together(late: Floats, period: float) -> Diagnosis | None:
     """Ranks that are late together so often that it is hardly chance, if that costs enough.
 
     They are up to half of all that are far behind in the same steps (some, not most), as the ranks of one host of
-    two, or are among the last quarter of all. `late` and `period` as of `stalling_rank`. What differs lastingly
+    two, or are among the last quarter of all. Where nobody else is ever far behind, as few steps count as of
+    `stalling_rank`. `late` and `period` as there. What differs lastingly
     between the other ranks must be far less.
     """
     values = late / period
@@ -93,7 +94,7 @@ def late_together(late: Floats, period: float) -> Diagnosis | None:
     if values.shape[1] < FEWEST_STEPS or not np.isfinite(values).any(axis=1).all():
         return None
     alike, chance = np.zeros(len(values), np.int64), CHANCE_OF_SEVERAL / len(values)
-    far = frequently_far(values, alike, chance)
+    far = frequently_far(values, alike, chance, alone=CHANCE_OF_STALLS)
     stretch = variance_inflation_of_others(values)
     among = frequently_among_last(values, alike, MAX_STRAGGLER_SHARE, chance, stretch)
     mean = np.nanmean(values - median_by_step(values), axis=1)
