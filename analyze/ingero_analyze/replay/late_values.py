@@ -66,13 +66,13 @@ class LateValues:
         self._times.append(now)
         self._rows.append((places[working], np.log(np.asarray(seen.value)[working]).astype(np.float32)))
 
-    def explains(self, episode: Episode) -> bool:
+    def explains(self, episode: Episode, since: float | None) -> bool:
         """Whether the values of a node outside of an episode follow its cohort's at some distance of time, or are
-        averaged, beyond chance, and what it lost is nothing else."""
-        times, first = np.array(self._times), episode.first
-        if len(times) < FEWEST_TICKS or first.since is None or episode.node not in self._numbers:
+        averaged, beyond chance, and what it lost is nothing else. `since`: when the node became slow, seconds."""
+        times = np.array(self._times)
+        if len(times) < FEWEST_TICKS or since is None or episode.node not in self._numbers:
             return False
-        inside = (times >= first.since) & (times < (np.inf if episode.end is None else episode.end))
+        inside = (times >= since) & (times < (np.inf if episode.end is None else episode.end))
         own, common = self._own_and_common(self._numbers[episode.node])
         known = np.isfinite(own) & np.isfinite(common)
         if not (known & inside).any() or np.count_nonzero(known & ~inside) < FEWEST_TICKS:
