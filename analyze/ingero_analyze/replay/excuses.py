@@ -58,6 +58,8 @@ class Excuses:
         self._tests: Final[tuple[tuple[Reason, Callable[[Episode], bool]], ...]] = (
             ("uneven", self._uneven(seen.slowdowns.explained(episodes), short)),
             ("other_job", seen.other_jobs.explained),
+            ("other_job", self._own_work.given_more),
+            ("other_job", seen.late.does_a_part),
             ("other_job", self._has_own_work),
             ("other_job", self._of_another_group),
             ("rollout", self._rolled_out),
