@@ -216,25 +216,6 @@ def test_a_loss_that_half_of_the_peers_have_as_well_tells_nothing_about_a_node(t
     assert named(judged(tmp_path, rates)) == ["n5"]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "share", "own_times", "accused"),
-    [(4, 0.8, True, False), (3, 0.8, True, True), (4, 0.5, True, True), (4, 0.8, False, True)],
-)
-def test_short_losses_of_a_part_that_many_nodes_have_are_how_a_cohort_works(
-    tmp_path: Path, nodes: int, share: float, own_times: bool, accused: bool
-) -> None:
-    """Neighbours take a fifth of some nodes for six ticks, now and then; more, or all at once, is a fault's."""
-    rates = healthy(500, 16)
-    for node in range(nodes):
-        for begin in (60, 230, 400):
-            rates[begin + 20 * own_times * node :, node][:6] *= share
-
-    found = judged(tmp_path, rates)
-
-    assert (named(found) == [f"n{node}" for node in range(nodes)]) is accused
-    assert bool(named(found)) is accused
-
-
 def test_a_loss_is_compared_without_the_ticks_in_which_its_node_was_well_again(tmp_path: Path) -> None:
     """Nodes that were accused again and again must be well for long before they are cleared."""
     rates = healthy(600, 8)

@@ -31,7 +31,7 @@ class Observers:
         self.silences, self.starts = Silences(parameters.silent_ticks), Starts(parameters.silent_ticks)
         self.presences = Presences(self.silences, tick_seconds)
         self.other_jobs = OtherJobs(tick_seconds)
-        self.shared, self.companions, self.mirrored = SharedLosses(tick_seconds), Companions(), MirroredGains()
+        self.shared, self.companions, self.mirrored = SharedLosses(), Companions(), MirroredGains()
         self.job_mates, self.shared_noise = JobMates(), SharedNoise()
         self.slowdowns, self.grace = Slowdowns(tick_seconds), Grace(tick_seconds)
         self.late = LateValues(tick_seconds)

@@ -10,7 +10,6 @@ from ingero_analyze.replay.numbering import NodeNumbers, longer
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.nodes.codes import is_accused
-from ingero_detect.nodes.cohort_assignment import RESUME_TICKS
 from ingero_detect.nodes.column_store import ColumnStore
 from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import Edge
@@ -40,21 +39,6 @@ APART: Final = 2.0
 
 CALM_TICKS: Final = 60
 """Ticks after a common move of a cohort before its losses count: a job that starts shows nothing about others."""
-
-OFTEN_SHARE: Final = 0.2
-FEWEST_OFTEN: Final = 4
-"""Share of a cohort, and nodes, that have had short losses, each at times of its own and accused or not, where these
-are how it works, as with neighbours that come and go: so many nodes do not begin to fail one by one."""
-
-SHORT_TICKS: Final = 2 * RESUME_TICKS
-A_PART: Final = float(np.log(1.5))
-"""Ticks of such a loss, and its size, log units, at most: what lasts longer, or takes more, is a fault's."""
-
-HALF_AS_DEEP: Final = 0.5
-"""Share of such a loss, log units, that those of accused peers have at least: neighbours take more or less."""
-
-TOGETHER: Final = 2.5
-"""Ticks within which losses that begin are one event of several nodes."""
 
 MOST_NODES: Final = 20_000
 """Nodes up to which losses are followed: 4 KiB each."""
@@ -88,8 +72,7 @@ class SharedLosses:
     `_sums`: by node the sums of its residuals up to each of its last ticks.
     """
 
-    def __init__(self, tick_seconds: float) -> None:
-        self._tick_seconds = tick_seconds
+    def __init__(self) -> None:
         self._numbers = NodeNumbers()
         self._sums = np.zeros((0, LENGTHS[-1] + 1))
         self._when = np.zeros((0, LENGTHS[-1]))
@@ -128,9 +111,9 @@ class SharedLosses:
                 self._done[node, since] = accusation.ended(verdict.recovered)
 
     def shared(self, episode: Episode) -> bool:
-        """Whether half of the peers of an accused node have had such a loss without being accused; or it ended by
-        itself, as the node is well at least when the history ends, and many of them have short ones as well, or their
-        worst losses make it likely that one of them comes to it by chance."""
+        """Whether half of the peers of an accused node have had such a loss without being accused, or it ended by
+        itself, as the node is well at least when the history ends, and their worst losses make it likely that one of
+        them comes to it by chance."""
         first = episode.first
         found = self._done.get(episode.key) or self._open.get(episode.node, (0.0, None))[1]
         well = episode.last.recovered
@@ -143,28 +126,8 @@ class SharedLosses:
         worst = self._worst[peers, row]
         if np.count_nonzero(worst <= AS_DEEP * mean) >= max(FEWEST, SHARE * len(worst)):
             return True
-        if well is not None and self._often(found, peers, worst):
-            return True
         worst = _without_faulty(worst, np.isin(peers, list(self._accused)))
         return well is not None and len(worst) >= FEWEST_KNOWN and mean >= _worst_by_chance(worst)
-
-    def _often(self, found: _Accusation, peers: Ints, worst: Floats) -> bool:
-        """Whether a short loss of a part is one of those that many of the `peers` have. `worst`: theirs over as many
-        ticks, outside of accusations; of accused peers these are the first ticks of their losses."""
-        mean = found.total / found.ticks
-        if found.ticks > SHORT_TICKS or mean < -A_PART:
-            return False
-        have = set(peers[worst <= AS_DEEP * mean].tolist()) - self._accused
-        inside = {found.place, *peers.tolist()}
-        done = [(begun, other) for (_, begun), other in self._done.items() if other.place in inside]
-        begins = np.array([begun for begun, _ in done])
-        place = np.array([other.place for _, other in done])
-        for begun, other in done:
-            alone = not (np.abs(begins[place != other.place] - begun) <= TOGETHER * self._tick_seconds).any()
-            short = 0 < other.ticks <= SHORT_TICKS and other.total <= HALF_AS_DEEP * mean * other.ticks
-            if alone and short and other.place != found.place:
-                have.add(other.place)
-        return len(have) + 1 >= max(FEWEST_OFTEN, OFTEN_SHARE * (len(peers) + 1))
 
     def _begun(self, place: int, since: float, residual: float) -> _Accusation:
         """A new accusation, with what the node has lost since its onset, this tick included."""
