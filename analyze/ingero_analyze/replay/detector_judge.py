@@ -65,10 +65,8 @@ class RecordedStates:
 class DetectorJudge:
     """The detector that Fleet runs."""
 
-    def __init__(
-        self, parameters: Parameters, mergeable: tuple[int, ...], counts: bool = True, peer_band: float | None = None
-    ) -> None:
-        self.detector = Detector(parameters, mergeable, counts=counts, peer_band=peer_band)
+    def __init__(self, parameters: Parameters, mergeable: tuple[int, ...], counts: bool = True) -> None:
+        self.detector = Detector(parameters, mergeable, counts=counts)
         self.digest = ""
         self.states = RecordedStates()
         self.jobs: dict[tuple[str, ...], JobSlow] = {}

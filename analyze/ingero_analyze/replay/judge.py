@@ -27,10 +27,6 @@ from ingero_detect.nodes.parameters import Parameters
 MOST_FALSE: Final = 0.01
 """False accusations that are allowed for a whole history, unless a budget is given."""
 
-PEER_BAND: Final = 0.08
-"""Loss against peers, log units, from which a node may be slow from the start. No machine acts on a history, so it is
-less than that of a live Fleet; whether healthy chips differ so is tested beside it."""
-
 LEAST_BUDGET: Final = 1e-9
 
 RuleName = Literal["ingero", "mad"]
@@ -112,8 +108,7 @@ class _Run:
         history = self._history
         counts = not any(map(is_level, history.reading.used.get("rate", ())))
         parameters = replace(parameters, tick_seconds=history.tick_seconds)
-        band = None if self._as_recorded else PEER_BAND
-        judge = DetectorJudge(parameters, history.reading.mergeable, counts, band)
+        judge = DetectorJudge(parameters, history.reading.mergeable, counts)
         judge.states = RecordedStates.read(history.files)
         if not self._as_recorded:
             judge.levels = CommonLevels(parameters.settle_ticks)

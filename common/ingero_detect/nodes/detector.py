@@ -46,15 +46,12 @@ class Detector:
     """Judges every node at every tick. Ticks come in order; rows sorted by (cluster, node) make runs comparable.
 
     `counts`: values may be numbers of events; shares and clocks in whole units are none, and only look like them.
-    `peer_band`: the loss against peers that never accuses, if it is not the absolute band.
     """
 
     def __init__(
-        self, parameters: Parameters | None = None, mergeable: Sequence[int] = (), *, counts: bool = True,
-        peer_band: float | None = None,
-    ) -> None:  # fmt: skip
+        self, parameters: Parameters | None = None, mergeable: Sequence[int] = (), *, counts: bool = True
+    ) -> None:
         self.parameters = parameters or Parameters()
-        self._peer_band = self.parameters.absolute_band if peer_band is None else peer_band
         self.mergeable = tuple(mergeable)
         self._counts = counts
         self.memory = self._fresh()
@@ -123,9 +120,7 @@ class Detector:
         own = sequential_tests.against_own_history(memory, now, nodes, bounds)
         distance = sequential_tests.distance_from_peers(nodes)
         cohort_levels.follow_offsets(memory, self.ticks, distance, nodes)
-        peers = sequential_tests.against_peers(
-            memory, parameters, self._peer_band, now, self.ticks, nodes, bounds, distance
-        )
+        peers = sequential_tests.against_peers(memory, parameters, now, self.ticks, nodes, bounds, distance)
         collapse = sequential_tests.against_collapse(memory, nodes, bounds)
         forgive_lost_advantage(memory, parameters, nodes, bounds, own, collapse)
         dips = sequential_tests.against_dips(memory, parameters, nodes, bounds)

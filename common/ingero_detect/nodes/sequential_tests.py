@@ -305,16 +305,16 @@ def distance_from_peers(nodes: Residuals) -> Singles:
 
 
 def against_peers(
-    memory: ColumnStore, parameters: Parameters, band: float, now: float, ticks: int, nodes: Residuals,
-    bounds: Bounds, absolute: Singles,
+    memory: ColumnStore, parameters: Parameters, now: float, ticks: int, nodes: Residuals, bounds: Bounds,
+    absolute: Singles,
 ) -> PeerTest:  # fmt: skip
-    """The sequential test against peers, for nodes that were slow from the start by more than a `band`, log units.
+    """The sequential test against peers, for nodes that were slow from the start.
 
     Of accused nodes only those that are accused of that: others may be another kind of hardware.
     """
     at, group, scale = nodes.index, nodes.group, nodes.scale
     offsets = filled(memory.group("offsets"), 0.0)
-    line = singles(np.maximum(band, 4 * offsets))[group]
+    line = singles(np.maximum(parameters.absolute_band, 4 * offsets))[group]
     step = -absolute / scale - np.maximum(parameters.drift, line / scale)
     before = memory.node("below")[at]
     below = _cusum(before, step, nodes, bounds)
