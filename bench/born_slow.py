@@ -38,6 +38,7 @@ class Family:
 FAMILIES = (
     Family("healthy chips"),
     Family("healthy chips, t(5)", heavy=True),
+    Family("one node 12 % slower", 1, (0.12, 0.12), fault=True),
     Family("one node 20 % slower", 1, (0.2, 0.2), fault=True),
     Family("one node 30 % slower", 1, (0.3, 0.3), fault=True),
     Family("one node 40 % slower", 1, (0.4, 0.4), fault=True),

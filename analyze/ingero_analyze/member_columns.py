@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ingero_analyze.tables import TableBatch
+from ingero_analyze.table_batch import TableBatch
 
 Ints = npt.NDArray[np.int64]
 

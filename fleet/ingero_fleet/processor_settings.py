@@ -111,7 +111,7 @@ class DetectorConfig(Settings):
     """Working push intervals of a node that its baseline is learnt from."""
     own_band: float = Field(default=0.05, gt=0, le=1)
     """Loss against its own history, as a share, below which no node is accused."""
-    absolute_band: float = Field(default=0.15, gt=0, le=1)
+    absolute_band: float = Field(default=0.1, gt=0, le=1)
     """Loss against its peers below which a node that was slow from the start is not accused; chips differ."""
     snapshot: Path | None = None
     """File that keeps the state: what was learnt, thresholds, collectives, cost, taints. Without it a restart learns

@@ -18,7 +18,7 @@ from ingero_analyze.replay.reading import SEVERAL
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_analyze.replay.report import print_table
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import read_batches
+from ingero_analyze.tables import read_columns
 from ingero_detect.nodes.parameters import Parameters
 from ingero_fleet.cli import main
 from ingero_testing.replays import shown_twice
@@ -575,7 +575,7 @@ def test_standard_input_that_is_closed_is_an_error_in_words(monkeypatch: pytest.
     monkeypatch.setattr("sys.stdin", None)
 
     with pytest.raises(TableError, match="standard input is closed"):
-        next(read_batches("-", ("time",), ()))
+        next(read_columns("-", lambda names: names))
 
 
 @pytest.mark.parametrize(

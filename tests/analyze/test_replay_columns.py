@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ingero_analyze.replay.columns import measure_named, preferred, recognised, unit_of
+from ingero_analyze.replay.column_names import measure_named, preferred, unit_of
+from ingero_analyze.replay.columns import recognised
 from ingero_analyze.replay.judge import replay
 from ingero_analyze.replay.reading import Reading
 from ingero_analyze.replay.recorded_history import RecordedHistory

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from ingero_analyze.diagnose.counted_steps import counted_steps
 from ingero_analyze.diagnose.sources import Problems
-from ingero_analyze.diagnose.timeline_reader import read_timeline
+from ingero_analyze.diagnose.timeline_reader import read_timelines
 from ingero_fleet.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
@@ -94,7 +94,7 @@ def test_collectives_of_a_restarted_job_are_told_apart_although_their_numbers_ar
     file = tmp_path / "timeline.csv"
     file.write_text(Table({name: [column] for name, column in joined(first, again).items()}).csv())
 
-    line = read_timeline([str(file)], Problems()).line
+    line = read_timelines([str(file)], Problems(), lambda _: None, {}, None)[""].line
 
     chosen = line.instance[line.collective]
     assert (np.bincount(chosen)[np.unique(chosen)] == 4).all()

@@ -297,6 +297,17 @@ def chips(nodes: int, spread: float, slow: dict[int, float], seed: int) -> Matri
     return healthy(120, nodes, seed, 0.02) * level
 
 
+@pytest.mark.parametrize("nodes", [16, 64])
+def test_a_node_an_eighth_slower_from_birth_is_named_where_the_others_are_alike(nodes: int) -> None:
+    """Chips that hardly differ are no sign of a heavy tail, however many there are."""
+    for seed in range(4):
+        assert {node for _, node in play(chips(nodes, 0.005, {7: 0.125}, seed)).accused()} == {"n7"}
+
+
+def test_two_of_sixteen_that_are_slow_from_birth_by_different_shares_are_both_named() -> None:
+    assert {node for _, node in play(chips(16, 0.01, {3: 0.25, 9: 0.5}, 1)).accused()} == {"n3", "n9"}
+
+
 def test_several_nodes_that_are_slow_alike_from_birth_are_a_role_and_not_accused() -> None:
     fleets = [
         chips(64, spread, slow, seed)

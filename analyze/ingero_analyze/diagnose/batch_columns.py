@@ -25,7 +25,7 @@ from ingero_analyze.diagnose.step_times import STEP
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, SIZE, WORK
 from ingero_analyze.diagnose.timeline_rows import Columns
 from ingero_analyze.member_columns import ColumnsOfMembers
-from ingero_analyze.tables import TableBatch
+from ingero_analyze.table_batch import TableBatch
 from ingero_detect.grouped import Bools, Ints
 
 NO_NUMBERS: Final = ("", "none", "nan", "null")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from ingero_analyze.tables import TableBatch, is_text
+from ingero_analyze.table_batch import TableBatch, is_text
 
 _THOUSANDS: Final = r"[-+]?[1-9]\d{0,2}(?:,\d{3})+"
 _SURELY_THOUSANDS: Final = re.compile(rf"{_THOUSANDS}\.\d+|[-+]?[1-9]\d{{0,2}}(?:,\d{{3}}){{2,}}")

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_analyze.tables import TableBatch
+from ingero_analyze.table_batch import TableBatch
 from ingero_detect.grouped import Floats, Ints
 
 BEGIN: Final = "begin within the step"

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
-from ingero_analyze.tables import TableBatch
+from ingero_analyze.table_batch import TableBatch
 from ingero_detect.grouped import Floats, Ints
 
 FEWEST: Final = 2

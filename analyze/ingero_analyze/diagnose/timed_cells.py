@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from ingero_analyze.audit.columns import SECONDS
-from ingero_analyze.tables import TableBatch, is_text
+from ingero_analyze.table_batch import TableBatch, is_text
 
 _TIMED: Final = re.compile(rf"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*({'|'.join(SECONDS)}|µs)\s*")
 

@@ -46,8 +46,9 @@ from ingero_analyze.diagnose.timeline_rows import (
     span_of_steps,
     without_lost_rows,
 )
+from ingero_analyze.table_batch import TableBatch
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import LATEST, TableBatch, read_columns
+from ingero_analyze.tables import LATEST, read_columns
 from ingero_detect.grouped import Bools, Floats, Ints, extremes
 
 TIMERS: Final = (
@@ -74,23 +75,15 @@ def has_timers(begin: str) -> bool:
     return any(is_known(begin) for is_known, _ in TIMERS)
 
 
-def read_timeline(
-    files: Sequence[str], problems: Problems, progress: Callable[[int], None] = lambda _: None,
-    chosen: Mapping[str, str] | None = None, unit: str | None = None,
-) -> RecordedTimeline:  # fmt: skip
-    """Read files as one timeline. `problems` counts the rows that cannot be used; `TableError` if none can.
-
-    `chosen`: columns by role (`columns.ROLES`), others by their names; `unit`: of times whose columns name none.
-    """
-    return _read_table(files, problems, progress, chosen, unit).timeline(", ".join(files))
-
-
 def read_timelines(
     files: Sequence[str], problems: Problems, progress: Callable[[int], None], chosen: Mapping[str, str],
     unit: str | None,
 ) -> dict[str, RecordedTimeline]:  # fmt: skip
-    """Read files as `read_timeline` does, as a timeline for each job that they are of, by its name in their paths and
-    in the column of jobs."""
+    """Read files as a timeline for each job that they are of, by its name in their paths and in the column of jobs.
+
+    `problems` counts the rows that cannot be used; `TableError` if none can. `chosen`: columns by role
+    (`columns.ROLES`), others by their names; `unit`: of times whose columns name none.
+    """
     table = _read_table(files, problems, progress, chosen, unit)
     jobs = jobs_of(table.contents()) if len(files) > 1 else {}
     if not jobs:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.audit.columns import SECONDS
-from ingero_analyze.tables import is_text
+from ingero_analyze.table_batch import is_text
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

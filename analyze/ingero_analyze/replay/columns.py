@@ -1,4 +1,4 @@
-"""Finds the columns of a history by their names: what they hold, and in which unit. Pure."""
+"""Finds which columns of a history hold what, by their names and what was chosen. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,15 +7,23 @@ from math import isfinite
 from shlex import quote
 from typing import Final
 
-from ingero_analyze.audit.columns import SECONDS, split_unit, words_of
+from ingero_analyze.audit.columns import words_of
+from ingero_analyze.replay.column_names import (
+    LABELS,
+    MEASURES,
+    are_queried,
+    clock_beside,
+    is_named,
+    later_nodes,
+    later_times,
+    measures_of,
+    of_nvidia_smi,
+    preferred,
+    time_column,
+    unit_of,
+)
 from ingero_analyze.replay.work_names import columns_of_work
-from ingero_fleet.recording import PARTS, RECORDED
-
-MEASURES: Final = ("score", "rate", "step_seconds", "counter")
-"""What a value can be; a history has exactly one of them."""
-
-LABELS: Final = (*PARTS, "cohort")
-"""What the nodes of a cohort share. Several columns may hold one of these."""
+from ingero_fleet.recording import RECORDED
 
 FILE: Final = "file"
 """Stands for the column of the node where each file is one."""
@@ -24,91 +32,8 @@ ROLES: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", "state", "m
 WORK: Final = "work"
 """The role of the work of a row whose time is judged, which is known by its name only beside such a time."""
 
-_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "time": (
-        "time", "timestamp", "time stamp", "ts", "datetime", "date time", "unix time", "epoch time", "wall time",
-        "event time", "eventtime", "sample time", "created at", "timestamp utc", "time utc", "utc time", "zeit",
-        "zeitstempel", "zeitpunkt", "epoch s", "epoch seconds", "epoch ms", "epoch us", "epoch ns",
-        "time unix nano", "query time", "time generated",
-    ),
-    "node": (
-        "node", "node id", "node name", "nodename", "host", "hostname", "host name", "server", "machine", "instance",
-        "instance id", "kubernetes node", "k8s node", "k8s node name", "machine id", "vm", "vm name", "knoten",
-        "knotenname", "rechner", "rechnername", "computer",
-    ),
-    "score": ("score", "health score", "node health score"),
-    "rate": (
-        "rate", "throughput", "goodput", "mfu", "hfu", "tgs", "qps", "rps", "tps", "wps", "fps", "durchsatz", "speed",
-        "training speed", "performance", "perf", "efficiency", "throughput tokens", "throughput samples",
-        "model flops utilization", "model flops utilisation", "tput",
-    ),
-    "step_seconds": (
-        "step seconds", "time per step", "time per iteration", "time per batch", "elapsed time per iteration",
-        "schrittzeit", "schrittdauer", "iterationszeit", "duration", "latency",
-        "request latency", "inference latency",
-    ),
-    "counter": (),
-    "cluster": ("cluster", "cluster id", "cluster name", "k8s cluster", "k8s cluster name"),
-    "rack": ("rack", "rack id", "rack name", "cabinet", "cabinet id", "chassis", "chassis id", "enclosure"),
-    "gpu": (
-        "gpu", "gpu id", "gpu index", "gpu uuid", "device", "device id", "device index", "accelerator", "local rank",
-        "rank", "global rank",
-    ),
-    "state": ("state",),
-    "metric": ("metric", "metric name", "measurement", "field", "key", "tag", "variable", "counter name"),
-    "workload_type": ("workload type", "workload", "workload name", "job type"),
-    "job_id": ("job id", "job", "jobid", "job name", "slurm job id", "slurm jobid", "slurm job"),
-    "gpu_model": (
-        "gpu model", "gpu name", "gpu type", "gpu product", "model", "model name", "gpu model name",
-        "accelerator type",
-    ),
-    "stage": ("stage", "stage id", "pipeline stage", "pp stage"),
-    "cgroup_path_hash": ("cgroup path hash",),
-    "measure": ("measure",),
-    "cohort": ("cohort",),
-}  # fmt: skip
-"""Names of columns in lower case, words separated by one space. A unit may follow that of a time or a value."""
-
-_LATER_NODES: Final = (
-    ("pod", "pod name", "k8s pod name", "kubernetes pod name"),
-    ("worker", "worker id", "replica", "replica id", "process", "process id"),
-    ("agent", "agent id", "node ip", "host ip", "ip", "ip address", "nodelist", "node list"),
-    ("run", "trial"),
-    ("run id", "run uuid", "trial id"),
-    ("run name",),
-    ("uuid",),
-    ("series", "legend"),
-    ("label", "name"),
-)
-"""Names of what is judged where there is no node, in order."""
-
 _SCRAPED: Final = "instance"
 """Name of the address that Prometheus asks, which is an exporter's where another column is the host."""
-
-_RELATIVE: Final = (
-    "runtime", "relative time", "relative", "elapsed time", "elapsed", "relative time process", "relative time wall",
-    "t",
-)  # fmt: skip
-"""Names of times since a start, where there is no other time."""
-
-_DATES: Final = ("date", "day", "calendar date", "datum")
-"""Names of dates, beside a column of times of day."""
-
-_DATES_WITH_TIMES: Final = (*_DATES, "start time", "started at")
-"""Names of times where there is nothing else."""
-
-_INDEX: Final = re.compile(r"|index|unnamed: 0|__index_level_\d+__", re.IGNORECASE)
-"""Names of the index of a table of pandas, which are times where there are no others."""
-
-_STEP_NUMBERS: Final = (
-    "step", "steps", "step number", "global step", "train step", "training step", "train global step",
-    "trainer global step", "iteration", "iter", "iteration number", "tick", "tick number",
-)  # fmt: skip
-"""Names of numbers of steps, which are the time where there is no time."""
-
-_QUERIED: Final = re.compile(r"(?:utilization|clocks|power|temperature|memory|ecc|fan|pcie)\.[a-z]")
-_SMI: Final = {"gpu": "index", "gpu_model": "name"}
-"""Columns of `nvidia-smi --query-gpu`, and what two of them are."""
 
 _VALUES: Final = ("value", "values", "metric value", "counter value", "as double", "as int")
 """Names of the column of the values of all metrics; a point of OTLP has one of the last two."""
@@ -117,120 +42,14 @@ _POINTS: Final = ("as double", "as int")
 _NAME: Final = "name"
 """Values of OTLP, and the name of the column of their metrics beside one of these."""
 
-_UNITS: Final = {name: seconds for name, seconds in SECONDS.items() if name != "min"}
-"""Seconds of a unit; `min` is as often a minimum."""
-
-_LONG: Final = {
-    "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0, "hr": 3600.0, "hrs": 3600.0,
-    "hour": 3600.0, "hours": 3600.0,
-}  # fmt: skip
-"""Seconds of units in the names of times since a start: time_min, t_hours, hours."""
-
-_WORK: Final = (
-    r"(?:tokens?|toks?|samples?|images?|imgs?|words?|steps?|iterations?|iters?|its?|sequences?|seqs?|examples?|batch|batches|"
-    r"requests?|queries|frames|items|records|(?:cuda )?(?:ops?|operations?)|(?:kernel )?launch(?:es)?|kernels?|work)"
-)
-_PARTS: Final = r"per (?:gpu|device|chip|node|replica)"
-_COUNTED: Final = r"(?:tok|toks|tokens|samples|images|imgs|words|sequences|seqs|examples|requests|queries)"
-"""Work that is counted in a second where this follows its name, as in tokens_s; step_s is the time of a step."""
-
-_RELATIVE_RATE: Final = re.compile(
-    rf"(?:(?:normali[sz]ed|norm|relative|rel) )?(?:{_WORK} )?(?:throughput|speed|performance|perf)"
-    r"|(?:compute|scaling) efficiency"
-)
-_PER_SECOND: Final = re.compile(
-    rf"(?:(?:train(?:ing)?|generation|decode|output|curr(?:ent)?) )?(?:throughput|{_WORK} rate"
-    rf"|(?:throughput )?(?:{_COUNTED} (?:s|sec)|{_WORK}(?: {_PARTS})? per (?:s|secs?|seconds?))"
-    rf"|(?:(?:gemm|matmul|model|hpl) )?[kmgtp]?flops?(?: (?:per )?s| per second)?)(?: {_PARTS})?"
-)
-_TOTAL: Final = re.compile(rf"{_COUNTED} (?:processed |generated |consumed )?total")
-"""Names of counts that only rise."""
-
-_PER_STEP: Final = re.compile(r"(\w+) per (?:step|it|iter|iteration|batch)")
-_SLASH: Final = re.compile(
-    r"\s*/\s*(?=(?:s|secs?|seconds?|it|iter|iteration|step|batch|gpu|device|chip|node|replica)\b)", re.IGNORECASE
-)
-
-_STEP_TIME: Final = re.compile(
-    r"(?:step|iter(?:ation)?|(?:(?:mini|micro) ?)?batch|(?:train )?loop|epoch|kernel|gpu(?: compute)?|gemm|matmul"
-    r"|(?:fwd|forward) (?:bwd|backward)) "
-    r"(?:time|duration|dur|latency)|(?:step|iter|batch)time"
-)
-"""Names of times of as much work as there is in every step."""
-
-_STATISTIC: Final = re.compile(
-    r"(?<![a-z0-9])(?:(p50|median|med)|(mean|avg|average)|(p9[059]|p999)|achieved|observed|measured|actual)"
-    r"(?![a-z0-9])[ _.-]*",
-    re.IGNORECASE,
-)
-"""What the name of a value may have beside it, where the value is the usual one."""
-
-_NAMESPACED: Final = ("rate", "step_seconds")
-"""What may stand behind the name of a group, as trackers of experiments write it: train/step_time."""
-
-_STEPS: Final = (
-    "step", "iteration", "iter", "batch", "total", "duration", "forward backward", "fwd bwd", "time this iter",
-)  # fmt: skip
-"""What a time is that of a step, where its name has a unit."""
-
 _NESTED: Final = ("time", "node", *MEASURES, "cluster", "rack", "gpu", *LABELS)
 """What may be known by the part of its name behind a point."""
-
-_COMPUTE_TIMES: Final = (
-    "compute time", "computation time", "compute duration", "computation duration", "rechenzeit", "forward time",
-    "forward pass time", "fwd time",
-)  # fmt: skip
-"""Names of times of a step without what it waits for others: in a synchronised job they alone tell who is slow."""
-
-_LATENCIES: Final = ("latency", "request latency", "inference latency")
-"""What a time is one of work, where its name has a unit, that may be of anything: other values come before it."""
-
-_PASSES: Final = ("compute", "gpu compute", "forward", "forward pass", "fwd")
-"""What a time is one of computing alone, where its name has a unit: the backward pass meets the other ranks."""
-
-_COLLECTIVE: Final = r"(?:[nr]ccl )?(?:all ?(?:reduce|gather)|reduce ?scatter|all ?to ?all|broadcast)|[nr]ccl"
-_BANDWIDTH: Final = re.compile(
-    rf"(?:(?:{_COLLECTIVE}) (?:bw|algo?bw|busbw|(?:bus |algorithm )?bandwidth)"
-    r"|busbw|algbw|bus bw|(?:bus |algorithm )?bandwidth)(?: [kmgt]?i?b (?:per )?s| [kmgt]bps)?"
-)
-_USE: Final = re.compile(
-    rf"(?:mfu|hfu|(?:compute |scaling )?efficiency|model flops utili[sz]ation|[kmgtp]?flops?.*|{_BANDWIDTH.pattern})"
-)
-_CLOCK: Final = re.compile(
-    r"(?:dcgm fi dev )?(?:(?:sm|gpu|graphics|core) clocks?|clocks? (?:current )?(?:sm|gr|graphics)|pclk)(?: mhz)?"
-)
-_POWER: Final = re.compile(
-    r"(?:dcgm fi dev )?(?:(?:gpu(?: \d+)?|board|chip|socket|package|average|total) )*power"
-    r"(?: (?:draw|usage|consumption|average|instant))*(?: (?:w|watts?|kw|mw|milliwatts))?"
-)
-_TENSOR: Final = re.compile(r"(?:dcgm fi prof )?(?:pipe )?tensor(?: core)? (?:active|activity)")
-_SM: Final = re.compile(r"(?:dcgm fi prof )?sm (?:active|activity)")
-_ENGINE: Final = re.compile(r"(?:dcgm fi prof )?(?:gr|graphics) engine (?:active|activity)")
-_UTILISATION: Final = re.compile(
-    r"(?:(?:dcgm fi dev|nvidia smi) )?(?:gpu(?: \d+)? ?)?(?:util|utili[sz]ation)(?: gpu)?"
-    r"(?: (?:percent|pct|percentage))?|sm(?: (?:percent|pct))?"
-    r"|(?:accelerator )?duty cycle"
-)
-_CYCLES: Final = (_TENSOR, _SM, _ENGINE, _UTILISATION)
-"""Names of shares of the cycles or the time of a chip in which it works. The first says most about work: cores that
-only wait for other ranks keep the others busy."""
-
-_HARDWARE: Final = (*_CYCLES, _POWER, _CLOCK)
-"""Names of rates that say less about work than others, in order: a clock runs as fast for a GPU that does nothing."""
 
 _LABELLED: Final = re.compile(r'\{.*(?:="|\w:\S)')
 """What names of series have, of which several in one table are nodes: rate{instance="n1"}, avg:rate{host:n1}."""
 
-_PER_NODE: Final = re.compile(
-    r"[ _-](?:(?:by|per|of)[ _-](?:node|host|rank|gpu|worker)s?|wide|matrix|pivot(?:ed)?|history)$", re.IGNORECASE
-)
-"""What the name of a table says of its columns, behind what they hold."""
-
-_SEVERAL: Final = re.compile(r"(?:(?<=time)|(?<=rate)|(?<=duration))s$", re.IGNORECASE)
-
 _CALENDAR: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 _MOMENT: Final = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}|\d{10}")
-_SHARE: Final = re.compile(r".*\b(?:util|utili[sz]ation|percent|pct|percentage)\b.*")
 
 
 _OF_JOBS: Final = (
@@ -360,13 +179,15 @@ def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorde
         raise ValueError(f"there is no column {name!r} ({_there_are(names)})")
     labelled = [name for name in names if _LABELLED.search(name)]
     free = [name for name in names if name not in taken and not (len(labelled) > 1 and name in labelled)]
-    known = any(_is(role, name) for role in ROLES for name in names) or bool(_later_times(names))
+    known = any(is_named(role, name) for role in ROLES for name in names) or bool(later_times(names))
     if not taken and not known and any(map(_is_cell, names)):
         raise ValueError(
             f"the first line holds values, no names of columns ({', '.join(names)[:200]}): add such a "
             "line, as `time,node,rate` is (larger is better), or `time,node,step_seconds` (smaller is better)"
         )
-    matching = {role: [name for name in free if name == role or (not recorded and _is(role, name))] for role in ROLES}
+    matching = {
+        role: [name for name in free if name == role or (not recorded and is_named(role, name))] for role in ROLES
+    }
     if "metric" in chosen:
         matching["metric"] = list(chosen["metric"])
     elif "__name__" in free:
@@ -374,14 +195,14 @@ def _matching(names: Sequence[str], chosen: Mapping[str, Sequence[str]], recorde
     elif any(words_of(name) in _POINTS for name in free):
         matching["metric"] = matching["metric"] or [name for name in free if words_of(name) == _NAME]
     if not recorded:
-        for role, name in _of_nvidia_smi(names).items():
+        for role, name in of_nvidia_smi(names).items():
             matching[role] = matching[role] or [name]
         for role, name in _nested(free, matching).items():
             matching[role] = [name]
-        matching["time"] = matching["time"] or _later_times(free)
+        matching["time"] = matching["time"] or later_times(free)
         hosts = [name for name in matching["node"] if words_of(name) != _SCRAPED]
         others = [name for name in free if name not in (*matching["metric"], *matching["gpu_model"])]
-        matching["node"] = hosts or matching["node"] or _later_nodes(others, matching["gpu"])
+        matching["node"] = hosts or matching["node"] or later_nodes(others, matching["gpu"])
     return matching
 
 
@@ -423,72 +244,20 @@ def time_of(names: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> str:
             [*names, "node", "rate"], {"time": chosen["time"], "node": ["node"], "rate": ["rate"]}
         ).roles["time"][0]
     return _only(
-        "time", names, [name for name in names if name == "time" or _is("time", name)] or _later_times(names)
+        "time", names, [name for name in names if name == "time" or is_named("time", name)] or later_times(names)
     )
-
-
-def is_index(name: str) -> bool:
-    """Whether a column is the index of a table, which may hold times or the numbers of its rows."""
-    return bool(_INDEX.fullmatch(name.strip()))
-
-
-def is_node(name: str) -> bool:
-    """Whether a column has the name of a node."""
-    return _is("node", name)
-
-
-def says_value(name: str) -> bool:
-    """Whether the name of a column says what a value is, or which metric those of another column are of."""
-    return any(name == role or _is(role, name) for role in (*MEASURES, "metric")) or name == "__name__"
-
-
-def is_gpu(name: str) -> bool:
-    """Whether a column has the name of a GPU or rank."""
-    return _is("gpu", name)
-
-
-def is_gpu_of_host(name: str) -> bool:
-    """Whether a column has the name of the number of a GPU in its host, and not that of a rank of a job."""
-    words = words_of(name)
-    return words == _SMI["gpu"] or (_is("gpu", name) and words not in ("rank", "global rank"))
-
-
-def date_of(names: Sequence[str], time: str) -> list[str]:
-    """The column of dates, if there is one besides the time."""
-    return [name for name in names if name != time and words_of(name) in _DATES][:1]
-
-
-def time_column(name: str) -> tuple[float | None, bool]:
-    """How many units of a time are a second, if its name says so, and whether it is a number of steps."""
-    if long := _long_unit(name):
-        return 1 / long, False
-    unit = unit_of(name)
-    return unit and float(round(1 / unit)), words_of(name) in _STEP_NUMBERS
-
-
-def _long_unit(name: str) -> float | None:
-    """Seconds of the minute or hour in the name of a time since a start; `None` for any other name."""
-    head, _, unit = words_of(name).rpartition(" ")
-    return _LONG.get(unit) if head in ("", "time", *_RELATIVE) and (head or unit.endswith("s")) else None
-
-
-def _of_nvidia_smi(names: Sequence[str]) -> dict[str, str]:
-    """Columns of the number and the model of a GPU, whose names say that only beside others of `nvidia-smi`."""
-    if not any(_QUERIED.match(name.strip()) for name in names):
-        return {}
-    return {role: name for name in names for role, known in _SMI.items() if words_of(name) == known}
 
 
 def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Columns by role whose name is known behind a point, as of an object within an object of JSON, where a single
     one is, and none by its whole name. Of all measures a single one."""
-    if any(_QUERIED.match(name.strip()) for name in names):
+    if are_queried(names):
         return {}
     taken = {name for found in matching.values() for name in found}
     found = {
         role: [
             name for name in names if name not in taken
-            and any(_is(role, name[point.end() :]) for point in re.finditer(r"\.", name))
+            and any(is_named(role, name[point.end() :]) for point in re.finditer(r"\.", name))
         ]
         for role in _NESTED if not matching[role]
     }  # fmt: skip
@@ -501,23 +270,6 @@ def _nested(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> dict
     if len(fitting) == 1:
         found[fitting[0][0]] = [fitting[0][1]]
     return {role: of_role[0] for role, of_role in found.items() if len(of_role) == 1}
-
-
-def _later_times(names: Sequence[str]) -> list[str]:
-    """What stands for the time where there is none: a time since a start, else a number of steps, else a date, else
-    the index."""
-    kinds = (_RELATIVE, _STEP_NUMBERS, _DATES_WITH_TIMES)
-    found = [[name for name in names if _head(name) in known] for known in kinds]
-    found[0] += [name for name in names if name not in found[0] and _long_unit(name)]
-    queried = any(_QUERIED.match(name.strip()) for name in names)
-    return next(filter(None, found), [name for name in names if is_index(name) and not queried][:1])
-
-
-def _later_nodes(names: Sequence[str], gpus: Sequence[str]) -> list[str]:
-    """What stands for the node where there is none: a pod, worker or run, else a GPU or rank."""
-    ways = (words_of, lambda name: words_of(_leaf(name)))
-    found = ([name for name in names if way(name) in known] for way in ways for known in _LATER_NODES)
-    return next(filter(None, (*found, list(gpus))), [])
 
 
 def _is_wide(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> bool:
@@ -544,7 +296,7 @@ def _without_times(names: Sequence[str]) -> str:
     known = set(map(words_of, names))
     if {"pwr", "sm"} <= known or {"gpu", "mclk"} <= known:
         return "`nvidia-smi dmon` writes times with -o DT; "
-    if any(_QUERIED.match(name.strip()) for name in names):
+    if are_queried(names):
         return "ask `nvidia-smi` for the timestamp too, with --query-gpu=timestamp,...; "
     if names[:1] == ["ID"] or "entity" in known:
         return (
@@ -563,7 +315,7 @@ def _measured(names: Sequence[str], matching: Mapping[str, Sequence[str]]) -> di
         return exact
     fitting = preferred([(role, name) for role in MEASURES for name in matching[role]])
     if len(fitting) == 1:
-        return {fitting[0][0]: (fitting[0][1], *_clock_of(fitting[0][1], matching["rate"]))}
+        return {fitting[0][0]: (fitting[0][1], *clock_beside(fitting[0][1], matching["rate"]))}
     options = " or ".join(f"--column {role}={_quoted(name)}" for role, name in fitting)
     if fitting:
         raise ValueError(
@@ -588,18 +340,6 @@ def _of_jobs(names: Sequence[str]) -> str:
     return _OF_JOBS.format(start, known.get("elapsedraw") or known["elapsed"])
 
 
-def _clock_of(name: str, rates: Sequence[str]) -> list[str]:
-    """The clock beside a share of the cycles of a chip: both together are how much it does."""
-    clocks = [one for one in rates if _matches((_CLOCK,), one)]
-    return clocks[:1] if _matches(_CYCLES, name) else []
-
-
-def _matches(kinds: Sequence[re.Pattern[str]], name: str) -> bool:
-    """Whether a name, also without its unit, is one of these."""
-    texts = words_of(_usual(name)), split_unit(_usual(name))[0]
-    return any(kind.fullmatch(text) for kind in kinds for text in texts)
-
-
 def _say(column: str) -> str:
     """How to say what a column holds."""
     shown = _quoted(column)
@@ -618,120 +358,10 @@ def _measure_of(metric: str | None, column: str, value: str) -> str:
     """What the values of a metric are, by its name."""
     if metric is None:
         raise MetricOpenError(column, value)
-    fitting = _measures_of(metric) or ["counter"] * words_of(metric).endswith(" total")
+    fitting = measures_of(metric) or ["counter"] * words_of(metric).endswith(" total")
     if len(fitting) != 1:
         raise ValueError(f"what the metric {metric!r} means is not certain; {_say(value)}")
     return fitting[0]
-
-
-def metrics_with_meaning(metrics: Iterable[str]) -> list[str]:
-    """Those of some metrics whose names say what their values are."""
-    known = [(role, metric) for metric in metrics for role in _measures_of(metric)]
-    return [metric for _, metric in preferred(known)]
-
-
-def preferred(fitting: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Of roles and names of values the one that says most about the work of a node: the time of computing before a
-    rate, the time of a step, the use of a chip, a score, its clock. Several where only their groups differ."""
-    if not fitting:
-        return []
-    role, name = min(fitting, key=lambda one: (_preference(*one), _statistic(one[1])))
-    return [one for one in fitting if one == (role, name) or (one[0] == role and _leaf(one[1]) == _leaf(name))]
-
-
-def _preference(role: str, name: str) -> int:
-    """How much a value says about the work of a node: the least says most."""
-    name = _usual(name)
-    texts = [split_unit(text)[0] for text in (name, _leaf(name))]
-    if role == "step_seconds":
-        head = _head(_leaf(name))
-        return 0 if head in (*_COMPUTE_TIMES, *_PASSES) else 4 if head in (*_LATENCIES, *_UNITS) else 2
-    if role == "rate":
-        kinds = {3: _USE, **dict(enumerate(_HARDWARE, 5))}
-        return next((rank for rank, kind in kinds.items() if any(map(kind.fullmatch, texts))), 1)
-    return 4
-
-
-def _statistic(name: str) -> int:
-    """Which of several columns of the same comes first: without statistic, the median, the mean."""
-    found = _STATISTIC.search(name)
-    return found.lastindex or 0 if found else 0
-
-
-def is_level(name: str) -> bool:
-    """Whether values with this name are clocks or shares: whole ones are rounded, and no numbers of events."""
-    name = _usual(name)
-    text, leaf = words_of(name), words_of(_leaf(name))
-    kinds = (*_HARDWARE, _USE, _SHARE)
-    return any(kind.fullmatch(one) for kind in kinds for one in (text, leaf, split_unit(name)[0]))
-
-
-def _leaf(name: str) -> str:
-    """A name without its group."""
-    return re.split(r"[/.](?=[a-zA-Z])", _SLASH.sub(" per ", name))[-1]
-
-
-def _usual(name: str) -> str:
-    """A name without the word that says that its value is the usual one."""
-    return _STATISTIC.sub("", name).strip(" _.-")
-
-
-def _measures_of(metric: str) -> list[str]:
-    """What a metric is by its name, or by that without its groups: `dcgm.sm_active`."""
-    names = (metric, _leaf(metric))
-    return next(filter(None, ([role for role in MEASURES if _is(role, name)] for name in names)), [])
-
-
-def measure_named(text: str) -> str | None:
-    """What values with this name, or several of them, are; `None` if that is not certain."""
-    names = (text, _SEVERAL.sub("", _PER_NODE.sub("", text)))
-    found = next(filter(None, map(_measures_of, names)), [])
-    return found[0] if len(found) == 1 else None
-
-
-def _is(role: str, name: str) -> bool:
-    """Whether a column with this name has the role."""
-    percentile = _statistic(name) > 0
-    name = _SLASH.sub(" per ", _usual(name) if role in _NAMESPACED else name)
-    whole = words_of(name).removeprefix("ingero ").replace(" pro sekunde", " per second")
-    head, unit = split_unit(name)
-    known = _NAMES[role]
-    if whole in known or ("/" in name and role in _NAMESPACED and _is(role, name.rpartition("/")[2])):
-        return True
-    if role == "time":
-        return head in known and unit in (*_UNITS, "utc")
-    if role == "rate":
-        patterns = (_PER_SECOND, _RELATIVE_RATE, *_HARDWARE, _BANDWIDTH)
-        return head in known or any(pattern.fullmatch(text) for pattern in patterns for text in (whole, head))
-    if role == "counter":
-        of_steps = name.lower().endswith("_count") and _is("step_seconds", name[: -len("_count")])
-        return bool(_TOTAL.fullmatch(whole)) or (of_steps and _preference("step_seconds", name[: -len("_count")]) < 4)
-    if role == "step_seconds":
-        whole, head = (re.sub("^train(?:ing)? ", "", text) for text in (whole, head))
-        per_step = _PER_STEP.fullmatch(whole)
-        return (
-            whole in known
-            or head in _COMPUTE_TIMES
-            or bool(_STEP_TIME.fullmatch(whole) or _STEP_TIME.fullmatch(head))
-            or (head in (*known, *_STEPS, *_PASSES, *_LATENCIES) and unit in _UNITS)
-            or bool(per_step and per_step.group(1) in _UNITS)
-            or (percentile and whole in _UNITS)
-        )
-    return False
-
-
-def unit_of(name: str) -> float | None:
-    """Seconds of the unit in a name, or of a unit; `None` if there is none."""
-    name = _SLASH.sub(" per ", _usual(name))
-    per_step = _PER_STEP.fullmatch(words_of(name))
-    unit = split_unit(name)[1] or (per_step.group(1) if per_step else words_of(name))
-    return _UNITS.get(unit)
-
-
-def _head(name: str) -> str:
-    """The words of a name without a unit of time."""
-    head, unit = split_unit(name)
-    return head if unit in _UNITS else words_of(name)
 
 
 def _is_cell(text: str) -> bool:

@@ -15,7 +15,7 @@ from ingero_kit.flags import FiniteRange, SecondsRange
 
 def _settings(file: Path | None, flags: dict[str, Any]) -> tuple[Parameters, tuple[str, ...]]:
     """Parameters, flag over file over default, and the labels that nodes of a cohort share."""
-    from ingero_analyze.replay.columns import LABELS
+    from ingero_analyze.replay.column_names import LABELS
 
     given = {name: value for name, value in flags.items() if value is not None}
     if file is None:
@@ -29,7 +29,8 @@ def _settings(file: Path | None, flags: dict[str, Any]) -> tuple[Parameters, tup
 
 def _columns(given: tuple[str, ...]) -> dict[str, list[str]]:
     """Columns by the role that was chosen for them; none where a role is given without a column."""
-    from ingero_analyze.replay.columns import LABELS, ROLES, WORK
+    from ingero_analyze.replay.column_names import LABELS
+    from ingero_analyze.replay.columns import ROLES, WORK
 
     found: dict[str, list[str]] = {}
     once = [role for role in (*ROLES, WORK) if role not in LABELS]
@@ -43,8 +44,8 @@ def _with_tables_and_logs(
 ) -> tuple[str, ...]:
     """The files that were given, with the tables and logs of values in it for every folder."""
 
+    from ingero_analyze.csv_batches import SAMPLE_BYTES
     from ingero_analyze.log_lines import are_logs
-    from ingero_analyze.tables import SAMPLE_BYTES
 
     return with_tables(context, parameter, paths, are_logs, SAMPLE_BYTES)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final, Literal
 
-from ingero_analyze.replay.columns import is_level
+from ingero_analyze.replay.column_names import is_level
 from ingero_analyze.replay.common_levels import CommonLevels
 from ingero_analyze.replay.costs import Presences
 from ingero_analyze.replay.detector_judge import DetectorJudge, RecordedStates

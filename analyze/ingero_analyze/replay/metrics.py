@@ -6,8 +6,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.table_batch import TableBatch
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import TableBatch, read_columns
+from ingero_analyze.tables import read_columns
 from ingero_analyze.terminal import listed
 
 MOST_NAMES: Final = 10

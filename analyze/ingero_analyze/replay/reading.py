@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_analyze.diagnose.sources import Problems
-from ingero_analyze.replay.columns import LABELS, Columns
+from ingero_analyze.replay.column_names import LABELS
+from ingero_analyze.replay.columns import Columns
 from ingero_analyze.replay.subjects import Subjects
 from ingero_analyze.table_errors import TableError
 from ingero_fleet.recording import MERGEABLE, PARTS

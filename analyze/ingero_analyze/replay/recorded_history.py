@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ingero_analyze.replay import tick_grid
 from ingero_analyze.replay.behind import Behind
-from ingero_analyze.replay.columns import LABELS, is_gpu
+from ingero_analyze.replay.column_names import LABELS, is_gpu
 from ingero_analyze.replay.counters import Increases, RisesAndFalls, evened
 from ingero_analyze.replay.different_work import DifferentWork
 from ingero_analyze.replay.drifts import Drift, Drifts

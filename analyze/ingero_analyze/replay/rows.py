@@ -13,23 +13,17 @@ import numpy.typing as npt
 from ingero_analyze.diagnose.sources import SHOWN, Problems
 from ingero_analyze.member_columns import ColumnsOfMembers
 from ingero_analyze.replay.cells import NO_VALUE, Cells, Form, coarseness, form_of, numbers, points_may_be_thousands
-from ingero_analyze.replay.columns import (
-    FILE,
+from ingero_analyze.replay.column_names import (
     MEASURES,
-    WORK,
-    Columns,
-    MetricOpenError,
-    WideOpenError,
     date_of,
     is_gpu_of_host,
     is_index,
     measure_named,
     metrics_with_meaning,
-    recognised,
     says_value,
-    time_of,
     unit_of,
 )
+from ingero_analyze.replay.columns import FILE, WORK, Columns, MetricOpenError, WideOpenError, recognised, time_of
 from ingero_analyze.replay.equal_work import WorkColumn, WorkExamples
 from ingero_analyze.replay.metrics import MOST_NAMES, MetricColumn, metrics_of
 from ingero_analyze.replay.reading import (
@@ -60,8 +54,9 @@ from ingero_analyze.replay.times import (
     with_dates,
 )
 from ingero_analyze.replay.wide import WideTable, columns_of_members, wide_measure, wide_metric, wide_table
+from ingero_analyze.table_batch import TableBatch
 from ingero_analyze.table_errors import TableError
-from ingero_analyze.tables import TableBatch, read_columns
+from ingero_analyze.tables import read_columns
 from ingero_analyze.terminal import listed
 from ingero_contract.identifiers import node_key
 from ingero_detect.nodes.observation import ACTIVE

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ingero_analyze.replay.columns import LABELS
+from ingero_analyze.replay.column_names import LABELS
 from ingero_analyze.replay.costs import HOUR
 from ingero_analyze.replay.excuses import REASONS, Reason
 from ingero_analyze.replay.result import Replay

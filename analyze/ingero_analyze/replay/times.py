@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_analyze.replay.cells import FEWEST_ROUNDED, Cells, Floats, form_of, is_missing, numbers
-from ingero_analyze.tables import LATEST, is_text
+from ingero_analyze.table_batch import is_text
+from ingero_analyze.tables import LATEST
 
 EXCEL_UNIT: Final = "days of a spreadsheet"
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 from ingero_analyze.audit.columns import words_of
 from ingero_analyze.audit.wide import cells_of_gpus
 from ingero_analyze.member_columns import ColumnsOfMembers, as_array, is_whole, spread
-from ingero_analyze.replay.columns import (
-    Columns,
+from ingero_analyze.replay.column_names import (
     date_of,
     is_gpu,
     is_index,
@@ -19,7 +18,8 @@ from ingero_analyze.replay.columns import (
     time_column,
     unit_of,
 )
-from ingero_analyze.tables import TableBatch
+from ingero_analyze.replay.columns import Columns
+from ingero_analyze.table_batch import TableBatch
 from ingero_analyze.terminal import listed
 
 MOST_NAMES: Final = 10

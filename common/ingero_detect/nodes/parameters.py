@@ -5,7 +5,7 @@ from typing import Final
 
 SECONDS_PER_HOUR: Final = 3600.0
 
-ADJUSTABLE: Final = ("budget", "max_nodes")
+ADJUSTABLE: Final = ("absolute_band", "budget", "max_nodes")
 """Parameters that may differ from those of a snapshot: they change no meaning of what was learnt."""
 
 
@@ -25,7 +25,7 @@ class Parameters:
     """Reference value of the sequential test, standard deviations: a lasting loss below it adds no evidence."""
     own_band: float = 0.05
     """Loss against own history, in log units, below which no amount of evidence accuses."""
-    absolute_band: float = 0.15
+    absolute_band: float = 0.1
     """The same against peers, for nodes that were slow from the start; chips differ."""
     largest_step: float = 5.0
     """What one tick can add to the evidence, standard deviations above the reference value."""

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.healthy_spread import OF_AVERAGES, outlier_chances
+from ingero_detect.healthy_spread import OF_AVERAGES, normal_deviate, normal_upper_tail, outlier_chances
 from ingero_detect.nodes.codes import AXES
 from ingero_detect.nodes.column_store import ColumnStore
 from ingero_detect.nodes.verdicts import Axis
@@ -21,7 +21,7 @@ MOST_FALSE: Final = 0.02
 LEAST_SPREAD: Final = 0.03
 """Standard deviation, log units, that healthy nodes of one kind are assumed to have at least."""
 
-MOST_SHARE: Final = 0.1
+MOST_SHARE: Final = 0.125
 """Share of a cohort beyond which low nodes are no faults; one is always allowed."""
 
 _SAME_LEVEL: Final = 4.0
@@ -57,8 +57,7 @@ def lone_outliers(
     found = np.zeros(len(rows), np.bool_)
     if len(rows) < 3:
         return found
-    chance = outlier_chances(-baseline, LEAST_SPREAD, OF_AVERAGES, -baseline[low])
-    found[low] = chance * len(rows) <= MOST_FALSE
+    found[low] = _chances_of_healthy(baseline, low) * len(rows) <= MOST_FALSE
     known = accused & (memory.node("axis")[rows] == AXES.index(Axis.PEERS))
     if np.count_nonzero(found | known) > max(1, MOST_SHARE * len(rows)):
         return np.zeros_like(found)
@@ -67,4 +66,16 @@ def lone_outliers(
     for place in np.flatnonzero(found).tolist():
         alike = (np.abs(loss - loss[place]) <= tolerance) & (loss > 0.5 * loss[place])
         found[place] = np.count_nonzero(alike) == 1
+    return found
+
+
+def _chances_of_healthy(baseline: Floats, low: Bools) -> Floats:
+    """For every `low` node of a group, the chance that a healthy one is as low.
+
+    As the baselines of the group show how its nodes differ, and not less than if they differed by the least spread,
+    known from as many nodes: a fit of that spread takes nodes that are more alike for the peak of a heavy tail.
+    """
+    deviates = normal_deviate((np.median(baseline) - baseline[low]) / LEAST_SPREAD, np.array(len(baseline) - 1.0))
+    as_they_differ = outlier_chances(-baseline, 0.0, OF_AVERAGES, -baseline[low])
+    found: Floats = np.maximum(as_they_differ, normal_upper_tail(deviates))
     return found

@@ -49,6 +49,9 @@ _CROWD_DEVIATION: Final = 4.0
 """Standard deviations by which a node of a crowd falls or rises at least. Beside a straggler one of seven others is
 beyond three in one of a hundred ticks."""
 
+_PHASE_BAND: Final = 0.15
+"""Loss, log units, below which no node is accused while it learns what a new phase of its job adds."""
+
 _RESPONSE: Final = 0.1
 """Share of a change of load by which nodes may differ in following it."""
 
@@ -164,7 +167,7 @@ def compute_bounds(
     new = nodes.new & ~_followed_alike(memory, parameters, nodes)
     wide = new | _many_moved_differently(memory, parameters, nodes)[group]
     usual = singles(_usual_band(memory, parameters, nodes.reference))[group]
-    band = np.where(wide, np.float32(parameters.absolute_band), usual)
+    band = np.where(wide, np.float32(_PHASE_BAND), usual)
     z = -nodes.gap / scale
     error = singles(MEDIAN_ERROR / np.sqrt(np.maximum(nodes.known, 1)))
     allowance = np.maximum(singles(nodes.drift)[group], band / scale) + error
@@ -201,7 +204,7 @@ def _usual_band(memory: ColumnStore, parameters: Parameters, reference: Referenc
     band = parameters.own_band + _RESPONSE * away
     apart = np.sqrt(np.maximum(reference.spread**2 - filled(memory.group("scale"), 0.0) ** 2, 0.0))
     band = np.where(reference.common, np.maximum(band, _MOVED_APART * apart), band)
-    limited: Floats = np.minimum(band, parameters.absolute_band)
+    limited: Floats = np.minimum(band, _PHASE_BAND)
     return limited
 
 
