@@ -418,6 +418,56 @@ def test_a_node_that_pauses_again_is_accused(tmp_path: Path) -> None:
     assert named(judged(tmp_path, rates)) == ["n3"]
 
 
+@pytest.mark.parametrize("who", ["alone", "as others"])
+def test_a_node_whose_short_losses_come_back_more_often_than_those_of_its_peers_is_accused(
+    tmp_path: Path, who: str
+) -> None:
+    """n3 loses half for three ticks, three times far apart, which cost little; its peers do not, or do too."""
+    rates = healthy(500)
+    for node in (3,) if who == "alone" else range(8):
+        for begin in (100, 230, 360):
+            rates[begin + 9 * node : begin + 9 * node + 3, node] *= 0.5
+
+    found = judged(tmp_path, rates)
+
+    assert named(found) == (["n3"] if who == "alone" else [])
+    assert named(found, "pause") == []
+
+
+@pytest.mark.parametrize(
+    ("what", "who"),
+    [("is given more", "other_job"), ("is repaired", ""), ("has a part", "other_job"), ("is full", "")],
+)
+def test_a_node_with_a_part_of_the_traffic_is_not_slow(tmp_path: Path, what: str, who: str) -> None:
+    """n3 does less than its peers from the start. Their load rises and falls."""
+    load = 1 + 0.5 * np.sin(np.arange(480) / 40)
+    rates = healthy(480) * load[:, None]
+    if what == "has a part":
+        rates[:, 3] *= 0.1
+    elif what == "is full":
+        rates[:, 3] *= 0.1 / load
+    else:
+        rates[:, 3] *= np.repeat(
+            [0.25, 0.25, 0.5, 0.75, 0.75, 1] if what == "is given more" else [0.25] * 5 + [1], 80
+        )
+
+    assert named(judged(tmp_path, rates), who) == ["n3"]
+
+
+@pytest.mark.parametrize("level", [1.25, 0.7])
+def test_a_node_that_is_slow_since_its_job_began_again_at_another_level_is_no_uneven_one(
+    tmp_path: Path, level: float
+) -> None:
+    rates = healthy()
+    rates[150:160] = 0
+    rates[160:] *= level
+    rates[160:, 3] *= 0.8
+
+    found = judged(tmp_path, rates)
+
+    assert [(one["node"], one["start"]) for one in found["episodes"]] == [("n3", 160 * 30.0)]
+
+
 @pytest.mark.parametrize(
     "how", ["without a column of jobs", "in one job", "two only", "two as well", "slow afterwards"]
 )

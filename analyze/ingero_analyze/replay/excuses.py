@@ -56,8 +56,10 @@ class Excuses:
         short = set[Onset]() if live else pauses(episodes, tick)
         ended = set() if self._jobs_known else ends_of_jobs(episodes, rests, self._hosts, last, tick)
         self._tests: Final[tuple[tuple[Reason, Callable[[Episode], bool]], ...]] = (
-            ("uneven", _one_of(seen.slowdowns.explained(episodes))),
+            ("uneven", self._uneven(seen.slowdowns.explained(episodes), short)),
             ("other_job", seen.other_jobs.explained),
+            ("other_job", self._own_work.given_more),
+            ("other_job", seen.late.does_a_part),
             ("other_job", self._has_own_work),
             ("other_job", self._of_another_group),
             ("rollout", self._rolled_out),
@@ -67,7 +69,7 @@ class Excuses:
             ("pause", lambda one: one.key in short and not seen.dips.seen(one.node)),
             ("job_end", _one_of(ended)),
             ("together", self._lost_together),
-            ("late", seen.late.explains),
+            ("late", lambda one: seen.late.explains(one, seen.grace.slow_since(one))),
         )
 
     def reason(self, episode: Episode) -> Reason | None:
@@ -96,6 +98,10 @@ class Excuses:
             return False
         self._reading.doubt(OTHER_WORK)
         return True
+
+    def _uneven(self, explained: set[Onset], short: set[Onset]) -> Callable[[Episode], bool]:
+        """Whether moves explain an episode; one such short loss of several is none of them."""
+        return lambda one: one.key in explained and not (one.key in short and self._seen.dips.seen(one.node))
 
     def _of_another_group(self, episode: Episode) -> bool:
         """Whether a node that is slower than its group does what others do: what nodes change by tells their group,

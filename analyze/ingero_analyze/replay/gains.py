@@ -33,17 +33,21 @@ MOST_LEVELS: Final = 4_000_000
 
 @dataclass(frozen=True)
 class CohortGains:
-    """What nodes of a cohort gained for good: the number of each, the block, the size, log units."""
+    """What nodes of a cohort gained for good: the number of each, the block, the size, and how far they were above
+    their first levels then, log units."""
 
     node: Ints
     block: Ints
     size: Floats
+    above: Floats
 
     def of(self, names: Sequence[NodeKey]) -> list[Gain]:
         """The same by name. A level is one of most ticks of a block, so that it began in the middle of it at last."""
         return [
-            Gain(names[node], (block - 0.5) * BLOCK_TICKS, (block + 0.5) * BLOCK_TICKS, size)
-            for node, block, size in zip(self.node.tolist(), self.block.tolist(), self.size.tolist(), strict=True)
+            Gain(names[node], (block - 0.5) * BLOCK_TICKS, (block + 0.5) * BLOCK_TICKS, size, above)
+            for node, block, size, above in zip(
+                self.node.tolist(), self.block.tolist(), self.size.tolist(), self.above.tolist(), strict=True
+            )
         ]
 
 
@@ -66,15 +70,15 @@ class Gains:
         found: dict[int, CohortGains] = {}
         for cohort in np.unique(pairs[:, 1]).tolist() if len(levels) else ():
             inside = np.flatnonzero(pairs[:, 1] == cohort)
-            row, block, size = gains(levels[:, inside], errors[:, inside])
+            row, block, size, above = gains(levels[:, inside], errors[:, inside])
             if len(row):
-                found[cohort] = CohortGains(pairs[inside[row], 0], block, size)
+                found[cohort] = CohortGains(pairs[inside[row], 0], block, size, above)
         return found
 
 
-def gains(levels: Floats, errors: Floats) -> tuple[Ints, Ints, Floats]:
-    """Nodes, blocks and sizes of lasting gains to above the first level of a node, other than to where its
-    peers are. Levels by block and node, log units, and their standard errors; NaN where there is none."""
+def gains(levels: Floats, errors: Floats) -> tuple[Ints, Ints, Floats, Floats]:
+    """Nodes, blocks and sizes of lasting gains to above the first level of a node, and how far above, other than to
+    where its peers are. Levels by block and node, log units, and their standard errors; NaN where there is none."""
     change = np.diff(levels, axis=0, prepend=np.nan)
     usual = np.nan_to_num(row_medians(change))
     own = levels - np.cumsum(usual)[:, None]
@@ -82,19 +86,19 @@ def gains(levels: Floats, errors: Floats) -> tuple[Ints, Ints, Floats]:
     off = off[np.isfinite(off)]
     least = max(LEAST, SPREADS * MAD_TO_SIGMA * float(np.median(off))) if len(off) else np.inf
     found = [
-        (row, block, size)
+        (row, block, size, above)
         for row, (node, error) in enumerate(zip(own.T, errors.T, strict=True))
-        for block, size in _of_node(node, error, least)
+        for block, size, above in _of_node(node, error, least)
         if not repaired(levels[block, row], levels[block])
     ]
     return (
-        np.array([row for row, _, _ in found], np.int64), np.array([block for _, block, _ in found], np.int64),
-        np.array([size for _, _, size in found], np.float64),
+        np.array([one[0] for one in found], np.int64), np.array([one[1] for one in found], np.int64),
+        np.array([one[2] for one in found], np.float64), np.array([one[3] for one in found], np.float64),
     )  # fmt: skip
 
 
-def _of_node(level: Floats, error: Floats, least: float) -> list[tuple[int, float]]:
-    """Blocks and sizes of the gains of a node."""
+def _of_node(level: Floats, error: Floats, least: float) -> list[tuple[int, float, float]]:
+    """Blocks and sizes of the gains of a node, and how far above its first level it is since then."""
     blocks = np.flatnonzero(np.isfinite(level))
     level, error = level[blocks], error[blocks]
     jumps = np.abs(np.diff(level)) > np.maximum(least, ERRORS * np.hypot(error[1:], error[:-1]))
@@ -104,7 +108,7 @@ def _of_node(level: Floats, error: Floats, least: float) -> list[tuple[int, floa
         for start, stop in pairwise(edges) if stop - start >= LASTING
     ]  # fmt: skip
     return [
-        (block, now - before)
+        (block, now - before, now - lasting[0][1])
         for (_, before), (block, now) in pairwise(lasting)
         if min(now - before, now - lasting[0][1]) > least
     ]

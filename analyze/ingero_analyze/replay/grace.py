@@ -8,6 +8,7 @@ import numpy as np
 
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.nodes.column_store import ColumnStore
+from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import Edge
 from ingero_detect.nodes.verdicts import Axis
 
@@ -27,6 +28,10 @@ class Grace:
         self._ticks: dict[NodeKey, list[tuple[float, float]]] = {}
         self.begun: dict[tuple[NodeKey, float], list[float]] = {}
         """By node and onset the times of ticks before it in which the node had lost as much, first one first."""
+
+    def slow_since(self, episode: Episode) -> float | None:
+        """The onset of an episode, or the earlier time since when its node was slow and not judged, seconds."""
+        return next(iter(self.begun.get(episode.key, ())), episode.first.since)
 
     def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
         """Add a tick that the detector has judged."""

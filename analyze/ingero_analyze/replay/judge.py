@@ -74,7 +74,7 @@ def _replay(
 ) -> Replay:  # fmt: skip
     moments = history.ticks()
     first = next(moments)
-    run = _Run(history, rule, parameters, watch, live)
+    run = _Run(history, rule, parameters, watch, live, evened=bool(shares))
     for moment in chain((first,), moments):
         run.note(replace(moment, seen=even(moment.seen, shares)) if shares else moment)
     return run.result(of_jobs or {})
@@ -84,13 +84,15 @@ class _Run:
     """One pass over a history whose first tick has been read: its columns and the length of a tick are known."""
 
     def __init__(
-        self, history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None, live: bool
-    ) -> None:
+        self, history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None, live: bool,
+        *, evened: bool,
+    ) -> None:  # fmt: skip
         self._history, self._watch, self._live = history, watch, live
         self._as_recorded = live or history.reading.recorded
         if not self._as_recorded:
             parameters = _with_silence_by_chance(parameters, history)
         self._seen = Observers(parameters, history.tick_seconds)
+        self._seen.late.evened = evened
         self._episodes = Episodes()
         self._ticks, self._last = 0, 0.0
         self._judge: Judge

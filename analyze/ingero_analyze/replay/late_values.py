@@ -1,4 +1,5 @@
-"""Tells nodes whose values follow their cohort's late, or averaged, or wander as those do, from slow ones. Pure."""
+"""Tells nodes whose values follow their cohort's late, averaged, or at a small part of them, or wander as those do,
+from slow ones. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from ingero_analyze.replay.wandering_loads import beyond_wandering, from_others
 from ingero_detect.grouped import Bools, Floats, Ints, row_medians
 from ingero_detect.nodes.episodes import Episode
 from ingero_detect.nodes.observation import ACTIVE, Observation
+from ingero_detect.nodes.verdicts import Axis
 
 LONGEST: Final = 3600.0
 LEAST_TICKS: Final = 60
@@ -38,12 +40,22 @@ LIKE: Final = 0.05
 FEWEST_LIKE: Final = 2
 """What the rates of nodes that do the same differ by at most, log units, and how many do it."""
 
+PART: Final = 2 / 3
+VARIES: Final = float(np.log(1.5))
+FOLLOWS: Final = 0.3
+BLOCK: Final = 20
+"""Share of the rate of its peers that a node does less at least if it may be given a part of their load; how far that
+varies at least (tenth to ninetieth percentile), log units; by how much the slope against it differs from one, and
+which share of the variance it leaves, at most; ticks that are averaged before."""
+
 MOST_CELLS: Final = 20_000_000
 """Values of nodes and ticks that are kept, 4 bytes each; of longer histories nothing is told."""
 
 
 class LateValues:
-    """The logs of the rates of all nodes in all ticks."""
+    """The logs of the rates of all nodes in all ticks. `evened`: without shares of their own in the common load."""
+
+    evened = False
 
     def __init__(self, tick_seconds: float) -> None:
         self._ticks = max(LEAST_TICKS, int(LONGEST / tick_seconds))
@@ -66,13 +78,13 @@ class LateValues:
         self._times.append(now)
         self._rows.append((places[working], np.log(np.asarray(seen.value)[working]).astype(np.float32)))
 
-    def explains(self, episode: Episode) -> bool:
+    def explains(self, episode: Episode, since: float | None) -> bool:
         """Whether the values of a node outside of an episode follow its cohort's at some distance of time, or are
-        averaged, beyond chance, and what it lost is nothing else."""
-        times, first = np.array(self._times), episode.first
-        if len(times) < FEWEST_TICKS or first.since is None or episode.node not in self._numbers:
+        averaged, beyond chance, and what it lost is nothing else. `since`: when the node became slow, seconds."""
+        times = np.array(self._times)
+        if len(times) < FEWEST_TICKS or since is None or episode.node not in self._numbers:
             return False
-        inside = (times >= first.since) & (times < (np.inf if episode.end is None else episode.end))
+        inside = (times >= since) & (times < (np.inf if episode.end is None else episode.end))
         own, common = self._own_and_common(self._numbers[episode.node])
         known = np.isfinite(own) & np.isfinite(common)
         if not (known & inside).any() or np.count_nonzero(known & ~inside) < FEWEST_TICKS:
@@ -106,6 +118,20 @@ class LateValues:
         onset, stop = np.searchsorted(times, (since, end)).tolist()
         begins = beyond_wandering(own[:, 0] - row_medians(peers), from_others(peers, LARGE), onset, stop)
         return since if begins == onset else None if begins is None else float(times[begins])
+
+    def does_a_part(self, episode: Episode) -> bool:
+        """Whether a node that was far slower than its peers from the start follows their load, as one that is given a
+        part of it: one that cannot do more does the same when there is more to do."""
+        far = episode.first.axis is Axis.PEERS and episode.last.severity >= PART
+        if self.evened or not far or episode.node not in self._numbers:
+            return False
+        own, common = self._own_and_common(self._numbers[episode.node])
+        known = np.isfinite(own) & np.isfinite(common)
+        if np.count_nonzero(known) < FEWEST_TICKS:
+            return False
+        low, high = np.quantile(common[known], (0.1, 0.9))
+        slope, left = _followed(own[known], common[known])
+        return bool(high - low >= VARIES and abs(slope - 1) <= FOLLOWS and left <= FOLLOWS)
 
     def losses(self, episode: Episode) -> tuple[Floats, Floats]:
         """Times since the onset of an episode, seconds, and what its node was then below the median of its peers,
@@ -198,6 +224,16 @@ def _late(own: Floats, common: Floats, there: Bools, most: int) -> Floats | None
     tries = np.log(len(lags) * len(AVERAGED))
     certain = gained > 2 * (LOG_CERTAIN + tries) * spread * (1 + similar) / (1 - similar)
     return own - then if certain else None
+
+
+def _followed(own: Floats, common: Floats) -> tuple[float, float]:
+    """The slope of own values against common ones, both averaged over blocks of ticks, and the share of the variance
+    that it leaves."""
+    blocks = len(own) // BLOCK
+    mine, theirs = (each[: blocks * BLOCK].reshape(blocks, BLOCK).mean(axis=1) for each in (own, common))
+    mine, theirs = mine - mine.mean(), theirs - theirs.mean()
+    slope = float(mine @ theirs / max(float(theirs @ theirs), 1e-12))
+    return slope, float(np.sum((mine - slope * theirs) ** 2) / max(float(mine @ mine), 1e-12))
 
 
 def _errors(own: Floats, common: Floats, there: Bools, lags: Ints) -> Floats:

@@ -68,6 +68,6 @@ class Observers:
         self.job_mates.note(memory)
         self.shared_noise.note(memory)
         self.dips.note(memory)
-        self.slowdowns.note(now, memory, edges)
         self.grace.note(now, memory, edges)
+        self.slowdowns.note(now, memory, edges, self.grace.begun)
         self.starts.judged(now, memory, self._own_band)

@@ -3,6 +3,7 @@ together: by nodes that gain, and by how many change, each at a time of its own.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -41,18 +42,23 @@ LASTING: Final = 12
 TIMES: Final = 16
 """Times of such changes, at least, in a cohort of more than twice as many nodes."""
 
+STEP: Final = float(np.log(1.2))
+FEWEST_STEPS: Final = 2
+"""What a node gains, log units, and how often, where more and more work is given to it."""
+
 Cohort = tuple[str, str]
 """Cluster, and cohort as verdicts write it."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a node gained, log units, between two ticks."""
+    """What a node gained, log units, between two ticks; `above`: its first level, as far as that is known."""
 
     node: NodeKey
     earliest: float
     latest: float
     size: float
+    above: float = 0.0
 
 
 @dataclass
@@ -102,6 +108,14 @@ class OwnWork:
         for cohort, found in gains.items():
             for gain in found:
                 self._add(cohort, gain.node, gain.size)
+
+    def given_more(self, episode: Episode) -> bool:
+        """Whether a node that was slow from the start came to where its peers are step by step, as a new version that
+        is given more and more of the traffic: a repair takes a node there at once."""
+        own = [gain for gain in self._gains.get(episode.cohort, ()) if gain.node == episode.node]
+        own = sorted((gain for gain in own if gain.above >= STEP), key=lambda gain: gain.earliest)
+        up = all(after.above - before.above >= STEP for before, after in pairwise(own))
+        return episode.first.axis is Axis.PEERS and up and len(own) >= FEWEST_STEPS
 
     def explains(self, episode: Episode) -> bool:
         """Whether nodes beside the accused one do work of their own, and it lost no more than they gain, or stopped

@@ -1,6 +1,6 @@
 """Tells nodes that follow a move of all unevenly from stragglers: what followed says which they were. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,11 +55,13 @@ class CommonMove:
 
 @dataclass
 class _AccusedInMove:
-    """A node that was accused after a move of its cohort, when the loss began, the nodes of the cohort, and how far
-    it was behind them, log units, if it was accused of that and not of a change."""
+    """A node that was accused after a move of its cohort, its onset and since when it was as slow as that, which is
+    earlier where it was not judged at first; the nodes of the cohort, and how far it was behind them, log units, if
+    it was accused of that and not of a change."""
 
     node: NodeKey
     since: float
+    slow: float
     peers: list[NodeKey]
     behind: float | None = None
     moves: list[CommonMove] = field(default_factory=list)
@@ -83,8 +85,11 @@ class Slowdowns:
         self._moves: dict[Onset, list[CommonMove]] = {}
         self._as_others: set[tuple[Onset, float]] = set()
 
-    def note(self, now: float, memory: ColumnStore, edges: Iterable[Edge]) -> None:
-        """Add a tick that the detector has judged."""
+    def note(
+        self, now: float, memory: ColumnStore, edges: Iterable[Edge], begun: Mapping[Onset, Sequence[float]]
+    ) -> None:
+        """Add a tick that the detector has judged. `begun`: by node and onset the times before that at which it had
+        lost as much and was not judged, seconds."""
         if len(memory.names) > MOST_NODES:
             return
         self._shares.note(now, memory)
@@ -105,7 +110,7 @@ class Slowdowns:
         self._past[:, self._ticks % KEPT] = level
         self._ticks += 1
         for edge in edges:
-            self._note_edge(now, memory, edge)
+            self._note_edge(now, memory, edge, begun)
         self._compare_all(last=False)
 
     def explained(self, episodes: Iterable[Episode]) -> set[Onset]:
@@ -161,7 +166,7 @@ class Slowdowns:
         if not move.ended:
             move.until = now
 
-    def _note_edge(self, now: float, memory: ColumnStore, edge: Edge) -> None:
+    def _note_edge(self, now: float, memory: ColumnStore, edge: Edge, begun: Mapping[Onset, Sequence[float]]) -> None:
         """Remember an accusation, with the moves before it, and when its node was well."""
         verdict = edge.verdict
         node = node_key(verdict.cluster, verdict.node)
@@ -180,7 +185,8 @@ class Slowdowns:
             peers, behind = [memory.names[place] for place in inside], None
             if verdict.axis is Axis.PEERS and verdict.residual is not None:
                 behind = -verdict.residual
-            self._waiting.append(_AccusedInMove(node, since, peers, behind, moves))
+            slow = min((since, *begun.get((node, since), ())))
+            self._waiting.append(_AccusedInMove(node, since, slow, peers, behind, moves))
 
     def _compare_all(self, last: bool) -> None:
         """Compare with the others who was well again, or was accused for long enough; at the end all."""
@@ -192,7 +198,7 @@ class Slowdowns:
             for move in one.moves:
                 until = min(one.recovered, move.until + 0.5 * self._tick_seconds if move.ended else np.inf)
                 if self._in_time(move, one.since) and self._shares.usual(
-                    one.node, one.peers, move.begun, one.since, until, one.behind
+                    one.node, one.peers, move.begun, one.slow, until, one.behind
                 ):
                     self._as_others.add(((one.node, one.since), move.begun))
 

@@ -30,6 +30,9 @@ DIP_TICKS: Final = 120
 _DIP: Final = 3.0
 """Standard deviations beyond which a loss counts as a dip."""
 
+_HALF_OF_BAND: Final = np.float32(0.5)
+"""Share of the band that a node is behind its peers by when it is accused of that: evidence outlasts a repair."""
+
 LARGEST_SHARE: Final = 0.75
 """Share of the alarm level that one tick adds at most. Half a step is left for evidence that noise brought before."""
 
@@ -320,7 +323,7 @@ def against_peers(
     below = _cusum(before, step, nodes, bounds)
     _, onset = _onset(now, below, memory.node("below_onset")[at], bounds.top)
     alarm = (below > bounds.top) & nodes.eligible
-    fresh = alarm & ~nodes.accused
+    fresh = alarm & ~nodes.accused & (absolute < -_HALF_OF_BAND * line)
     alarm &= nodes.accused & (memory.node("axis")[at] == AXES.index(Axis.PEERS))
     if fresh.any():
         rows = np.arange(len(memory.names))[at]
