@@ -167,7 +167,9 @@ def part_slower_since(seconds: Floats, alike: Ints, period: float) -> Diagnosis 
     places = np.unique(np.linspace(FEWEST_BEFORE, last, MOST_PLACES).astype(int)) if last >= FEWEST_BEFORE else ()
     if ranks < FEWEST_RANKS or not np.isfinite(values).all():
         return None
-    own = values - np.stack([_faster_half(values[alike == kind]) for kind in alike.tolist()])
+    own = values.copy()
+    for kind in np.unique(alike):
+        own[alike == kind] -= _faster_half(values[alike == kind])
     found: tuple[float, Diagnosis | None] = 0.0, None
     for begin in places:
         change = np.quantile(own[:, begin:], LOWER, axis=1) - np.quantile(own[:, :begin], 1 - LOWER, axis=1)
@@ -189,11 +191,9 @@ def _rises(apart: Floats, begin: int, places: int) -> bool:
     Ranks that share their data differ from all others by the same, so many of them prove no more than one.
     """
     before, after = apart[:begin], apart[begin:]
-    power, freedom = (
-        float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()),
-        len(apart) - 2,
-    )
-    error = np.sqrt(power / freedom * (1 / len(before) + 1 / len(after)))
+    squares = float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum())
+    freedom = len(apart) - 2
+    error = np.sqrt(squares / freedom * (1 / len(before) + 1 / len(after)))
     needed = upper_quantiles(CHANCE_OF_POSSIBLE / places, np.array(float(freedom)))
     return bool(after.mean() - before.mean() > float(needed) * error)
 
