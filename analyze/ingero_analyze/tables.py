@@ -21,10 +21,8 @@ from ingero_analyze.table_errors import TableError
 LATEST: Final = 1e11
 """Largest time in seconds, some three thousand years; times in milliseconds and finer units since 1970 are larger."""
 
-
 MARKED_BYTES: Final = 1 << 20
 """How much of a file is searched for what shows its kind: logs begin with pages of settings."""
-
 
 _MARKED_UP: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*<[?!A-Za-z]")
 _NO_TEXT: Final = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f\x81\x8d\x8f\x90\x9d]")
@@ -45,10 +43,8 @@ _OTHERS: Final = {
 }
 """How files of other kinds begin, and what to do."""
 
-
 Rows = tuple[list[str], Iterator[tuple[int, Row]]]
 """Names of columns, and rows with their line numbers."""
-
 
 Marked = tuple[Callable[[str], bool], RowsOf]
 """Whether a text that begins so is one of some kind, and what reads its rows."""

@@ -116,11 +116,13 @@ def lasting_or_rare(values: Floats, alike: Ints, level: Floats, flagged: Bools) 
     own = np.nan_to_num(residuals_by_step(values, alike), nan=0.0)
     steps = own.shape[1]
     noise = MAD_TO_SIGMA * float(np.median(np.abs(own[~flagged]))) if not flagged.all() else 0.0
-    slow: dict[int, Bools] = {}
+    slow, medians = dict[int, Bools](), dict[int, Floats]()
     for row in np.flatnonzero(flagged).tolist():
         reach = max(1, math.ceil(((SURE_SIGMAS * noise / max(level[row], 1e-12)) ** 2 - 1) / 2))
         if 2 * reach + 1 <= SHORTEST_SHARE * steps:
-            slow[row] = _medians_around(own, reach) > level[row] / 2
+            if reach not in medians:
+                medians = {reach: _medians_around(own, reach)}
+            slow[row] = medians[reach] > level[row] / 2
     brief = {row: table for row, table in slow.items() if np.count_nonzero(table[row]) < (1 - LOWER) * steps}
     found = flagged.copy()
     lasting = flagged & ~np.isin(np.arange(len(flagged)), list(brief))
@@ -134,7 +136,9 @@ def lasting_or_rare(values: Floats, alike: Ints, level: Floats, flagged: Bools) 
 def _medians_around(values: Floats, reach: int) -> Floats:
     """By row, the median of so many steps before each, itself and as many after it."""
     padded = np.pad(values, ((0, 0), (reach, reach)), mode="symmetric")
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1, axis=1), axis=2))
+    # A median copies every window: those of all rows at once would be as many times the values as a window is long.
+    windows = (np.lib.stride_tricks.sliding_window_view(row, 2 * reach + 1) for row in padded)
+    return np.stack([np.median(of_row, axis=1) for of_row in windows])
 
 
 def _lengths(steps: int) -> list[int]:

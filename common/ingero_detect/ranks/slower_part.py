@@ -138,10 +138,7 @@ def slower_ranks(values: Floats, alike: Ints, chips: float) -> Bools | None:
     values = without_common_mode(values, alike)
     mean, error = trimmed_mean(values)
     error, freedom = moderated_errors(error, steps)
-    excess = np.zeros(ranks)
-    for kind in np.unique(alike).tolist():
-        own = alike == kind
-        excess[own] = mean[own] - np.median(np.sort(mean[own])[: (own.sum() + 1) // 2])
+    excess = _above_faster_half(mean, alike)
     slow, gap = _upper_part(excess)
     spread = max(float(np.std(excess[~slow], ddof=1)), chips)
     if gap <= max(2 * SMALLEST_EFFECT, MIN_SPREADS * spread):
@@ -167,9 +164,7 @@ def part_slower_since(seconds: Floats, alike: Ints, period: float) -> Diagnosis 
     places = np.unique(np.linspace(FEWEST_BEFORE, last, MOST_PLACES).astype(int)) if last >= FEWEST_BEFORE else ()
     if ranks < FEWEST_RANKS or not np.isfinite(values).all():
         return None
-    own = values.copy()
-    for kind in np.unique(alike):
-        own[alike == kind] -= _faster_half(values[alike == kind])
+    own = _above_faster_half(values, alike)
     found: tuple[float, Diagnosis | None] = 0.0, None
     for begin in places:
         change = np.quantile(own[:, begin:], LOWER, axis=1) - np.quantile(own[:, :begin], 1 - LOWER, axis=1)
@@ -198,9 +193,13 @@ def _rises(apart: Floats, begin: int, places: int) -> bool:
     return bool(after.mean() - before.mean() > float(needed) * error)
 
 
-def _faster_half(values: Floats) -> Floats:
-    """By step, the median of the lower half of the rows."""
-    return np.asarray(np.median(np.sort(values, axis=0)[: (len(values) + 1) // 2], axis=0))
+def _above_faster_half(values: Floats, alike: Ints) -> Floats:
+    """Values by rank, or by (rank, step), less the median of the lower half of the ranks with the same work."""
+    found = values.copy()
+    for kind in np.unique(alike):
+        own = alike == kind
+        found[own] -= np.median(np.sort(values[own], axis=0)[: (own.sum() + 1) // 2], axis=0)
+    return found
 
 
 def _upper_part(values: Floats) -> tuple[Bools, float]:
