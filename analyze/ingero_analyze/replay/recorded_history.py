@@ -40,7 +40,8 @@ from ingero_analyze.replay.reading import (
 )
 from ingero_analyze.replay.report_intervals import interval_for_most, silence_by_chance, slow_steps, ticks_of_steps
 from ingero_analyze.replay.rollouts import Rollout, Rollouts
-from ingero_analyze.replay.rows import BatchRows, RowReader
+from ingero_analyze.replay.row_parser import BatchRows
+from ingero_analyze.replay.rows import RowReader
 from ingero_analyze.replay.stuck_values import Stuck, filled_values, stuck_values
 from ingero_analyze.replay.subjects import NOBODY, HiddenGroups, Subjects
 from ingero_analyze.replay.timetables import TickValues, Timetable
