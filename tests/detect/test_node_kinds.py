@@ -8,13 +8,17 @@ from ingero_detect.audit.node_kinds import NodeKinds, node_kinds
 CHIPS = 4
 
 
-def kinds(level: np.ndarray, seed: int) -> NodeKinds:
+NO_GROUPS = np.zeros(0, np.int64)
+
+
+def kinds(level: np.ndarray, seed: int, group: np.ndarray = NO_GROUPS) -> NodeKinds:
     """Of nodes with these levels: chips differ by 1.2 %, values by 0.5 %, three runs."""
     random = np.random.default_rng(seed)
     chips = CHIPS * len(level)
     unit, run = np.divmod(np.arange(3 * chips), 3)
     effect = np.repeat(level, CHIPS) + 0.012 * random.normal(size=chips)
-    return node_kinds(effect[unit] + 0.005 * random.normal(size=len(unit)), unit, run, np.arange(chips) // CHIPS)
+    values = effect[unit] + 0.005 * random.normal(size=len(unit))
+    return node_kinds(values, unit, run, np.arange(chips) // CHIPS, group)
 
 
 @pytest.mark.parametrize("distance", [0.08, 0.4])
@@ -71,5 +75,24 @@ def test_healthy_nodes_are_of_one_kind_however_they_are_distributed() -> None:
 def test_without_nodes_or_with_few_chips_there_is_one_kind() -> None:
     values, unit = np.array([0.0, 0.5] * 20), np.arange(40)
 
-    assert node_kinds(values, unit, np.full(40, -1), np.full(40, -1)).slower == (0.0,)
-    assert node_kinds(values[:20], unit[:20], np.full(20, -1), np.arange(20) // 2).slower == (0.0,)
+    assert node_kinds(values, unit, np.full(40, -1), np.full(40, -1), NO_GROUPS).slower == (0.0,)
+    assert node_kinds(values[:20], unit[:20], np.full(20, -1), np.arange(20) // 2, NO_GROUPS).slower == (0.0,)
+
+
+def test_a_slow_rack_is_no_kind_where_enough_racks_are_told_to_judge_it() -> None:
+    nodes = np.arange(64)
+    slow = 0.08 * (nodes // 8 == 2)
+
+    assert len(kinds(slow, 1, nodes // 8).slower) == 1
+    assert len(kinds(slow, 1, nodes // 16).slower) == 2
+    assert len(kinds(slow, 1, nodes % 8).slower) == 2
+    assert len(kinds(slow, 1).slower) == 2
+    assert len(kinds(0.08 * (nodes // 16 == 2), 1, nodes // 16 + 4 * (nodes // 8 % 2)).slower) == 2
+
+
+def test_a_slow_rack_beside_another_kind_leaves_that_kind() -> None:
+    nodes = np.arange(64)
+
+    found = kinds(0.3 * (nodes >= 40) + 0.08 * (nodes // 8 == 2), 1, nodes // 8)
+
+    assert np.array_equal(found.of_unit, np.repeat(nodes >= 40, CHIPS))

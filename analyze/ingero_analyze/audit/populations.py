@@ -109,7 +109,7 @@ class PopulationBuilder:
                 given = whole.population
             joint = (JOINT,) if its.node.names != found.node.names or its.chip.names != found.chip.names else ()
             of_node = np.full_like(given.node, -1) if given.of_nodes else given.node
-            kinds = node_kinds(given.slowness, given.unit, given.run, of_node)
+            kinds = node_kinds(given.slowness, given.unit, given.run, of_node, given.group)
             of_row = kinds.of_unit[np.unique(its.chip.codes[here], return_inverse=True)[1]]
             parts = [here[of_row == one] for one in range(len(kinds.slower))]
             parted = [whole]

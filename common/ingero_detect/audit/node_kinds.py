@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.audit.audit_tiers import FEWEST_UNITS, SMALLEST_SPREAD, robust_spread
+from ingero_detect.audit.audit_tiers import FEWEST_PARENTS, FEWEST_UNITS, SMALLEST_SPREAD, robust_spread
 from ingero_detect.audit.chip_effects import unit_effects
 from ingero_detect.audit.chip_levels import (
     ALIKE,
@@ -50,8 +50,11 @@ class NodeKinds:
     slower: tuple[float, ...] = (0.0,)
 
 
-def node_kinds(slowness: Floats, unit: Ints, run: Ints, node: Ints) -> NodeKinds:
-    """The kinds; one if no more are clear, or where nodes are not known. The arguments are as in a `Population`."""
+def node_kinds(slowness: Floats, unit: Ints, run: Ints, node: Ints, group: Ints) -> NodeKinds:
+    """The kinds; one if no more are clear, or where nodes are not known. The arguments are as in a `Population`.
+
+    A small slow kind that is one of the groups, such as a rack, is none where there are enough groups to judge it.
+    """
     nodes = int(node.max(initial=-1)) + 1
     one = NodeKinds(np.zeros(len(node), np.int64))
     if nodes < 2 * KIND_MEMBERS:
@@ -61,7 +64,8 @@ def node_kinds(slowness: Floats, unit: Ints, run: Ints, node: Ints) -> NodeKinds
     if usable.sum() < 2 * FEWEST_UNITS or (node[usable] < 0).any():
         return one
     level = grouped_median(fit.effect[usable], node[usable], nodes)[1]
-    borders = _borders(np.sort(level[np.isfinite(level)]))
+    known = np.isfinite(level)
+    borders = _without_groups(_borders(np.sort(level[known])), level[known], group[known] if len(group) else group)
     kind = np.where(usable, np.searchsorted(borders, np.nan_to_num(level[node])), 0)
     chips = np.bincount(kind[usable], minlength=len(borders) + 1)
     if chips.min() < FEWEST_UNITS:
@@ -79,6 +83,19 @@ def _borders(ordered: Floats) -> Floats:
         if sizes and _are_kinds(thin, sizes):
             return np.asarray(thin[np.cumsum(sizes)[:-1] - 1] + thin[np.cumsum(sizes)[:-1]]) / 2
     return np.zeros(0)
+
+
+def _without_groups(borders: Floats, level: Floats, group: Ints) -> Floats:
+    """The borders without those of slow kinds that are exactly one group each, and too few to be a kind otherwise."""
+    if not len(group) or len(np.unique(group[group >= 0])) < FEWEST_PARENTS:
+        return borders
+    kind = np.searchsorted(borders, level)
+    kept = np.ones(len(borders), np.bool_)
+    for one in range(1, len(borders) + 1):
+        its = group[kind == one]
+        alone = its[0] >= 0 and np.array_equal(group == its[0], kind == one)
+        kept[one - 1] = not alone or len(its) >= KIND_SHARE * len(level)
+    return borders[kept]
 
 
 def partition(ordered: Floats, parts: int) -> list[int]:
